@@ -1,0 +1,273 @@
+//! The gradient pass: the loss is scaled, the gradients are unscaled to FP32 and checked.
+
+mod gradients;
+pub(crate) mod leaves;
+
+use std::collections::HashMap;
+
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
+use burn_backend::backend::AutodiffBackend;
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, get_device_settings};
+
+pub use gradients::AmpGradients;
+
+use crate::policy::Mode;
+use crate::precision::following;
+use crate::scaler::{self, Outcome, Transition};
+use crate::tensor::{Marks, is_half};
+use crate::{Amp, AmpTensor, GradScaler, device};
+
+/// The backend to train on: automatic mixed precision, in the forward and in the backward pass.
+///
+/// [`Amp`] stands on both sides of Burn's autodiff. The upper one decides each operation's
+/// precision, so that its casts are on the tape; the lower one keeps the formulas of the backward
+/// pass from leaving the half range.
+///
+/// `C` is Burn's checkpointing strategy, as in `Autodiff<B, C>`.
+pub type AmpAutodiff<B, C = NoCheckpointing> = Amp<Autodiff<Amp<B>, C>>;
+
+/// The tape below the upper layer.
+type Tape<B, C> = Autodiff<Amp<B>, C>;
+
+impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
+    type InnerBackend = Amp<B>;
+    type Gradients = AmpGradients<B>;
+
+    /// The backward pass of a loss of any shape and float dtype.
+    ///
+    /// Where f16 is in force and loss scaling is not disabled, the loss is scaled before and the
+    /// gradients are unscaled after, in FP32 or wider; if one of them, or the loss, is not finite
+    /// there are no gradients, the loss scaler in force is told, and the optimizer step that
+    /// follows changes nothing. That costs one read-back from the device. In bf16 and FP32 this is
+    /// autodiff's own backward pass.
+    ///
+    /// # Panics
+    ///
+    /// As `Autodiff`, for a loss that no tape knows.
+    fn backward(loss: FloatTensor<Self>) -> AmpGradients<B> {
+        let tracked = !loss.primitive().node.requirement.is_none();
+        let device = loss.device();
+        let half = device::mode::<Tape<B, C>>(&device) == Mode::On(DType::F16);
+        // An untracked loss is autodiff's to refuse, which it would not if it were scaled first.
+        let scaler = (tracked && half)
+            .then(|| scaler::current::<B>(&device))
+            .filter(|scaler| scaler.state().is_enabled());
+        match scaler {
+            None => {
+                let loss = loss.into_primitive();
+                AmpGradients::of_tape(following(|| Tape::<B, C>::backward(loss)))
+            }
+            Some(scaler) => scaled_backward::<B, C>(loss, &scaler),
+        }
+    }
+
+    fn grad(tensor: &FloatTensor<Self>, grads: &AmpGradients<B>) -> Option<AmpTensor<B>> {
+        let id = node_id::<B, C>(tensor.primitive());
+        grads.ready.get(&id).cloned().or_else(|| {
+            let grad = Tape::<B, C>::grad(tensor.primitive(), grads.tape.as_ref()?)?;
+            Some(finished(grad, tensor.dtype()))
+        })
+    }
+
+    fn grad_remove(
+        tensor: &FloatTensor<Self>,
+        grads: &mut AmpGradients<B>,
+    ) -> Option<AmpTensor<B>> {
+        let id = node_id::<B, C>(tensor.primitive());
+        grads.ready.remove(&id).or_else(|| {
+            let grad = Tape::<B, C>::grad_remove(tensor.primitive(), grads.tape.as_mut()?)?;
+            Some(finished(grad, tensor.dtype()))
+        })
+    }
+
+    fn grad_replace(tensor: &FloatTensor<Self>, grads: &mut AmpGradients<B>, grad: AmpTensor<B>) {
+        if let Some(tape) = &mut grads.tape {
+            Tape::<B, C>::grad_remove(tensor.primitive(), tape);
+        }
+        grads
+            .ready
+            .insert(node_id::<B, C>(tensor.primitive()), grad);
+    }
+
+    fn inner(tensor: FloatTensor<Self>) -> AmpTensor<B> {
+        let marks = tensor.marks();
+        Tape::<B, C>::inner(tensor.into_primitive()).with_marks(marks)
+    }
+
+    fn int_inner(tensor: IntTensor<Self>) -> IntTensor<Amp<B>> {
+        tensor
+    }
+
+    fn bool_inner(tensor: BoolTensor<Self>) -> BoolTensor<Amp<B>> {
+        tensor
+    }
+
+    fn q_inner(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Amp<B>> {
+        tensor
+    }
+
+    /// A parameter that an optimizer computed from gradients is no gradient itself.
+    fn from_inner(tensor: AmpTensor<B>) -> FloatTensor<Self> {
+        let marks = Marks {
+            gradient: false,
+            ..tensor.marks()
+        };
+        AmpTensor::new(Tape::<B, C>::from_inner(tensor.with_marks(marks)), marks)
+    }
+
+    fn int_from_inner(tensor: IntTensor<Amp<B>>) -> IntTensor<Self> {
+        tensor
+    }
+
+    fn bool_from_inner(tensor: BoolTensor<Amp<B>>) -> BoolTensor<Self> {
+        tensor
+    }
+
+    fn q_from_inner(tensor: QuantizedTensor<Amp<B>>) -> QuantizedTensor<Self> {
+        tensor
+    }
+}
+
+/// The id by which autodiff knows a tensor.
+fn node_id<B: Backend, C: CheckpointStrategy>(tensor: &FloatTensor<Tape<B, C>>) -> u64 {
+    tensor.node.id.value
+}
+
+/// A gradient as the user gets it: in its tensor's dtype, and never demoted from here on.
+fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType) -> AmpTensor<B> {
+    AmpTensor::new(
+        grad.into_dtype(dtype),
+        Marks {
+            demoted: false,
+            gradient: true,
+        },
+    )
+}
+
+fn scaled_backward<B: Backend, C: CheckpointStrategy>(
+    loss: FloatTensor<AmpAutodiff<B, C>>,
+    scaler: &GradScaler,
+) -> AmpGradients<B> {
+    let device = loss.device();
+    let scale = scaler.loss_scale();
+    let value = AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive();
+    let loss = match is_half(loss.dtype()) {
+        true => loss.into_dtype(DType::F32),
+        false => loss.into_primitive(),
+    };
+    let loss = following(|| Tape::<B, C>::float_mul_scalar(loss, scale.into()));
+    let mut tape = following(|| Tape::<B, C>::backward(loss));
+
+    let mut finite = FiniteCheck::<B>::new(device);
+    finite.add(value);
+    let mut ready = HashMap::new();
+    for leaf in leaves::alive::<Tape<B, C>>() {
+        let Some(grad) = Tape::<B, C>::grad_remove(&leaf.tensor, &mut tape) else {
+            continue;
+        };
+        let unscaled = unscaled::<B>(grad.into_primitive(), scale);
+        finite.add(unscaled.clone());
+        let grad = finished(AmpTensor::plain(unscaled), leaf.tensor.dtype());
+        ready.insert(node_id::<B, C>(&leaf.tensor), grad);
+    }
+
+    let [loss_is_finite, gradients @ ..] = &finite.read()[..] else {
+        unreachable!("the loss was added")
+    };
+    let outcome = match (loss_is_finite, gradients.iter().all(|finite| *finite)) {
+        (true, true) => Outcome::Finite,
+        (true, false) => Outcome::Overflow,
+        (false, _) => Outcome::NonFiniteLoss,
+    };
+    report(outcome, scaler.update(outcome), scale, scaler);
+    match outcome {
+        Outcome::Finite => AmpGradients::unscaled(ready),
+        Outcome::Overflow | Outcome::NonFiniteLoss => AmpGradients::absent(),
+    }
+}
+
+/// A gradient without the scale, in FP32 or wider.
+fn unscaled<B: Backend>(grad: FloatTensor<B>, scale: f32) -> FloatTensor<B> {
+    let grad = match is_half(grad.dtype()) {
+        true => B::float_cast(grad, FloatDType::F32),
+        false => grad,
+    };
+    B::float_mul_scalar(grad, (1.0 / f64::from(scale)).into())
+}
+
+fn report(outcome: Outcome, transition: Transition, scale: f32, scaler: &GradScaler) {
+    let state = scaler.state();
+    match outcome {
+        Outcome::Finite => {}
+        Outcome::Overflow => log::debug!(
+            "burn-amp: gradients overflowed at loss scale {scale}; step skipped, scale now {}",
+            state.scale()
+        ),
+        Outcome::NonFiniteLoss => log::warn!(
+            "burn-amp: the loss is not finite; step skipped, loss scale {scale} kept ({} such \
+             losses so far). This is not the scale's fault: look at the inputs, the learning rate \
+             and the model",
+            state.non_finite_losses()
+        ),
+    }
+    if transition == Transition::StuckAtMinimum {
+        log::error!(
+            "burn-amp: {} steps in a row were skipped, the last of them at the minimum loss scale \
+             {}: the model is not training. Its gradients are not finite whatever the scale; try \
+             bf16, or full_precision around the layers that overflow",
+            state.skipped_in_a_row(),
+            state.scale()
+        );
+    }
+}
+
+/// Tests tensors for values that are not finite, all of them in one read-back.
+struct FiniteCheck<B: Backend> {
+    device: B::Device,
+    counts: Vec<IntTensor<B>>,
+    elements: Vec<i64>,
+}
+
+impl<B: Backend> FiniteCheck<B> {
+    fn new(device: B::Device) -> Self {
+        Self {
+            device,
+            counts: Vec::new(),
+            elements: Vec::new(),
+        }
+    }
+
+    /// Counts the finite values of a tensor, without reading anything back.
+    ///
+    /// A value counts if it compares as at most the dtype's largest, which NaN never does, and an
+    /// integer sum cannot lose one. Unlike `x - x == 0` or a maximum, no compiler that assumes
+    /// finite values may fold that, and no backend's order of NaN matters.
+    fn add(&mut self, tensor: FloatTensor<B>) {
+        let settings = get_device_settings::<B>(&B::float_device(&tensor));
+        let tensor = match is_half(tensor.dtype()) {
+            true => B::float_cast(tensor, FloatDType::F32),
+            false => tensor,
+        };
+        let largest = tensor.dtype().finfo().expect("a float dtype").max;
+        self.elements.push(tensor.shape().num_elements() as i64);
+        let finite =
+            B::float_lower_equal_elem(B::float_abs(tensor), largest.into(), settings.bool_dtype);
+        let count = B::int_sum(B::bool_into_int(finite, settings.int_dtype));
+        let count = B::int_reshape(count, Shape::new([1]));
+        self.counts.push(B::int_to_device(count, &self.device));
+    }
+
+    /// For each tensor that was added, whether all its values are finite.
+    fn read(self) -> Vec<bool> {
+        let counts = B::int_cat(self.counts, 0);
+        let data = burn_backend::read_sync(B::int_into_data(counts))
+            .expect("reading the finite check of the gradients back from the device");
+        data.iter::<i64>()
+            .zip(self.elements)
+            .map(|(finite, elements)| finite == elements)
+            .collect()
+    }
+}

@@ -1,0 +1,324 @@
+//! What a device can do, what it is configured to, and which mode an operation on it runs in.
+
+use std::any::{TypeId, type_name};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use burn_backend::{Backend, DType, DTypeUsage, DTypeUsageSet, DeviceId, DeviceOps};
+use serde::{Deserialize, Serialize};
+
+use crate::policy::{HalfSupport, Mode, Support};
+use crate::precision::region;
+use crate::{AmpError, GradScaler, LossScaleConfig, Precision};
+
+/// How a device computes: its precision and its loss scaling.
+///
+/// ```
+/// use burn::backend::Flex;
+/// use burn_amp::{AmpAutodiff, AmpConfig, Precision};
+///
+/// let device = Default::default();
+/// AmpConfig::new()
+///     .with_precision(Precision::Bf16)
+///     .apply::<AmpAutodiff<Flex>>(&device)?;
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AmpConfig {
+    precision: Precision,
+    loss_scale: Option<LossScaleConfig>,
+}
+
+impl AmpConfig {
+    /// Precision [`Auto`](Precision::Auto), dynamic loss scaling where it is needed.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the precision.
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
+    /// Sets how the loss is scaled in f16.
+    pub fn with_loss_scale(mut self, loss_scale: LossScaleConfig) -> Self {
+        self.loss_scale = Some(loss_scale);
+        self
+    }
+
+    /// Puts the configuration in force on `device`, for every thread, and gives the precision that
+    /// is now in force there (never `Auto`). Starts the device's loss scaler anew.
+    ///
+    /// `B` may be the backend itself, `Amp` of it or `AmpAutodiff` of it: they share the device.
+    ///
+    /// # Errors
+    ///
+    /// The device is left as it was when
+    /// - the device cannot do the precision: [`AmpError::UnsupportedPrecision`],
+    /// - a loss scale setting is out of range: [`AmpError::InvalidLossScale`],
+    /// - a loss scale is given with bf16 or FP32: [`AmpError::LossScaleWithoutF16`]. With `Auto` the
+    ///   same is a warning in the log, for the device has chosen.
+    pub fn apply<B: Backend>(&self, device: &B::Device) -> Result<Precision, AmpError> {
+        let mut settings = Settings::of::<B>(device);
+        let precision = match self.precision {
+            Precision::Auto => settings.auto,
+            asked => settings.check::<B>(asked, device)?,
+        };
+        let scaled = self
+            .loss_scale
+            .is_some_and(|s| s != LossScaleConfig::Disabled);
+        if scaled && !precision.scales_loss() {
+            if self.precision != Precision::Auto {
+                return Err(AmpError::LossScaleWithoutF16 { precision });
+            }
+            log::warn!(
+                "burn-amp: {} computes in {precision}, which never scales the loss: the loss \
+                 scale that was configured has no effect",
+                name::<B>(device)
+            );
+        }
+        GradScaler::of::<B>(device).configure(self.loss_scale.unwrap_or_default())?;
+        settings.precision = precision;
+        store::<B>(device, settings);
+        Ok(precision)
+    }
+}
+
+/// The precision in force on a device for this thread, never `Auto`: that of the innermost region,
+/// else the device's own.
+///
+/// # Errors
+///
+/// [`AmpError::UnsupportedPrecision`] when a region asks for what the device cannot do.
+pub fn precision_of<B: Backend>(device: &B::Device) -> Result<Precision, AmpError> {
+    current::<B>(device).in_force::<B>(device)
+}
+
+/// What is known of a device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    precision: Precision,
+    auto: Precision,
+    support: Support,
+}
+
+impl Settings {
+    fn of<B: Backend>(device: &B::Device) -> Self {
+        let usage = |dtype| B::dtype_usage(device, dtype);
+        let (auto, why) = auto(usage(DType::F16), usage(DType::BF16));
+        log::debug!("burn-amp: auto on {} is {auto}: {why}", name::<B>(device));
+        Self {
+            precision: auto,
+            auto,
+            support: Support {
+                f16: half_support(usage(DType::F16)),
+                bf16: half_support(usage(DType::BF16)),
+            },
+        }
+    }
+
+    fn possible(&self, precision: Precision) -> bool {
+        let dtype = precision.compute_dtype().unwrap_or(DType::F32);
+        self.support.of(dtype) != HalfSupport::None
+    }
+
+    fn check<B: Backend>(
+        &self,
+        precision: Precision,
+        device: &B::Device,
+    ) -> Result<Precision, AmpError> {
+        if self.possible(precision) {
+            return Ok(precision);
+        }
+        let possible = [Precision::F16, Precision::Bf16, Precision::F32]
+            .into_iter()
+            .filter(|p| self.possible(*p))
+            .map(|p| p.to_string())
+            .collect::<Vec<_>>()
+            .join(", ");
+        let dtype = precision.compute_dtype().unwrap_or(DType::F32);
+        Err(AmpError::UnsupportedPrecision {
+            precision,
+            device: name::<B>(device),
+            reported: format!("{:?}", B::dtype_usage(device, dtype)),
+            possible,
+            hint: match type_name::<B>().contains("NdArray") {
+                true => ", or the Flex backend, which computes in half on a CPU",
+                false => "",
+            },
+        })
+    }
+
+    fn in_force<B: Backend>(&self, device: &B::Device) -> Result<Precision, AmpError> {
+        match region() {
+            None => Ok(self.precision),
+            Some(Precision::Auto) => Ok(self.auto),
+            Some(precision) => self.check::<B>(precision, device),
+        }
+    }
+
+    pub(crate) fn support(&self) -> Support {
+        self.support
+    }
+}
+
+fn half_support(usage: DTypeUsageSet) -> HalfSupport {
+    if usage.is_superset(DTypeUsage::general()) {
+        HalfSupport::Arithmetic
+    } else if usage.is_superset(DTypeUsage::Storage | DTypeUsage::Accelerated) {
+        HalfSupport::Contractions
+    } else {
+        HalfSupport::None
+    }
+}
+
+/// The precision that `Auto` stands for, and why.
+fn auto(f16: DTypeUsageSet, bf16: DTypeUsageSet) -> (Precision, &'static str) {
+    let accelerated = |usage: DTypeUsageSet| {
+        usage.contains(DTypeUsage::Accelerated) && half_support(usage) != HalfSupport::None
+    };
+    if accelerated(bf16) {
+        (Precision::Bf16, "the device accelerates bf16")
+    } else if accelerated(f16) {
+        (Precision::F16, "the device accelerates f16, and not bf16")
+    } else {
+        (
+            Precision::F32,
+            "the device accelerates neither f16 nor bf16",
+        )
+    }
+}
+
+fn name<B: Backend>(device: &B::Device) -> String {
+    format!("{} on {device:?}", B::name(device))
+}
+
+type DeviceKey = (TypeId, DeviceId);
+
+static DEVICES: LazyLock<Mutex<HashMap<DeviceKey, Settings>>> = LazyLock::new(Mutex::default);
+/// Grows with every change of [`DEVICES`], so that threads know when their copies are stale.
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+/// Whether half precision was ever asked for in this process.
+static HALF_WANTED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static SEEN_GENERATION: Cell<u64> = const { Cell::new(0) };
+    static SEEN: RefCell<Vec<(DeviceKey, Settings)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The settings of a device. Costs an operation a short walk over the devices that this thread has
+/// used; no lock, no allocation, no hashing.
+pub(crate) fn current<B: Backend>(device: &B::Device) -> Settings {
+    let key = (TypeId::of::<B::Device>(), device.id());
+    let seen = SEEN.with_borrow(|seen| {
+        if SEEN_GENERATION.get() != GENERATION.load(Ordering::Acquire) {
+            return None;
+        }
+        seen.iter().find(|(k, _)| *k == key).map(|(_, s)| *s)
+    });
+    seen.unwrap_or_else(|| look_up::<B>(device, key))
+}
+
+#[cold]
+fn look_up<B: Backend>(device: &B::Device, key: DeviceKey) -> Settings {
+    let generation = GENERATION.load(Ordering::Acquire);
+    let known = lock().get(&key).copied();
+    let settings = known.unwrap_or_else(|| {
+        let settings = Settings::of::<B>(device);
+        *lock().entry(key).or_insert_with(|| {
+            log::info!(
+                "burn-amp: {} computes in {}, as nothing else was configured",
+                name::<B>(device),
+                settings.auto
+            );
+            want_half(settings.auto);
+            settings
+        })
+    });
+    SEEN.with_borrow_mut(|seen| {
+        if SEEN_GENERATION.replace(generation) != generation {
+            seen.clear();
+        }
+        seen.push((key, settings));
+    });
+    settings
+}
+
+fn store<B: Backend>(device: &B::Device, settings: Settings) {
+    let key = (TypeId::of::<B::Device>(), device.id());
+    want_half(settings.precision);
+    lock().insert(key, settings);
+    GENERATION.fetch_add(1, Ordering::Release);
+}
+
+fn lock() -> std::sync::MutexGuard<'static, HashMap<DeviceKey, Settings>> {
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn want_half(precision: Precision) {
+    if precision.compute_dtype().is_some() {
+        HALF_WANTED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether half copies are worth sharing: false in a process that never left FP32.
+pub(crate) fn half_wanted() -> bool {
+    HALF_WANTED.load(Ordering::Relaxed)
+}
+
+/// The mode of an operation on `device`, before what its operands say.
+///
+/// # Panics
+///
+/// When a region asks for a precision that the device cannot do, with
+/// [`AmpError::UnsupportedPrecision`]'s text.
+pub(crate) fn mode<B: Backend>(device: &B::Device) -> Mode {
+    let precision = current::<B>(device)
+        .in_force::<B>(device)
+        .unwrap_or_else(|error| panic!("{error}"));
+    match precision.compute_dtype() {
+        Some(dtype) => {
+            want_half(precision);
+            Mode::On(dtype)
+        }
+        None => Mode::Off,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_prefers_accelerated_bf16_then_f16_then_fp32() {
+        let none = DTypeUsageSet::empty();
+        let general = DTypeUsage::general();
+        let accelerated = general | DTypeUsage::Accelerated;
+        let contractions = DTypeUsage::Storage | DTypeUsage::Accelerated;
+        for (f16, bf16, expected) in [
+            (accelerated, accelerated, Precision::Bf16),
+            (accelerated, contractions, Precision::Bf16),
+            (accelerated, general, Precision::F16),
+            (contractions, none, Precision::F16),
+            (general, general, Precision::F32),
+            (none, none, Precision::F32),
+            (DTypeUsage::Accelerated.into(), none, Precision::F32),
+        ] {
+            assert_eq!(auto(f16, bf16).0, expected, "{f16:?} {bf16:?}");
+        }
+    }
+
+    #[test]
+    fn support_is_read_from_the_usage() {
+        assert_eq!(half_support(DTypeUsage::general()), HalfSupport::Arithmetic);
+        assert_eq!(
+            half_support(DTypeUsage::Storage | DTypeUsage::Accelerated),
+            HalfSupport::Contractions
+        );
+        assert_eq!(half_support(DTypeUsage::Storage.into()), HalfSupport::None);
+    }
+}

@@ -1,0 +1,37 @@
+//! Automatic mixed precision for [Burn](https://burn.dev): change one type, train in half
+//! precision.
+//!
+//! ```
+//! use burn::backend::Flex;
+//! use burn_amp::AmpAutodiff;
+//!
+//! type Backend = AmpAutodiff<Flex>; // was: Autodiff<Flex>
+//! ```
+//!
+//! Contractions run in bf16 or f16, what is sensitive runs in FP32, and parameters, gradients and
+//! files stay FP32. In f16 the loss is scaled, and a step whose gradients overflow is skipped.
+//!
+//! - [`Precision`] and [`AmpConfig`]: what a device computes in; [`with_precision`] and
+//!   [`full_precision`]: what a piece of code does.
+//! - [`GradScaler`]: the loss scale.
+//! - [`policy`]: which operation runs in which precision.
+
+#![warn(missing_docs)]
+
+mod autodiff;
+mod backend;
+mod device;
+mod error;
+mod ops;
+pub mod policy;
+mod precision;
+mod scaler;
+mod tensor;
+
+pub use autodiff::{AmpAutodiff, AmpGradients};
+pub use backend::Amp;
+pub use device::{AmpConfig, precision_of};
+pub use error::AmpError;
+pub use precision::{Precision, full_precision, with_precision};
+pub use scaler::{Dynamic, GradScaler, LossScaleConfig, LossScaler, Outcome, Transition};
+pub use tensor::AmpTensor;

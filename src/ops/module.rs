@@ -1,0 +1,387 @@
+//! Neural network operations.
+
+use burn_backend::ops::{
+    AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConv2dBackward,
+    DeformConvOptions, FloatTensorOps, InterpolateOptions, MaxPool1dBackward, MaxPool1dWithIndices,
+    MaxPool2dBackward, MaxPool2dWithIndices, ModuleOps, UnfoldOptions,
+};
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn_backend::{Backend, Shape, TensorMetadata};
+
+use super::attention::{scale, scaled_dot_product};
+use super::{Call, backward_ops, class, float_ops};
+use crate::policy::Class;
+use crate::tensor::is_half;
+use crate::{Amp, AmpTensor};
+
+/// A convolution and the three halves of its gradient, `$transposed` with the arguments that Burn
+/// gives them.
+macro_rules! conv_ops {
+    ($options:ty, $conv:ident, $x_backward:ident [$($operand:ident),+], $weight_backward:ident, $bias_backward:ident) => {
+        fn $conv(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: $options,
+        ) -> FloatTensor<Self> {
+            contraction(class!($conv), 1, x, weight, bias, |x, weight, bias| {
+                B::$conv(x, weight, bias, options)
+            })
+        }
+
+        fn $x_backward($($operand: FloatTensor<Self>,)+ options: $options) -> FloatTensor<Self> {
+            let call = Call::new(class!($x_backward), &[$(&$operand),+]);
+            $(let $operand = call.operand($operand);)+
+            call.result(call.run(|| B::$x_backward($($operand,)+ options)))
+        }
+
+        fn $weight_backward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+            options: $options,
+        ) -> FloatTensor<Self> {
+            let call = Call::new(class!($weight_backward), &[&x, &weight, &output_grad]);
+            let (x, weight) = (call.operand(x), call.operand(weight));
+            let output_grad = call.operand(output_grad);
+            call.result(call.run(|| B::$weight_backward(x, weight, output_grad, options)))
+        }
+
+        /// Only the shapes of `x` and the bias take part: the gradient stands in for a half `x`,
+        /// which need not be cast for that.
+        fn $bias_backward(
+            x: FloatTensor<Self>,
+            bias: FloatTensor<Self>,
+            output_grad: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            let call = Call::new(class!($bias_backward), &[&bias, &output_grad]);
+            let stand_in = x.dtype() != output_grad.dtype() || is_half(x.dtype());
+            let bias = call.operand(bias);
+            let output_grad = call.operand(output_grad);
+            let x = match stand_in {
+                true => output_grad.clone(),
+                false => x.into_primitive(),
+            };
+            call.result(call.run(|| B::$bias_backward(x, bias, output_grad)))
+        }
+    };
+}
+
+impl<B: Backend> ModuleOps<Self> for Amp<B> {
+    conv_ops!(ConvOptions<1>, conv1d, conv1d_x_backward[x, weight, output_grad], conv1d_weight_backward, conv1d_bias_backward);
+    conv_ops!(ConvOptions<2>, conv2d, conv2d_x_backward[x, weight, output_grad], conv2d_weight_backward, conv2d_bias_backward);
+    conv_ops!(ConvOptions<3>, conv3d, conv3d_x_backward[x, weight, output_grad], conv3d_weight_backward, conv3d_bias_backward);
+    conv_ops!(ConvTransposeOptions<1>, conv_transpose1d, conv_transpose1d_x_backward[weight, output_grad], conv_transpose1d_weight_backward, conv_transpose1d_bias_backward);
+    conv_ops!(ConvTransposeOptions<2>, conv_transpose2d, conv_transpose2d_x_backward[weight, output_grad], conv_transpose2d_weight_backward, conv_transpose2d_bias_backward);
+    conv_ops!(ConvTransposeOptions<3>, conv_transpose3d, conv_transpose3d_x_backward[weight, output_grad], conv_transpose3d_weight_backward, conv_transpose3d_bias_backward);
+
+    fn linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        let features = x.rank() - 1;
+        contraction(
+            class!(linear),
+            features,
+            x,
+            weight,
+            bias,
+            |x, weight, bias| B::linear(x, weight, bias),
+        )
+    }
+
+    /// In half, batch dimensions are folded into one contraction: summed apart, their sum would be
+    /// one in half.
+    fn linear_weight_backward(
+        x: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let call = Call::new(class!(linear_weight_backward), &[&x, &output_grad]);
+        let folded = |tensor: FloatTensor<B>| {
+            let shape = tensor.shape();
+            let features = shape[shape.num_dims() - 1];
+            let rows = shape.num_elements() / features;
+            match shape.num_dims() > 2 && is_half(tensor.dtype()) {
+                true => B::float_reshape(tensor, Shape::new([rows, features])),
+                false => tensor,
+            }
+        };
+        let (x, output_grad) = (call.operand(x), call.operand(output_grad));
+        call.result(call.run(|| B::linear_weight_backward(folded(x), folded(output_grad))))
+    }
+
+    fn attention(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        mask: Option<BoolTensor<Self>>,
+        attn_bias: Option<FloatTensor<Self>>,
+        options: AttentionModuleOptions,
+    ) -> FloatTensor<Self> {
+        let call = Call::new(class!(attention), &[&query, &key, &value]);
+        let half = call.compute_dtype().filter(|dtype| is_half(*dtype));
+        if let Some(dtype) = half {
+            let whole = !B::ad_enabled(&query.device())
+                && !call.is_bare_contraction(&query)
+                && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == dtype);
+            if !whole {
+                return scaled_dot_product(query, key, value, mask, attn_bias, options);
+            }
+        }
+        // Scores are scaled by way of the query: before scaling they may be beyond 65504.
+        let (query, options) = match half {
+            Some(_) => {
+                let scale = scale(&query, &options);
+                let options = AttentionModuleOptions {
+                    scale: Some(1.0),
+                    ..options
+                };
+                (Self::float_mul_scalar(query, scale.into()), options)
+            }
+            None => (query, options),
+        };
+        let (query, key) = (call.operand(query), call.operand(key));
+        let value = call.operand(value);
+        let attn_bias = attn_bias.map(|bias| call.operand(bias));
+        call.result(call.run(|| B::attention(query, key, value, mask, attn_bias, options)))
+    }
+
+    fn layer_norm(
+        tensor: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: Option<FloatTensor<Self>>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        let mut tensors = vec![&tensor, &gamma];
+        tensors.extend(&beta);
+        let call = Call::composed(class!(layer_norm), &tensors);
+        let (tensor, gamma) = (call.operand(tensor), call.operand(gamma));
+        let beta = beta.map(|beta| call.operand(beta));
+        call.result(call.run(|| B::layer_norm(tensor, gamma, beta, epsilon)))
+    }
+
+    fn deform_conv2d(
+        x: FloatTensor<Self>,
+        offset: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        mask: Option<FloatTensor<Self>>,
+        bias: Option<FloatTensor<Self>>,
+        options: DeformConvOptions<2>,
+    ) -> FloatTensor<Self> {
+        let mut tensors = vec![&x, &offset, &weight];
+        tensors.extend(mask.iter().chain(&bias));
+        let call = Call::new(class!(deform_conv2d), &tensors);
+        let (x, offset) = (call.operand(x), call.operand(offset));
+        let weight = call.operand(weight);
+        let mask = mask.map(|mask| call.operand(mask));
+        let bias = bias.map(|bias| call.operand(bias));
+        call.result(call.run(|| B::deform_conv2d(x, offset, weight, mask, bias, options)))
+    }
+
+    fn deform_conv2d_backward(
+        x: FloatTensor<Self>,
+        offset: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        mask: Option<FloatTensor<Self>>,
+        bias: Option<FloatTensor<Self>>,
+        output_grad: FloatTensor<Self>,
+        options: DeformConvOptions<2>,
+    ) -> DeformConv2dBackward<Self> {
+        let mut tensors = vec![&x, &offset, &weight, &output_grad];
+        tensors.extend(mask.iter().chain(&bias));
+        let call = Call::backward(class!(deform_conv2d_backward), &tensors);
+        let (x, offset) = (call.operand(x), call.operand(offset));
+        let (weight, output_grad) = (call.operand(weight), call.operand(output_grad));
+        let mask = mask.map(|mask| call.operand(mask));
+        let bias = bias.map(|bias| call.operand(bias));
+        let grads = call
+            .run(|| B::deform_conv2d_backward(x, offset, weight, mask, bias, output_grad, options));
+        DeformConv2dBackward::new(
+            call.result(grads.x_grad),
+            call.result(grads.offset_grad),
+            call.result(grads.weight_grad),
+            grads.mask_grad.map(|grad| call.result(grad)),
+            grads.bias_grad.map(|grad| call.result(grad)),
+        )
+    }
+
+    float_ops! {
+        linear_x_backward [weight, output_grad] ();
+        linear_bias_backward [output_grad] ();
+        embedding [weights] (indices: IntTensor<Self>);
+        embedding_backward [weights, output_grad] (indices: IntTensor<Self>);
+        unfold4d [x] (kernel_size: [usize; 2], options: UnfoldOptions);
+        interpolate [x] (output_size: [usize; 2], options: InterpolateOptions);
+        adaptive_avg_pool1d [x] (output_size: usize);
+        adaptive_avg_pool2d [x] (output_size: [usize; 2]);
+        avg_pool1d [x] (kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool);
+        avg_pool2d [x] (kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool);
+        max_pool1d [x] (kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool);
+        max_pool2d [x] (kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool);
+        ctc_loss [log_probs] (targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, blank: usize);
+        irfft [spectrum_re, spectrum_im] (dim: usize, n: Option<usize>);
+    }
+
+    backward_ops! {
+        interpolate_backward [x, grad] (output_size: [usize; 2], options: InterpolateOptions);
+        adaptive_avg_pool1d_backward [x, grad] ();
+        adaptive_avg_pool2d_backward [x, grad] ();
+        avg_pool1d_backward [x, grad] (kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool);
+        avg_pool2d_backward [x, grad] (kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool);
+    }
+
+    fn max_pool1d_with_indices(
+        x: FloatTensor<Self>,
+        kernel_size: usize,
+        stride: usize,
+        padding: usize,
+        dilation: usize,
+        ceil_mode: bool,
+    ) -> MaxPool1dWithIndices<Self> {
+        let call = Call::new(class!(max_pool1d_with_indices), &[&x]);
+        let x = call.operand(x);
+        let pooled = call.run(|| {
+            B::max_pool1d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
+        });
+        MaxPool1dWithIndices::new(call.result(pooled.output), pooled.indices)
+    }
+
+    fn max_pool1d_with_indices_backward(
+        x: FloatTensor<Self>,
+        kernel_size: usize,
+        stride: usize,
+        padding: usize,
+        dilation: usize,
+        ceil_mode: bool,
+        output_grad: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+    ) -> MaxPool1dBackward<Self> {
+        let op = class!(max_pool1d_with_indices_backward);
+        let call = Call::backward(op, &[&x, &output_grad]);
+        let (x, grad) = (call.operand(x), call.operand(output_grad));
+        let grads = call.run(|| {
+            B::max_pool1d_with_indices_backward(
+                x,
+                kernel_size,
+                stride,
+                padding,
+                dilation,
+                ceil_mode,
+                grad,
+                indices,
+            )
+        });
+        MaxPool1dBackward::new(call.result(grads.x_grad))
+    }
+
+    fn max_pool2d_with_indices(
+        x: FloatTensor<Self>,
+        kernel_size: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 2],
+        dilation: [usize; 2],
+        ceil_mode: bool,
+    ) -> MaxPool2dWithIndices<Self> {
+        let call = Call::new(class!(max_pool2d_with_indices), &[&x]);
+        let x = call.operand(x);
+        let pooled = call.run(|| {
+            B::max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
+        });
+        MaxPool2dWithIndices::new(call.result(pooled.output), pooled.indices)
+    }
+
+    fn max_pool2d_with_indices_backward(
+        x: FloatTensor<Self>,
+        kernel_size: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 2],
+        dilation: [usize; 2],
+        ceil_mode: bool,
+        output_grad: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+    ) -> MaxPool2dBackward<Self> {
+        let op = class!(max_pool2d_with_indices_backward);
+        let call = Call::backward(op, &[&x, &output_grad]);
+        let (x, grad) = (call.operand(x), call.operand(output_grad));
+        let grads = call.run(|| {
+            B::max_pool2d_with_indices_backward(
+                x,
+                kernel_size,
+                stride,
+                padding,
+                dilation,
+                ceil_mode,
+                grad,
+                indices,
+            )
+        });
+        MaxPool2dBackward::new(call.result(grads.x_grad))
+    }
+
+    fn has_ctc_loss_backward() -> bool {
+        B::has_ctc_loss_backward()
+    }
+
+    fn ctc_loss_backward(
+        log_probs: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        input_lengths: IntTensor<Self>,
+        target_lengths: IntTensor<Self>,
+        grad_loss: FloatTensor<Self>,
+        blank: usize,
+    ) -> FloatTensor<Self> {
+        let call = Call::backward(class!(ctc_loss_backward), &[&log_probs, &grad_loss]);
+        let (log_probs, grad_loss) = (call.operand(log_probs), call.operand(grad_loss));
+        call.result(call.run(|| {
+            B::ctc_loss_backward(
+                log_probs,
+                targets,
+                input_lengths,
+                target_lengths,
+                grad_loss,
+                blank,
+            )
+        }))
+    }
+
+    fn rfft(
+        signal: FloatTensor<Self>,
+        dim: usize,
+        n: Option<usize>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let call = Call::new(class!(rfft), &[&signal]);
+        let signal = call.operand(signal);
+        let (re, im) = call.run(|| B::rfft(signal, dim, n));
+        (call.result(re), call.result(im))
+    }
+}
+
+/// A contraction of `x` with a weight, and a bias added along dimension `channels` of the result.
+///
+/// A device that only multiplies matrices in half cannot add the bias there: it is added in FP32.
+fn contraction<B: Backend>(
+    class: Class,
+    channels: usize,
+    x: AmpTensor<B>,
+    weight: AmpTensor<B>,
+    bias: Option<AmpTensor<B>>,
+    op: impl FnOnce(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let mut tensors = vec![&x, &weight];
+    tensors.extend(&bias);
+    let call = Call::new(class, &tensors);
+    match bias {
+        Some(bias) if call.is_bare_contraction(&x) => {
+            let out = contraction(class, channels, x, weight, None, op);
+            let mut shape = vec![1; out.rank()];
+            shape[channels] = bias.shape().num_elements();
+            Amp::<B>::float_add(out, Amp::<B>::float_reshape(bias, Shape::from(shape)))
+        }
+        bias => {
+            let (x, weight) = (call.operand(x), call.operand(weight));
+            let bias = bias.map(|bias| call.operand(bias));
+            call.result(call.run(|| op(x, weight, bias)))
+        }
+    }
+}

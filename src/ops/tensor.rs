@@ -1,0 +1,370 @@
+//! Float operations.
+
+use std::sync::Arc;
+
+use burn_backend::backend::ExecutionError;
+use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
+use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
+use burn_backend::{
+    Backend, BoolDType, Distribution, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+};
+
+use super::{Call, class, float_ops, measuring_ops, scalar_ops};
+use crate::autodiff::leaves;
+use crate::policy::Class;
+use crate::tensor::{Marks, is_half, leaving};
+use crate::{Amp, AmpTensor};
+
+impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
+    // Made in the dtype asked for.
+
+    fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
+        AmpTensor::plain(B::float_from_data(data, device))
+    }
+
+    fn float_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        if !is_half(dtype.into()) {
+            return AmpTensor::plain(B::float_random(shape, distribution, device, dtype));
+        }
+        let drawn = B::float_random(shape, distribution, device, FloatDType::F32);
+        AmpTensor::plain(B::float_cast(drawn, dtype))
+    }
+
+    fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        AmpTensor::plain(B::float_zeros(shape, device, dtype))
+    }
+
+    fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        AmpTensor::plain(B::float_ones(shape, device, dtype))
+    }
+
+    fn float_full(
+        shape: Shape,
+        fill_value: Scalar,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        AmpTensor::plain(B::float_full(shape, fill_value, device, dtype))
+    }
+
+    fn float_empty(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        AmpTensor::plain(B::float_empty(shape, device, dtype))
+    }
+
+    // Where a tensor is, and how it leaves.
+
+    async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
+        let demoted = tensor.is_demoted();
+        let data = B::float_into_data(tensor.into_primitive()).await?;
+        Ok(leaving(data, demoted))
+    }
+
+    fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
+        tensor.device()
+    }
+
+    fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
+        let marks = tensor.marks();
+        AmpTensor::new(B::float_to_device(tensor.into_primitive(), device), marks)
+    }
+
+    /// What the user says: the result is theirs, half or not.
+    fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        let marks = Marks {
+            demoted: false,
+            ..tensor.marks()
+        };
+        AmpTensor::new(tensor.into_dtype(dtype.into()), marks)
+    }
+
+    // Gradients.
+
+    fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let marks = tensor.marks();
+        let wanted = B::float_is_require_grad(tensor.primitive());
+        let detached = AmpTensor::new(B::float_detach(tensor.into_primitive()), marks);
+        match wanted {
+            true => remembered(detached),
+            false => detached,
+        }
+    }
+
+    fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
+        if require_grad && tensor.leaf().is_some() {
+            return tensor;
+        }
+        let marks = Marks {
+            gradient: false,
+            ..tensor.marks()
+        };
+        let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);
+        let wanted = B::float_is_require_grad(&primitive);
+        let tensor = AmpTensor::new(primitive, marks);
+        match wanted {
+            true => remembered(tensor),
+            false => tensor,
+        }
+    }
+
+    fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {
+        B::float_is_require_grad(tensor.primitive())
+    }
+
+    // From float tensors to a float tensor.
+
+    float_ops! {
+        float_matmul [lhs, rhs] ();
+        float_cross [lhs, rhs] (dim: usize);
+
+        float_add [lhs, rhs] ();
+        float_sub [lhs, rhs] ();
+        float_mul [lhs, rhs] ();
+        float_div [lhs, rhs] ();
+        float_remainder [lhs, rhs] ();
+        float_atan2 [lhs, rhs] ();
+        float_powf [lhs, rhs] ();
+        float_powi [lhs] (rhs: IntTensor<Self>);
+        float_powi_scalar [lhs] (rhs: Scalar);
+        float_powi_scalar_impl [lhs] (rhs: Scalar);
+        float_powf_scalar [tensor] (value: Scalar);
+        float_powf_scalar_impl [tensor] (value: Scalar);
+
+        float_neg [tensor] ();
+        float_recip [tensor] ();
+        float_exp [tensor] ();
+        float_log [tensor] ();
+        float_log1p [tensor] ();
+        float_sqrt [tensor] ();
+        float_abs [tensor] ();
+        float_sign [tensor] ();
+        float_cos [tensor] ();
+        float_sin [tensor] ();
+        float_tan [tensor] ();
+        float_cosh [tensor] ();
+        float_sinh [tensor] ();
+        float_tanh [tensor] ();
+        float_acos [tensor] ();
+        float_acosh [tensor] ();
+        float_asin [tensor] ();
+        float_asinh [tensor] ();
+        float_atan [tensor] ();
+        float_atanh [tensor] ();
+        float_erf [tensor] ();
+        float_round [tensor] ();
+        float_floor [tensor] ();
+        float_ceil [tensor] ();
+        float_trunc [tensor] ();
+
+        float_sum [tensor] ();
+        float_sum_dim [tensor] (dim: usize);
+        float_prod [tensor] ();
+        float_prod_dim [tensor] (dim: usize);
+        float_mean [tensor] ();
+        float_mean_dim [tensor] (dim: usize);
+        float_cumsum [tensor] (dim: usize);
+        float_cumprod [tensor] (dim: usize);
+        float_cummin [tensor] (dim: usize);
+        float_cummax [tensor] (dim: usize);
+        float_max [tensor] ();
+        float_max_dim [tensor] (dim: usize);
+        float_max_abs [tensor] ();
+        float_max_abs_dim [tensor] (dim: usize);
+        float_min [tensor] ();
+        float_min_dim [tensor] (dim: usize);
+        float_topk [tensor] (dim: usize, k: usize);
+        float_sort [tensor] (dim: usize, descending: bool);
+
+        float_repeat_dim [tensor] (dim: usize, times: usize);
+        float_transpose [tensor] ();
+        float_swap_dims [tensor] (dim1: usize, dim2: usize);
+        float_permute [tensor] (axes: &[usize]);
+        float_flip [tensor] (axes: &[usize]);
+        float_reshape [tensor] (shape: Shape);
+        float_expand [tensor] (shape: Shape);
+        float_slice [tensor] (slices: &[Slice]);
+        float_select [tensor] (dim: usize, indices: IntTensor<Self>);
+        float_gather_nd [data] (indices: IntTensor<Self>);
+        float_unfold [tensor] (dim: usize, size: usize, step: usize);
+    }
+
+    scalar_ops! {
+        float_add_scalar [lhs] (rhs) -> FloatTensor;
+        float_sub_scalar [lhs] (rhs) -> FloatTensor;
+        float_mul_scalar [lhs] (rhs) -> FloatTensor;
+        float_div_scalar [lhs] (rhs) -> FloatTensor;
+        float_remainder_scalar [lhs] (rhs) -> FloatTensor;
+        float_clamp_min [tensor] (min) -> FloatTensor;
+        float_clamp_max [tensor] (max) -> FloatTensor;
+        float_clamp [tensor] (min, max) -> FloatTensor;
+        float_equal_elem [lhs] (rhs) -> BoolTensor, out_dtype: BoolDType;
+        float_not_equal_elem [lhs] (rhs) -> BoolTensor, out_dtype: BoolDType;
+        float_greater_elem [lhs] (rhs) -> BoolTensor, out_dtype: BoolDType;
+        float_greater_equal_elem [lhs] (rhs) -> BoolTensor, out_dtype: BoolDType;
+        float_lower_elem [lhs] (rhs) -> BoolTensor, out_dtype: BoolDType;
+        float_lower_equal_elem [lhs] (rhs) -> BoolTensor, out_dtype: BoolDType;
+    }
+
+    measuring_ops! {
+        float_equal [lhs, rhs] (out_dtype: BoolDType) -> BoolTensor;
+        float_not_equal [lhs, rhs] (out_dtype: BoolDType) -> BoolTensor;
+        float_greater [lhs, rhs] (out_dtype: BoolDType) -> BoolTensor;
+        float_greater_equal [lhs, rhs] (out_dtype: BoolDType) -> BoolTensor;
+        float_lower [lhs, rhs] (out_dtype: BoolDType) -> BoolTensor;
+        float_lower_equal [lhs, rhs] (out_dtype: BoolDType) -> BoolTensor;
+        float_any [tensor] (out_dtype: BoolDType) -> BoolTensor;
+        float_any_dim [tensor] (dim: usize, out_dtype: BoolDType) -> BoolTensor;
+        float_all [tensor] (out_dtype: BoolDType) -> BoolTensor;
+        float_all_dim [tensor] (dim: usize, out_dtype: BoolDType) -> BoolTensor;
+        float_is_nan [tensor] (out_dtype: BoolDType) -> BoolTensor;
+        float_is_inf [tensor] (out_dtype: BoolDType) -> BoolTensor;
+        float_into_int [tensor] (out_dtype: IntDType) -> IntTensor;
+        float_argmax [tensor] (dim: usize, out_dtype: IntDType) -> IntTensor;
+        float_argmin [tensor] (dim: usize, out_dtype: IntDType) -> IntTensor;
+        float_argtopk [tensor] (dim: usize, k: usize, out_dtype: IntDType) -> IntTensor;
+        float_argsort [tensor] (dim: usize, descending: bool, out_dtype: IntDType) -> IntTensor;
+    }
+
+    // Of a form of their own.
+
+    fn float_mask_fill(
+        tensor: FloatTensor<Self>,
+        mask: BoolTensor<Self>,
+        value: Scalar,
+    ) -> FloatTensor<Self> {
+        let call = Call::with_scalars(class!(float_mask_fill), &tensor, &[value]);
+        let tensor = call.operand(tensor);
+        call.result(call.run(|| B::float_mask_fill(tensor, mask, value)))
+    }
+
+    fn float_mask_where(
+        tensor: FloatTensor<Self>,
+        mask: BoolTensor<Self>,
+        value: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let call = Call::new(class!(float_mask_where), &[&tensor, &value]);
+        let (tensor, value) = (call.operand(tensor), call.operand(value));
+        call.result(call.run(|| B::float_mask_where(tensor, mask, value)))
+    }
+
+    fn float_gather(
+        dim: usize,
+        tensor: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let call = Call::new(class!(float_gather), &[&tensor]);
+        let tensor = call.operand(tensor);
+        call.result(call.run(|| B::float_gather(dim, tensor, indices)))
+    }
+
+    fn float_scatter_add(
+        dim: usize,
+        tensor: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        value: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let call = Call::new(class!(float_scatter_add), &[&tensor, &value]);
+        let (tensor, value) = (call.operand(tensor), call.operand(value));
+        call.result(call.run(|| B::float_scatter_add(dim, tensor, indices, value)))
+    }
+
+    fn float_select_add(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+        indices: IntTensor<Self>,
+        value: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let call = Call::new(class!(float_select_add), &[&tensor, &value]);
+        let (tensor, value) = (call.operand(tensor), call.operand(value));
+        call.result(call.run(|| B::float_select_add(tensor, dim, indices, value)))
+    }
+
+    fn float_scatter_nd(
+        data: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        values: FloatTensor<Self>,
+        reduction: IndexingUpdateOp,
+    ) -> FloatTensor<Self> {
+        let class = match reduction {
+            IndexingUpdateOp::Add | IndexingUpdateOp::Mul => Class::Full,
+            _ => class!(float_scatter_nd),
+        };
+        let call = Call::new(class, &[&data, &values]);
+        let (data, values) = (call.operand(data), call.operand(values));
+        call.result(call.run(|| B::float_scatter_nd(data, indices, values, reduction)))
+    }
+
+    fn float_slice_assign(
+        tensor: FloatTensor<Self>,
+        slices: &[Slice],
+        value: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let call = Call::new(class!(float_slice_assign), &[&tensor, &value]);
+        let (tensor, value) = (call.operand(tensor), call.operand(value));
+        call.result(call.run(|| B::float_slice_assign(tensor, slices, value)))
+    }
+
+    fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
+        let call = Call::new(class!(float_cat), &tensors.iter().collect::<Vec<_>>());
+        let tensors = tensors.into_iter().map(|t| call.operand(t)).collect();
+        call.result(call.run(|| B::float_cat(tensors, dim)))
+    }
+
+    fn float_max_dim_with_indices(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+        indices_dtype: IntDType,
+    ) -> (FloatTensor<Self>, IntTensor<Self>) {
+        let call = Call::new(class!(float_max_dim_with_indices), &[&tensor]);
+        let tensor = call.operand(tensor);
+        let (values, indices) =
+            call.run(|| B::float_max_dim_with_indices(tensor, dim, indices_dtype));
+        (call.result(values), indices)
+    }
+
+    fn float_min_dim_with_indices(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+        indices_dtype: IntDType,
+    ) -> (FloatTensor<Self>, IntTensor<Self>) {
+        let call = Call::new(class!(float_min_dim_with_indices), &[&tensor]);
+        let tensor = call.operand(tensor);
+        let (values, indices) =
+            call.run(|| B::float_min_dim_with_indices(tensor, dim, indices_dtype));
+        (call.result(values), indices)
+    }
+
+    fn float_sort_with_indices(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+        descending: bool,
+        indices_dtype: IntDType,
+    ) -> (FloatTensor<Self>, IntTensor<Self>) {
+        let call = Call::new(class!(float_sort_with_indices), &[&tensor]);
+        let tensor = call.operand(tensor);
+        let (values, indices) =
+            call.run(|| B::float_sort_with_indices(tensor, dim, descending, indices_dtype));
+        (call.result(values), indices)
+    }
+
+    fn float_grid_sample_2d(
+        tensor: FloatTensor<Self>,
+        grid: FloatTensor<Self>,
+        options: GridSampleOptions,
+    ) -> FloatTensor<Self> {
+        let call = Call::composed(class!(float_grid_sample_2d), &[&tensor, &grid]);
+        let (tensor, grid) = (call.operand(tensor), call.operand(grid));
+        call.result(call.run(|| B::float_grid_sample_2d(tensor, grid, options)))
+    }
+}
+
+/// A leaf whose gradient the backward pass will find.
+fn remembered<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
+    let (tensor, leaf) = tensor.into_leaf();
+    leaves::remember::<B>(Arc::downgrade(&leaf));
+    tensor
+}

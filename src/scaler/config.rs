@@ -1,0 +1,214 @@
+//! How the loss is scaled. Knows no tensor, no backend and no device.
+
+use serde::{Deserialize, Serialize};
+
+use crate::AmpError;
+
+/// How the loss is scaled while f16 is in force.
+///
+/// The defaults are those of PyTorch's `torch.amp.GradScaler`, with a floor and a ceiling added.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum LossScaleConfig {
+    /// As large as the gradients allow, found while training.
+    Dynamic(Dynamic),
+    /// Always the same scale; steps that overflow are still skipped.
+    Fixed(f32),
+    /// No scaling and no check: gradients below 6e-8 flush to zero in f16.
+    Disabled,
+}
+
+/// The settings of dynamic loss scaling.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Dynamic {
+    /// The scale of the first step. Default 65536.
+    pub init_scale: f32,
+    /// The scale is multiplied with this after `growth_interval` good steps. Default 2.
+    pub growth_factor: f32,
+    /// The scale is multiplied with this after an overflow. Default 0.5.
+    pub backoff_factor: f32,
+    /// Good steps in a row before the scale grows. Default 2000.
+    pub growth_interval: u32,
+    /// The scale never falls below this. Default 1.
+    pub min_scale: f32,
+    /// The scale never grows beyond this. Default 2^24.
+    pub max_scale: f32,
+    /// Overflows that are needed before the scale backs off; refilled when it grows. Default 1.
+    pub hysteresis: u32,
+    /// Steps skipped in a row at `min_scale` before [`Transition::StuckAtMinimum`]. Default 20.
+    pub stuck_after: u32,
+}
+
+impl Default for Dynamic {
+    fn default() -> Self {
+        Self {
+            init_scale: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            min_scale: 1.0,
+            max_scale: 16_777_216.0,
+            hysteresis: 1,
+            stuck_after: 20,
+        }
+    }
+}
+
+impl Default for LossScaleConfig {
+    fn default() -> Self {
+        LossScaleConfig::Dynamic(Dynamic::default())
+    }
+}
+
+impl LossScaleConfig {
+    /// The scale of the first step; 1 when disabled.
+    pub fn init_scale(&self) -> f32 {
+        match self {
+            LossScaleConfig::Dynamic(dynamic) => dynamic.init_scale,
+            LossScaleConfig::Fixed(scale) => *scale,
+            LossScaleConfig::Disabled => 1.0,
+        }
+    }
+
+    /// The configuration itself, if every setting is in its range.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidLossScale`] names the first setting that is not.
+    pub fn validated(self) -> Result<Self, AmpError> {
+        fn check(
+            holds: bool,
+            field: &'static str,
+            given: impl ToString,
+            expected: &'static str,
+        ) -> Result<(), AmpError> {
+            if holds {
+                return Ok(());
+            }
+            Err(AmpError::InvalidLossScale {
+                field,
+                given: given.to_string(),
+                expected,
+            })
+        }
+        let positive = |scale: f32| scale > 0.0 && scale.is_finite();
+
+        match self {
+            LossScaleConfig::Disabled => {}
+            LossScaleConfig::Fixed(scale) => {
+                check(positive(scale), "fixed scale", scale, "a positive number")?;
+            }
+            LossScaleConfig::Dynamic(d) => {
+                check(
+                    positive(d.min_scale),
+                    "min_scale",
+                    d.min_scale,
+                    "a positive number",
+                )?;
+                check(
+                    d.max_scale.is_finite() && d.max_scale >= d.min_scale,
+                    "max_scale",
+                    d.max_scale,
+                    "a finite number, at least min_scale",
+                )?;
+                check(
+                    (d.min_scale..=d.max_scale).contains(&d.init_scale),
+                    "init_scale",
+                    d.init_scale,
+                    "a number from min_scale to max_scale",
+                )?;
+                check(
+                    d.growth_factor > 1.0 && d.growth_factor.is_finite(),
+                    "growth_factor",
+                    d.growth_factor,
+                    "a finite number above 1",
+                )?;
+                check(
+                    d.backoff_factor > 0.0 && d.backoff_factor < 1.0,
+                    "backoff_factor",
+                    d.backoff_factor,
+                    "a number between 0 and 1",
+                )?;
+                for (field, count) in [
+                    ("growth_interval", d.growth_interval),
+                    ("hysteresis", d.hysteresis),
+                    ("stuck_after", d.stuck_after),
+                ] {
+                    check(count >= 1, field, count, "at least 1")?;
+                }
+            }
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rejected(change: impl Fn(&mut Dynamic)) -> (&'static str, String) {
+        let mut dynamic = Dynamic::default();
+        change(&mut dynamic);
+        match LossScaleConfig::Dynamic(dynamic).validated() {
+            Err(AmpError::InvalidLossScale { field, given, .. }) => (field, given),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_valid_and_are_pytorchs() {
+        let config = LossScaleConfig::default().validated().unwrap();
+        assert_eq!(config.init_scale(), 65536.0);
+        assert_eq!(
+            LossScaleConfig::Disabled.validated().unwrap().init_scale(),
+            1.0
+        );
+        assert_eq!(
+            LossScaleConfig::Fixed(512.0)
+                .validated()
+                .unwrap()
+                .init_scale(),
+            512.0
+        );
+    }
+
+    #[test]
+    fn each_setting_out_of_range_is_named_with_its_value() {
+        assert_eq!(rejected(|d| d.min_scale = 0.0), ("min_scale", "0".into()));
+        assert_eq!(rejected(|d| d.max_scale = 0.5), ("max_scale", "0.5".into()));
+        assert_eq!(
+            rejected(|d| d.max_scale = f32::INFINITY),
+            ("max_scale", "inf".into())
+        );
+        assert_eq!(
+            rejected(|d| d.init_scale = 0.5),
+            ("init_scale", "0.5".into())
+        );
+        assert_eq!(
+            rejected(|d| d.init_scale = f32::NAN),
+            ("init_scale", "NaN".into())
+        );
+        assert_eq!(
+            rejected(|d| d.growth_factor = 1.0),
+            ("growth_factor", "1".into())
+        );
+        assert_eq!(
+            rejected(|d| d.backoff_factor = 1.0),
+            ("backoff_factor", "1".into())
+        );
+        assert_eq!(
+            rejected(|d| d.backoff_factor = 0.0),
+            ("backoff_factor", "0".into())
+        );
+        assert_eq!(
+            rejected(|d| d.growth_interval = 0),
+            ("growth_interval", "0".into())
+        );
+        assert_eq!(rejected(|d| d.hysteresis = 0), ("hysteresis", "0".into()));
+        assert_eq!(rejected(|d| d.stuck_after = 0), ("stuck_after", "0".into()));
+        for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let error = LossScaleConfig::Fixed(scale).validated().unwrap_err();
+            assert!(error.to_string().contains("fixed scale"), "{error}");
+        }
+    }
+}

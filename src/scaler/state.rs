@@ -1,0 +1,313 @@
+//! The state machine of loss scaling: one outcome a step in, the next scale out.
+//! Knows no tensor, no backend and no device.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Dynamic, LossScaleConfig};
+use crate::AmpError;
+
+/// How a step ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Every gradient is finite: the step is taken.
+    Finite,
+    /// A gradient is infinite or NaN although the loss is finite: the scale was too large.
+    Overflow,
+    /// The loss itself is infinite or NaN: no scale would have helped.
+    NonFiniteLoss,
+}
+
+/// What an outcome did to the scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transition {
+    /// The scale is as before.
+    Kept,
+    /// The scale was multiplied with the growth factor.
+    Grown,
+    /// The scale was multiplied with the backoff factor.
+    BackedOff,
+    /// The scale is at its minimum and `stuck_after` steps in a row have been skipped there.
+    /// Reported once, and again only after a step was taken.
+    StuckAtMinimum,
+}
+
+/// The loss scale and its history.
+///
+/// ```text
+/// finite:           growth_tracker += 1; at growth_interval:
+///                       scale = min(scale * growth_factor, max_scale); growth_tracker = 0; refill hysteresis
+/// overflow:         growth_tracker = 0; hysteresis -= 1; at 0:
+///                       scale = max(scale * backoff_factor, min_scale); refill hysteresis for one
+/// non-finite loss:  the scale and both counts stay
+/// ```
+///
+/// With hysteresis 1 and away from the bounds this is the rule of PyTorch's `_amp_update_scale_`;
+/// hysteresis is Megatron-LM's and Apex's: that many overflows are tolerated before the scale backs
+/// off, then each one counts until the scale has grown again.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LossScaler {
+    config: LossScaleConfig,
+    scale: f32,
+    growth_tracker: u32,
+    hysteresis_left: u32,
+    taken: u64,
+    skipped: u64,
+    skipped_in_a_row: u64,
+    stuck: u32,
+    non_finite_losses: u64,
+}
+
+impl LossScaler {
+    /// A fresh scaler.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidLossScale`] when a setting is out of its range.
+    pub fn new(config: LossScaleConfig) -> Result<Self, AmpError> {
+        let config = config.validated()?;
+        Ok(Self {
+            config,
+            scale: config.init_scale(),
+            growth_tracker: 0,
+            hysteresis_left: match config {
+                LossScaleConfig::Dynamic(dynamic) => dynamic.hysteresis,
+                _ => 0,
+            },
+            taken: 0,
+            skipped: 0,
+            skipped_in_a_row: 0,
+            stuck: 0,
+            non_finite_losses: 0,
+        })
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &LossScaleConfig {
+        &self.config
+    }
+
+    /// Whether the loss is scaled and gradients are checked.
+    pub fn is_enabled(&self) -> bool {
+        self.config != LossScaleConfig::Disabled
+    }
+
+    /// What the next loss is multiplied with.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// Good steps since the scale last changed.
+    pub fn growth_tracker(&self) -> u32 {
+        self.growth_tracker
+    }
+
+    /// Steps whose gradients were finite.
+    pub fn taken_steps(&self) -> u64 {
+        self.taken
+    }
+
+    /// Steps that were skipped, for whatever reason.
+    pub fn skipped_steps(&self) -> u64 {
+        self.skipped
+    }
+
+    /// Steps skipped since the last one that was taken.
+    pub fn skipped_in_a_row(&self) -> u64 {
+        self.skipped_in_a_row
+    }
+
+    /// Steps that were skipped because the loss itself was not finite.
+    pub fn non_finite_losses(&self) -> u64 {
+        self.non_finite_losses
+    }
+
+    /// Takes the outcome of one step.
+    pub fn update(&mut self, outcome: Outcome) -> Transition {
+        match outcome {
+            Outcome::Finite => {
+                self.taken += 1;
+                self.skipped_in_a_row = 0;
+                self.stuck = 0;
+            }
+            Outcome::Overflow => {
+                self.skipped += 1;
+                self.skipped_in_a_row += 1;
+            }
+            Outcome::NonFiniteLoss => {
+                self.skipped += 1;
+                self.skipped_in_a_row += 1;
+                self.non_finite_losses += 1;
+            }
+        }
+        match (self.config, outcome) {
+            (LossScaleConfig::Dynamic(dynamic), Outcome::Finite) => self.finite(&dynamic),
+            (LossScaleConfig::Dynamic(dynamic), Outcome::Overflow) => self.overflow(&dynamic),
+            _ => Transition::Kept,
+        }
+    }
+
+    fn finite(&mut self, dynamic: &Dynamic) -> Transition {
+        self.growth_tracker += 1;
+        if self.growth_tracker < dynamic.growth_interval {
+            return Transition::Kept;
+        }
+        self.growth_tracker = 0;
+        self.hysteresis_left = dynamic.hysteresis;
+        self.move_to((self.scale * dynamic.growth_factor).min(dynamic.max_scale))
+    }
+
+    fn overflow(&mut self, dynamic: &Dynamic) -> Transition {
+        self.growth_tracker = 0;
+        if self.scale <= dynamic.min_scale {
+            self.stuck = self.stuck.saturating_add(1);
+            return match self.stuck == dynamic.stuck_after {
+                true => Transition::StuckAtMinimum,
+                false => Transition::Kept,
+            };
+        }
+        self.hysteresis_left = self.hysteresis_left.saturating_sub(1);
+        if self.hysteresis_left > 0 {
+            return Transition::Kept;
+        }
+        self.move_to((self.scale * dynamic.backoff_factor).max(dynamic.min_scale))
+    }
+
+    fn move_to(&mut self, scale: f32) -> Transition {
+        let before = std::mem::replace(&mut self.scale, scale);
+        match scale.total_cmp(&before) {
+            std::cmp::Ordering::Less => Transition::BackedOff,
+            std::cmp::Ordering::Equal => Transition::Kept,
+            std::cmp::Ordering::Greater => Transition::Grown,
+        }
+    }
+}
+
+impl Default for LossScaler {
+    fn default() -> Self {
+        Self::new(LossScaleConfig::default()).expect("the default configuration is valid")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Outcome::{Finite, NonFiniteLoss, Overflow};
+    use Transition::{BackedOff, Grown, Kept, StuckAtMinimum};
+
+    fn scaler(change: impl Fn(&mut Dynamic)) -> LossScaler {
+        let mut dynamic = Dynamic::default();
+        change(&mut dynamic);
+        LossScaler::new(LossScaleConfig::Dynamic(dynamic)).unwrap()
+    }
+
+    /// Takes an outcome and gives everything it changed: the transition, the scale, the growth
+    /// tracker, and the counts of taken, skipped, skipped in a row and non-finite losses.
+    fn step(scaler: &mut LossScaler, outcome: Outcome) -> (Transition, f32, u32, [u64; 4]) {
+        let transition = scaler.update(outcome);
+        let counts = [
+            scaler.taken_steps(),
+            scaler.skipped_steps(),
+            scaler.skipped_in_a_row(),
+            scaler.non_finite_losses(),
+        ];
+        (transition, scaler.scale(), scaler.growth_tracker(), counts)
+    }
+
+    #[test]
+    fn grows_after_the_interval_and_backs_off_at_once() {
+        let mut s = scaler(|d| {
+            d.init_scale = 4.0;
+            d.growth_interval = 2;
+        });
+        assert_eq!(step(&mut s, Finite), (Kept, 4.0, 1, [1, 0, 0, 0]));
+        assert_eq!(step(&mut s, Finite), (Grown, 8.0, 0, [2, 0, 0, 0]));
+        assert_eq!(step(&mut s, Finite), (Kept, 8.0, 1, [3, 0, 0, 0]));
+        assert_eq!(step(&mut s, Overflow), (BackedOff, 4.0, 0, [3, 1, 1, 0]));
+        assert_eq!(step(&mut s, Overflow), (BackedOff, 2.0, 0, [3, 2, 2, 0]));
+        assert_eq!(step(&mut s, Finite), (Kept, 2.0, 1, [4, 2, 0, 0]));
+    }
+
+    #[test]
+    fn a_non_finite_loss_is_skipped_and_keeps_scale_and_tracker() {
+        let mut s = scaler(|d| d.init_scale = 4.0);
+        assert_eq!(step(&mut s, Finite), (Kept, 4.0, 1, [1, 0, 0, 0]));
+        assert_eq!(step(&mut s, NonFiniteLoss), (Kept, 4.0, 1, [1, 1, 1, 1]));
+        assert_eq!(step(&mut s, NonFiniteLoss), (Kept, 4.0, 1, [1, 2, 2, 2]));
+    }
+
+    #[test]
+    fn stays_within_its_bounds() {
+        let mut s = scaler(|d| {
+            d.init_scale = 2.0;
+            d.max_scale = 5.0;
+            d.growth_interval = 1;
+        });
+        assert_eq!(step(&mut s, Finite), (Grown, 4.0, 0, [1, 0, 0, 0]));
+        assert_eq!(step(&mut s, Finite), (Grown, 5.0, 0, [2, 0, 0, 0]));
+        assert_eq!(step(&mut s, Finite), (Kept, 5.0, 0, [3, 0, 0, 0]));
+
+        let mut s = scaler(|d| {
+            d.init_scale = 3.0;
+            d.min_scale = 1.0;
+        });
+        assert_eq!(step(&mut s, Overflow), (BackedOff, 1.5, 0, [0, 1, 1, 0]));
+        assert_eq!(step(&mut s, Overflow), (BackedOff, 1.0, 0, [0, 2, 2, 0]));
+        assert_eq!(step(&mut s, Overflow), (Kept, 1.0, 0, [0, 3, 3, 0]));
+    }
+
+    #[test]
+    fn says_once_that_it_is_stuck_and_again_after_a_good_step() {
+        let mut s = scaler(|d| {
+            d.init_scale = 1.0;
+            d.stuck_after = 2;
+        });
+        for _ in 0..2 {
+            assert_eq!(s.update(Overflow), Kept);
+            assert_eq!(s.update(Overflow), StuckAtMinimum);
+            assert_eq!(s.update(Overflow), Kept);
+            assert_eq!(s.update(Finite), Kept);
+        }
+    }
+
+    #[test]
+    fn hysteresis_tolerates_overflows_until_it_is_used_up_and_is_refilled_by_growth() {
+        let mut s = scaler(|d| {
+            d.init_scale = 8.0;
+            d.hysteresis = 2;
+            d.growth_interval = 2;
+        });
+        assert_eq!(step(&mut s, Overflow), (Kept, 8.0, 0, [0, 1, 1, 0]));
+        assert_eq!(step(&mut s, Finite), (Kept, 8.0, 1, [1, 1, 0, 0]));
+        assert_eq!(step(&mut s, Overflow), (BackedOff, 4.0, 0, [1, 2, 1, 0]));
+        assert_eq!(step(&mut s, Overflow), (BackedOff, 2.0, 0, [1, 3, 2, 0]));
+        assert_eq!(step(&mut s, Finite), (Kept, 2.0, 1, [2, 3, 0, 0]));
+        assert_eq!(step(&mut s, Finite), (Grown, 4.0, 0, [3, 3, 0, 0]));
+        assert_eq!(step(&mut s, Overflow), (Kept, 4.0, 0, [3, 4, 1, 0]));
+    }
+
+    #[test]
+    fn fixed_and_disabled_never_move() {
+        for (config, scale) in [
+            (LossScaleConfig::Fixed(512.0), 512.0),
+            (LossScaleConfig::Disabled, 1.0),
+        ] {
+            let mut s = LossScaler::new(config).unwrap();
+            assert_eq!(step(&mut s, Finite), (Kept, scale, 0, [1, 0, 0, 0]));
+            assert_eq!(step(&mut s, Overflow), (Kept, scale, 0, [1, 1, 1, 0]));
+            assert_eq!(step(&mut s, NonFiniteLoss), (Kept, scale, 0, [1, 2, 2, 1]));
+        }
+    }
+
+    #[test]
+    fn every_field_survives_serde() {
+        let mut s = scaler(|d| {
+            d.init_scale = 1.0;
+            d.hysteresis = 3;
+        });
+        for outcome in [Finite, Overflow, NonFiniteLoss, Overflow] {
+            s.update(outcome);
+        }
+        let text = serde_json::to_string(&s).unwrap();
+        assert_eq!(serde_json::from_str::<LossScaler>(&text).unwrap(), s);
+    }
+}
