@@ -1,0 +1,84 @@
+//! The training loop: plain Burn, with not a word of mixed precision in it.
+
+use std::time::Instant;
+
+use burn::module::AutodiffModule;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+
+use crate::data::{Digit, Digits, batch};
+use crate::model::Model;
+
+const BATCH: usize = 32;
+const LEARNING_RATE: f64 = 2e-3;
+
+/// What a run gave.
+pub struct Trained {
+    pub test_accuracy: f64,
+    /// The loss of each step.
+    pub losses: Vec<f64>,
+    /// The mean loss of the last epoch.
+    pub final_loss: f64,
+    pub seconds: f64,
+}
+
+pub fn steps(digits: &Digits, epochs: usize) -> usize {
+    epochs * digits.train.len().div_ceil(BATCH)
+}
+
+/// Trains a model from `seed` and tests it. `after_step` is told each step's loss.
+pub fn train<B: AutodiffBackend>(
+    digits: &Digits,
+    epochs: usize,
+    seed: u64,
+    mut after_step: impl FnMut(f64),
+) -> Trained {
+    let device = B::Device::default();
+    B::seed(&device, seed);
+    let mut order = StdRng::seed_from_u64(seed);
+    let mut model = Model::<B>::new(&device);
+    let mut optimizer = AdamConfig::new().init();
+    let loss_fn = CrossEntropyLossConfig::new().init(&device);
+
+    let start = Instant::now();
+    let mut train: Vec<&Digit> = digits.train.iter().collect();
+    let mut losses = Vec::new();
+    let mut final_loss = f64::NAN;
+    for _ in 0..epochs {
+        train.shuffle(&mut order);
+        let epoch = losses.len();
+        for digits in train.chunks(BATCH) {
+            let (images, labels) = batch::<B>(digits, &device);
+            let loss = loss_fn.forward(model.forward(images), labels);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(LEARNING_RATE, model, grads);
+            let loss = loss.into_scalar().elem::<f64>();
+            losses.push(loss);
+            after_step(loss);
+        }
+        let epoch = &losses[epoch..];
+        final_loss = epoch.iter().sum::<f64>() / epoch.len() as f64;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+
+    let test: Vec<&Digit> = digits.test.iter().collect();
+    let (images, labels) = batch::<B::InnerBackend>(&test, &device);
+    let predicted = model.valid().forward(images).argmax(1).squeeze_dim::<1>(1);
+    let right = predicted
+        .equal(labels)
+        .int()
+        .sum()
+        .into_scalar()
+        .elem::<i64>();
+    Trained {
+        test_accuracy: right as f64 / test.len() as f64,
+        losses,
+        final_loss,
+        seconds,
+    }
+}

@@ -1,0 +1,138 @@
+//! Configuration and its errors: every one is triggered, and reads well on its own.
+
+use std::panic::catch_unwind;
+
+use burn::backend::{Flex, NdArray};
+use burn::module::Module;
+use burn::nn::LinearConfig;
+use burn::prelude::*;
+use burn_amp::{
+    Amp, AmpAutodiff, AmpConfig, AmpError, Dynamic, GradScaler, LossScaleConfig, Precision,
+    precision_of, with_precision,
+};
+
+type Cpu = AmpAutodiff<NdArray>;
+
+#[test]
+fn an_unknown_precision_says_what_is_known() {
+    let error = "fp8".parse::<Precision>().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "unknown precision \"fp8\": expected one of auto, f16, fp16, 16-mixed, bf16, bf16-mixed, \
+         f32, fp32, 32. Use \"auto\" to let the device decide"
+    );
+}
+
+#[test]
+fn a_precision_that_the_device_cannot_do_is_refused_and_nothing_changes() {
+    let device = Default::default();
+    for precision in [Precision::F16, Precision::Bf16] {
+        let error = AmpConfig::new()
+            .with_precision(precision)
+            .apply::<Cpu>(&device)
+            .unwrap_err();
+        assert!(matches!(error, AmpError::UnsupportedPrecision { .. }));
+        let text = error.to_string();
+        for part in [
+            format!("{precision} is not possible on amp<autodiff<amp<ndarray>>> on Cpu"),
+            "Possible here: f32.".into(),
+            "Flex".into(),
+            "auto".into(),
+        ] {
+            assert!(text.contains(&part), "{part:?} is not in {text:?}");
+        }
+        assert_eq!(precision_of::<Cpu>(&device), Ok(Precision::F32));
+    }
+}
+
+#[test]
+fn an_operation_on_an_impossible_device_panics_with_the_same_text() {
+    let device = Default::default();
+    let expected = AmpConfig::new()
+        .with_precision(Precision::F16)
+        .apply::<Amp<NdArray>>(&device)
+        .unwrap_err();
+    let panic = catch_unwind(|| {
+        with_precision(Precision::F16, || {
+            let x = Tensor::<Amp<NdArray>, 2>::ones([2, 2], &Default::default());
+            x.clone().matmul(x)
+        })
+    })
+    .unwrap_err();
+    assert_eq!(panic.downcast_ref::<String>(), Some(&expected.to_string()));
+    with_precision(Precision::F16, || {
+        assert_eq!(precision_of::<Amp<NdArray>>(&device), Err(expected));
+    });
+}
+
+#[test]
+fn auto_on_a_cpu_is_fp32_and_trains_as_plain_burn() {
+    let device = Default::default();
+    let applied = AmpConfig::new().apply::<Cpu>(&device);
+    assert_eq!(applied, Ok(Precision::F32));
+    with_precision(Precision::Auto, || {
+        assert_eq!(precision_of::<Cpu>(&device), Ok(Precision::F32));
+        let model = LinearConfig::new(2, 2).init::<Cpu>(&device);
+        let loss = model.forward(Tensor::ones([1, 2], &device)).sum();
+        assert!(model.weight.val().grad(&loss.backward()).is_some());
+        assert_eq!(model.num_params(), 6);
+    });
+}
+
+#[test]
+fn a_loss_scale_without_f16_is_answered() {
+    let device = Default::default();
+    for precision in [Precision::Bf16, Precision::F32] {
+        let error = AmpConfig::new()
+            .with_precision(precision)
+            .with_loss_scale(LossScaleConfig::Fixed(128.0))
+            .apply::<Amp<Flex>>(&device)
+            .unwrap_err();
+        assert_eq!(error, AmpError::LossScaleWithoutF16 { precision });
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "a loss scale was configured together with {precision}, which has the exponent \
+                 range of FP32 and never scales the loss. Remove the loss scale, or choose f16"
+            )
+        );
+    }
+}
+
+#[test]
+fn a_loss_scale_out_of_range_is_refused_and_the_scaler_is_as_it_was() {
+    let device = Default::default();
+    let bad = LossScaleConfig::Dynamic(Dynamic {
+        growth_factor: 0.5,
+        ..Dynamic::default()
+    });
+    let error = AmpConfig::new()
+        .with_precision(Precision::F16)
+        .with_loss_scale(bad)
+        .apply::<Amp<Flex>>(&device)
+        .unwrap_err();
+    let text = "loss scaling: growth_factor is 0.5, expected a finite number above 1";
+    assert_eq!(error.to_string(), text);
+    assert_eq!(GradScaler::new(bad).unwrap_err(), error);
+    assert_eq!(GradScaler::of::<Amp<Flex>>(&device).loss_scale(), 65536.0);
+
+    let scaler = GradScaler::new(LossScaleConfig::Fixed(8.0)).unwrap();
+    assert_eq!(scaler.configure(bad).unwrap_err(), error);
+    assert_eq!(scaler.loss_scale(), 8.0);
+}
+
+#[test]
+fn the_configuration_reads_from_a_file_with_defaults() {
+    let config: AmpConfig = serde_json::from_str(r#"{"precision":"Bf16"}"#).unwrap();
+    assert_eq!(config, AmpConfig::new().with_precision(Precision::Bf16));
+    let text = r#"{"precision":"F16","loss_scale":{"Dynamic":{"init_scale":1024.0}}}"#;
+    let config: AmpConfig = serde_json::from_str(text).unwrap();
+    let scale = LossScaleConfig::Dynamic(Dynamic {
+        init_scale: 1024.0,
+        ..Dynamic::default()
+    });
+    let expected = AmpConfig::new()
+        .with_precision(Precision::F16)
+        .with_loss_scale(scale);
+    assert_eq!(config, expected);
+}

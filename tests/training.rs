@@ -1,0 +1,666 @@
+//! What a training loop sees: skipped steps, scales, gradients in the parameters' own dtype, and
+//! nothing else.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
+use burn::backend::{Autodiff, Flex};
+use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{
+    Adam, AdamConfig, GradientsAccumulator, GradientsParams, MuonConfig, Optimizer,
+    adaptor::OptimizerAdaptor,
+};
+use burn::prelude::*;
+use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, FloatDType, activation};
+use burn_amp::{
+    Amp, AmpAutodiff, Dynamic, GradScaler, LossScaleConfig, Precision, full_precision,
+    with_precision,
+};
+
+use common::{HALVES, assert_close, roundoff};
+
+type A = AmpAutodiff<Flex>;
+type Plain = Autodiff<Flex>;
+
+#[derive(Module, Debug)]
+struct Mlp<B: Backend> {
+    first: Linear<B>,
+    second: Linear<B>,
+}
+
+impl<B: Backend> Mlp<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        let model = Self {
+            first: LinearConfig::new(8, 16).init(&device),
+            second: LinearConfig::new(16, 4).init(&device),
+        };
+        model.map(&mut Fill(0))
+    }
+
+    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        self.second.forward(activation::tanh(self.first.forward(x)))
+    }
+
+    fn loss(&self, seed: u64) -> Tensor<B, 1> {
+        let error = self.forward(values([32, 8], seed)) - values([32, 4], seed + 1);
+        error.powi_scalar(2).mean()
+    }
+}
+
+/// Gives each parameter values of its own, the same on every backend.
+struct Fill(u64);
+
+impl<B: Backend> ModuleMapper<B> for Fill {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        self.0 += 1;
+        param.map(|tensor| {
+            let grad = tensor.is_require_grad();
+            let filled = values(tensor.dims(), 1000 + self.0) * 0.5;
+            filled.set_require_grad(grad)
+        })
+    }
+}
+
+/// Reproducible numbers between -1 and 1.
+fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    (0..count as u64)
+        .map(|i| {
+            let mut z = (seed << 32)
+                .wrapping_add(i)
+                .wrapping_add(1)
+                .wrapping_mul(0x9e3779b97f4a7c15);
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d049bb133111eb);
+            ((z ^ (z >> 31)) >> 40) as f32 / 2f32.powi(23) - 1.0
+        })
+        .collect()
+}
+
+fn values<B: Backend, const D: usize>(shape: [usize; D], seed: u64) -> Tensor<B, D> {
+    let data = TensorData::new(numbers(shape.iter().product(), seed), shape);
+    Tensor::from_data(data, &Default::default())
+}
+
+/// Every parameter's values, in the order of the module.
+fn parameters<B: Backend>(module: &impl Module<B>) -> Vec<f32> {
+    struct Collect(Vec<f32>);
+    impl<B: Backend> ModuleVisitor<B> for Collect {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            assert_eq!(param.val().dtype(), DType::F32);
+            self.0.extend(data(param.val()));
+        }
+    }
+    let mut collect = Collect(Vec::new());
+    module.visit(&mut collect);
+    collect.0
+}
+
+fn data<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+    tensor.into_data().to_vec().unwrap()
+}
+
+/// Every parameter's gradient, in the order of the module.
+fn gradients<B: AutodiffBackend>(module: &Mlp<B>, grads: &B::Gradients) -> Vec<f32> {
+    let mut all = Vec::new();
+    for linear in [&module.first, &module.second] {
+        let weight = linear.weight.val().grad(grads).unwrap();
+        let bias = linear.bias.as_ref().unwrap().val().grad(grads).unwrap();
+        assert_eq!((weight.dtype(), bias.dtype()), (DType::F32, DType::F32));
+        all.extend(data(weight));
+        all.extend(data(bias));
+    }
+    all
+}
+
+fn scaler(init_scale: f32) -> GradScaler {
+    GradScaler::new(LossScaleConfig::Dynamic(Dynamic {
+        init_scale,
+        ..Dynamic::default()
+    }))
+    .unwrap()
+}
+
+fn in_scope<T>(precision: Precision, scaler: &GradScaler, f: impl FnOnce() -> T) -> T {
+    with_precision(precision, || scaler.scope(f))
+}
+
+/// A loss whose gradients fit f16 at scale 1024, and not at 2^20.
+fn steep<B: AutodiffBackend>(model: &Mlp<B>) -> Tensor<B, 1> {
+    model.loss(7) * 1000.0
+}
+
+type Trainer<B> = OptimizerAdaptor<Adam, Mlp<B>, B>;
+
+fn step<B: AutodiffBackend>(
+    optimizer: &mut Trainer<B>,
+    model: Mlp<B>,
+    loss: Tensor<B, 1>,
+) -> Mlp<B> {
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    optimizer.step(1e-2, model, grads)
+}
+
+/// The optimizer's state as bytes, in an order of its own making.
+fn state<B: AutodiffBackend>(optimizer: &Trainer<B>, model: &Mlp<B>) -> Vec<(usize, Vec<u8>)> {
+    let record = optimizer.to_record();
+    let mut ids = Vec::new();
+    struct Ids<'a>(&'a mut Vec<burn::module::ParamId>);
+    impl<B: Backend> ModuleVisitor<B> for Ids<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.0.push(param.id);
+        }
+    }
+    model.visit(&mut Ids(&mut ids));
+    ids.iter()
+        .enumerate()
+        .filter_map(|(i, id)| {
+            let one: hashbrown::HashMap<_, _> = [(*id, record.get(id)?.clone())].into();
+            let bytes = BinBytesRecorder::<FullPrecisionSettings>::default()
+                .record(one, ())
+                .unwrap();
+            Some((i, bytes))
+        })
+        .collect()
+}
+
+#[test]
+fn an_overflow_changes_nothing_but_the_scale_and_the_next_step_trains() {
+    let scaler = scaler(2f32.powi(20));
+    with_precision(Precision::F16, || {
+        scaler.scope(|| {
+            let mut optimizer = AdamConfig::new().init();
+            let mut model = Mlp::<A>::new();
+            model = step(&mut optimizer, model.clone(), model.loss(7) * 1e-3);
+            assert_eq!(
+                (scaler.state().taken_steps(), scaler.skipped_steps()),
+                (1, 0)
+            );
+
+            let before = (parameters(&model), state(&optimizer, &model));
+            model = step(&mut optimizer, model.clone(), steep(&model));
+            assert_eq!(before, (parameters(&model), state(&optimizer, &model)));
+            assert_eq!(scaler.loss_scale(), 2f32.powi(19));
+            assert_eq!(scaler.skipped_steps(), 1);
+            assert_eq!(scaler.state().non_finite_losses(), 0);
+
+            model = step(&mut optimizer, model.clone(), model.loss(7) * 1e-3);
+            assert_ne!(before.0, parameters(&model));
+            assert_ne!(before.1, state(&optimizer, &model));
+            assert_eq!(scaler.loss_scale(), 2f32.powi(19));
+        });
+    });
+}
+
+#[test]
+fn after_an_overflow_no_gradient_is_there() {
+    with_precision(Precision::F16, || {
+        scaler(2f32.powi(20)).scope(|| {
+            let model = Mlp::<A>::new();
+            let grads = steep(&model).backward();
+            assert!(model.first.weight.val().grad(&grads).is_none());
+            assert!(GradientsParams::from_grads(grads, &model).is_empty());
+        });
+    });
+}
+
+#[test]
+fn a_loss_that_is_not_finite_skips_and_keeps_the_scale() {
+    for (bad, scale) in [(f32::NAN, 1024.0), (f32::INFINITY, 64.0)] {
+        let scaler = scaler(scale);
+        with_precision(Precision::F16, || {
+            scaler.scope(|| {
+                let mut optimizer = AdamConfig::new().init();
+                let mut model = Mlp::<A>::new();
+                let before = parameters(&model);
+                for _ in 0..3 {
+                    model = step(&mut optimizer, model.clone(), model.loss(7) * bad);
+                }
+                assert_eq!(before, parameters(&model));
+                assert_eq!(scaler.loss_scale(), scale);
+                assert_eq!(scaler.state().non_finite_losses(), 3);
+                assert_eq!(scaler.skipped_steps(), 3);
+            });
+        });
+    }
+}
+
+#[test]
+fn bf16_and_fp32_never_scale_and_never_skip() {
+    for precision in [Precision::Bf16, Precision::F32] {
+        let scaler = scaler(2f32.powi(24));
+        with_precision(precision, || {
+            scaler.scope(|| {
+                let model = Mlp::<A>::new();
+                let grads = (model.loss(7) * f32::NAN).backward();
+                let weight = model.first.weight.val().grad(&grads).unwrap();
+                assert!(data(weight).iter().any(|v| v.is_nan()), "as plain Burn");
+                assert_eq!(scaler.state().taken_steps() + scaler.skipped_steps(), 0);
+            });
+        });
+    }
+}
+
+#[test]
+fn gradients_do_not_depend_on_the_scale() {
+    let grads_at = |config| {
+        with_precision(Precision::F16, || {
+            GradScaler::new(config).unwrap().scope(|| {
+                let model = Mlp::<A>::new();
+                gradients(&model, &model.loss(7).backward())
+            })
+        })
+    };
+    let one = grads_at(LossScaleConfig::Fixed(1024.0));
+    // A power of two changes no rounding, anything else changes some.
+    assert_eq!(one, grads_at(LossScaleConfig::Fixed(2048.0)));
+    let third = grads_at(LossScaleConfig::Fixed(3000.0));
+    assert_close("scale 3000", Precision::F16, &third, &one, 2.0);
+    let none = grads_at(LossScaleConfig::Disabled);
+    assert_close("disabled", Precision::F16, &none, &one, 8.0);
+}
+
+#[test]
+fn gradients_that_underflow_need_the_scale() {
+    let grads = |config| {
+        with_precision(Precision::F16, || {
+            GradScaler::new(config).unwrap().scope(|| {
+                let model = Mlp::<A>::new();
+                gradients(&model, &(model.loss(7) * 1e-6).backward())
+            })
+        })
+    };
+    let model = Mlp::<Plain>::new();
+    let expected = gradients(&model, &(model.loss(7) * 1e-6).backward());
+    let scaled = grads(LossScaleConfig::default());
+    assert_close("scaled", Precision::F16, &scaled, &expected, 4.0);
+    let lost = grads(LossScaleConfig::Disabled);
+    let zeros = lost.iter().filter(|g| **g == 0.0).count();
+    assert!(
+        zeros * 2 > lost.len(),
+        "{zeros} of {} flushed to zero",
+        lost.len()
+    );
+}
+
+#[test]
+fn an_untracked_loss_is_answered_as_by_burn() {
+    fn panics_of<B: AutodiffBackend>(loss: impl Fn() -> Tensor<B, 1>) -> Option<String> {
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            loss().backward();
+        }))
+        .err()?;
+        Some(panic.downcast_ref::<String>().cloned().unwrap_or_else(|| {
+            panic
+                .downcast_ref::<&str>()
+                .map(|s| s.to_string())
+                .unwrap_or_default()
+        }))
+    }
+    fn made<B: AutodiffBackend>() -> Tensor<B, 1> {
+        values([1], 3)
+    }
+    fn computed<B: AutodiffBackend>() -> Tensor<B, 1> {
+        values::<B, 1>([1], 3) * 2.0
+    }
+    let expected = panics_of(made::<Plain>).expect("plain Burn panics");
+    for precision in [Precision::F16, Precision::Bf16, Precision::F32] {
+        with_precision(precision, || {
+            assert_eq!(
+                panics_of(made::<A>).as_ref(),
+                Some(&expected),
+                "{precision}"
+            );
+            assert_eq!(
+                panics_of(computed::<A>),
+                panics_of(computed::<Plain>),
+                "{precision}"
+            );
+        });
+    }
+}
+
+#[test]
+fn a_panic_in_the_backward_pass_leaves_no_trace() {
+    with_precision(Precision::F16, || {
+        let half = || {
+            let x = values::<A, 2>([4, 4], 1);
+            x.clone().matmul(x).dtype()
+        };
+        assert_eq!(half(), DType::F16);
+        let panic = catch_unwind(|| values::<A, 1>([1], 3).backward());
+        assert!(panic.is_err());
+        assert_eq!(half(), DType::F16);
+    });
+}
+
+#[test]
+fn leaves_of_any_float_dtype_get_gradients_in_their_own() {
+    // A half leaf holds its gradient in half before it is unscaled.
+    let scaler = scaler(256.0);
+    for precision in [Precision::F16, Precision::Bf16, Precision::F32] {
+        in_scope(precision, &scaler, || {
+            for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+                let leaf = values::<A, 1>([3], 5)
+                    .cast(FloatDType::from(dtype))
+                    .require_grad();
+                let grads = (leaf.clone().cast(DType::F32).powi_scalar(2).sum() * 3.0).backward();
+                let grad = leaf.grad(&grads).unwrap();
+                assert_eq!(grad.dtype(), dtype, "{precision}");
+                let expected = data((leaf.inner() * 6.0).cast(DType::F32));
+                let tolerance = match dtype {
+                    DType::BF16 => Precision::Bf16,
+                    _ => Precision::F16,
+                };
+                assert_close(
+                    "leaf",
+                    tolerance,
+                    &data(grad.cast(DType::F32)),
+                    &expected,
+                    2.0,
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn a_loss_may_itself_be_a_leaf() {
+    let scaler = scaler(256.0);
+    for precision in [Precision::F16, Precision::Bf16, Precision::F32] {
+        in_scope(precision, &scaler, || {
+            for dtype in [DType::F64, DType::F32, DType::F16] {
+                let leaf = values::<A, 1>([3], 5)
+                    .cast(FloatDType::from(dtype))
+                    .require_grad();
+                let grad = leaf.grad(&leaf.clone().backward()).unwrap();
+                assert_eq!(grad.dtype(), dtype);
+                assert_eq!(
+                    data(grad.cast(DType::F32)),
+                    [1.0; 3],
+                    "{precision} {dtype:?}"
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn an_overflow_drops_its_micro_batch_and_no_other() {
+    let scaler = scaler(2f32.powi(16));
+    with_precision(Precision::F16, || {
+        scaler.scope(|| {
+            let model = Mlp::<A>::new();
+            let accumulated = |factors: &[f32]| {
+                let mut accumulator = GradientsAccumulator::new();
+                for (i, factor) in factors.iter().enumerate() {
+                    let loss = model.loss(10 * i as u64 + 1) * *factor;
+                    let grads = GradientsParams::from_grads(loss.backward(), &model);
+                    accumulator.accumulate(&model, grads);
+                }
+                let grads = accumulator.grads();
+                let weight = grads.get::<Flexed, 2>(model.first.weight.id).unwrap();
+                data(weight)
+            };
+            let kept = accumulated(&[1.0, 1.0]);
+            assert_eq!(scaler.skipped_steps(), 0);
+            // The third of three is dropped: what is left is the first two, bit for bit.
+            assert_eq!(accumulated(&[1.0, 1.0, 1e6]), kept);
+            assert_eq!(
+                (scaler.state().taken_steps(), scaler.skipped_steps()),
+                (4, 1)
+            );
+            assert_eq!(scaler.loss_scale(), 2f32.powi(15));
+        });
+    });
+}
+
+type Flexed = Amp<Flex>;
+
+#[test]
+fn accumulation_over_micro_batches_gives_the_fp32_gradient() {
+    fn accumulated<B: AutodiffBackend>() -> Vec<f32> {
+        let model = Mlp::<B>::new();
+        let mut accumulator = GradientsAccumulator::new();
+        for batch in 0..4 {
+            let grads = (model.loss(batch) / 4.0).backward();
+            accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
+        }
+        let grads = accumulator.grads();
+        data(
+            grads
+                .get::<B::InnerBackend, 2>(model.first.weight.id)
+                .unwrap(),
+        )
+    }
+    let expected = accumulated::<Plain>();
+    assert_eq!(with_precision(Precision::F32, accumulated::<A>), expected);
+    for precision in HALVES {
+        let actual = with_precision(precision, accumulated::<A>);
+        assert_close("accumulated", precision, &actual, &expected, 4.0);
+    }
+}
+
+/// Two losses over shared parameters, a shared weight, a frozen one and one that no loss reaches.
+fn tangled<B: AutodiffBackend>() -> Vec<f32> {
+    let shared = values::<B, 2>([8, 8], 1).require_grad();
+    let frozen = values::<B, 2>([8, 8], 2);
+    let unreached = values::<B, 2>([8, 8], 3).require_grad();
+    let x = values::<B, 2>([16, 8], 4);
+
+    let twice = x.matmul(shared.clone()).tanh().matmul(shared.clone());
+    let hidden = twice.matmul(frozen.clone());
+    let first = hidden.clone().powi_scalar(2).mean();
+    let second = hidden.abs().mean();
+    let mut grads = (first + second * 0.5).backward();
+    assert!(frozen.grad(&grads).is_none());
+    assert!(unreached.grad(&grads).is_none());
+    let all = data(shared.grad(&grads).unwrap());
+    assert_eq!(data(shared.grad_remove(&mut grads).unwrap()), all);
+    assert!(shared.grad(&grads).is_none());
+    let replacement = shared.clone().inner() * 2.0;
+    shared.grad_replace(&mut grads, replacement.clone());
+    assert_eq!(data(shared.grad(&grads).unwrap()), data(replacement));
+
+    // Two graphs over one parameter, both there before either is consumed.
+    let graph = |seed| {
+        values::<B, 2>([16, 8], seed)
+            .matmul(shared.clone())
+            .tanh()
+            .mean()
+    };
+    let (first, second) = (graph(6), graph(7));
+    let first = data(shared.grad(&first.backward()).unwrap());
+    let second = data(shared.grad(&second.backward()).unwrap());
+
+    let again = values::<B, 2>([16, 8], 5).matmul(shared.clone()).mean();
+    let grads = again.backward();
+    [all, first, second, data(shared.grad(&grads).unwrap())].concat()
+}
+
+#[test]
+fn shared_frozen_and_unreached_parameters() {
+    let expected = tangled::<Plain>();
+    assert_eq!(with_precision(Precision::F32, tangled::<A>), expected);
+    for precision in HALVES {
+        let actual = with_precision(precision, tangled::<A>);
+        assert_close("tangled", precision, &actual, &expected, 8.0);
+        let actual = with_precision(
+            precision,
+            tangled::<AmpAutodiff<Flex, BalancedCheckpointing>>,
+        );
+        assert_close("tangled, checkpointed", precision, &actual, &expected, 8.0);
+    }
+}
+
+#[test]
+fn optimizers_that_multiply_matrices_stay_fp32() {
+    // Muon's Newton-Schulz iteration is made of matrix multiplications on the gradient.
+    fn updated<B: AutodiffBackend>() -> Vec<f32> {
+        let config = LinearConfig::new(16, 8).with_bias(false);
+        let mut model: Linear<B> = config.init(&Default::default()).map(&mut Fill(0));
+        let mut muon = MuonConfig::new().init();
+        for i in 0..3 {
+            // In FP32, so that the gradient is the same on every backend.
+            let loss = full_precision(|| (model.weight.val() * values([16, 8], 9 + i)).sum());
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = muon.step(0.1, model, grads);
+        }
+        parameters(&model)
+    }
+    let expected = updated::<Plain>();
+    for precision in HALVES {
+        assert_eq!(
+            with_precision(precision, updated::<A>),
+            expected,
+            "{precision}"
+        );
+        // The parameter that comes of it is a parameter again: its next product is in half.
+        with_precision(precision, || {
+            let leaf = values::<A, 2>([8, 8], 1).require_grad();
+            let grad = leaf.grad(&leaf.clone().sum().backward()).unwrap();
+            let product = grad.clone().matmul(grad.clone());
+            assert_eq!(product.dtype(), DType::F32, "a gradient's product");
+            let updated = leaf.inner() - product;
+            assert_eq!(updated.clone().matmul(updated.clone()).dtype(), DType::F32);
+            let parameter = Tensor::<A, 2>::from_inner(updated).require_grad();
+            assert_eq!(
+                Some(parameter.clone().matmul(parameter.clone()).dtype()),
+                precision.compute_dtype().into()
+            );
+            let inner = parameter.inner();
+            assert_eq!(
+                Some(inner.clone().matmul(inner).dtype()),
+                precision.compute_dtype().into()
+            );
+        });
+    }
+}
+
+#[test]
+fn training_reaches_the_fp32_loss() {
+    fn trained<B: AutodiffBackend>() -> f64 {
+        let mut optimizer = AdamConfig::new().init();
+        let mut model = Mlp::<B>::new();
+        for _ in 0..60 {
+            model = step(&mut optimizer, model.clone(), model.loss(7));
+        }
+        model.loss(7).into_scalar().elem()
+    }
+    let start: f64 = Mlp::<Plain>::new().loss(7).into_scalar().elem();
+    let expected = trained::<Plain>();
+    assert!(expected < 0.5 * start);
+    assert_eq!(with_precision(Precision::F32, trained::<A>), expected);
+    for precision in HALVES {
+        scaler(1024.0).scope(|| {
+            let actual = with_precision(precision, trained::<A>);
+            let error = (actual - expected).abs() / expected;
+            assert!(
+                error < 16.0 * roundoff(precision),
+                "{precision}: {actual} for {expected}"
+            );
+        });
+    }
+}
+
+#[test]
+fn records_and_modules_go_between_training_and_inference() {
+    for precision in [Precision::F16, Precision::Bf16, Precision::F32] {
+        with_precision(precision, || {
+            let model = Mlp::<A>::new();
+            let x = || values([4, 8], 1);
+            let trained = data(model.forward(x()));
+            let kept = parameters(&model);
+
+            let valid: Mlp<Flexed> = model.valid();
+            assert_eq!(data(valid.forward(values([4, 8], 1))), trained);
+            assert_eq!(parameters(&valid), kept);
+
+            let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
+            let bytes = recorder.record(model.clone().into_record(), ()).unwrap();
+            let loaded = Mlp::<Flexed> {
+                first: LinearConfig::new(8, 16).init(&Default::default()),
+                second: LinearConfig::new(16, 4).init(&Default::default()),
+            }
+            .load_record(recorder.load(bytes.clone(), &Default::default()).unwrap());
+            assert_eq!(parameters(&loaded), kept);
+            // The file is the one that plain Burn writes and reads.
+            let plain = recorder
+                .record(Mlp::<Plain>::new().into_record(), ())
+                .unwrap();
+            assert_eq!(plain.len(), bytes.len());
+            let plain =
+                Mlp::<Plain>::new().load_record(recorder.load(bytes, &Default::default()).unwrap());
+            assert_eq!(parameters(&plain), kept);
+
+            let forked = model.clone().fork(&Default::default());
+            let grads = forked.loss(7).backward();
+            assert!(forked.first.weight.val().grad(&grads).is_some());
+            assert!(
+                model.first.weight.val().grad(&grads).is_none(),
+                "a fork is another leaf"
+            );
+            let moved = model.clone().to_device(&Default::default());
+            assert_eq!(data(moved.forward(x())), trained);
+
+            let frozen = model.clone().no_grad();
+            assert!(!frozen.first.weight.is_require_grad());
+            let detached = model.first.weight.val().detach();
+            assert!(detached.is_require_grad(), "as in Burn");
+            let grads = detached.clone().sum().backward();
+            assert_eq!(data(detached.grad(&grads).unwrap()), vec![1.0; 128]);
+        });
+    }
+}
+
+#[test]
+fn two_models_on_two_threads_do_not_disturb_each_other() {
+    fn trained(precision: Precision, seed: u64) -> (Vec<f32>, u64) {
+        let scaler = scaler(65536.0);
+        let model = with_precision(precision, || {
+            scaler.scope(|| {
+                let mut optimizer = AdamConfig::new().init();
+                let mut model = Mlp::<A>::new();
+                for i in 0..30 {
+                    model = step(&mut optimizer, model.clone(), model.loss(seed + i) * 100.0);
+                }
+                model
+            })
+        });
+        (parameters(&model), scaler.skipped_steps())
+    }
+    let jobs = [
+        (Precision::F16, 1),
+        (Precision::Bf16, 2),
+        (Precision::F16, 3),
+        (Precision::F32, 4),
+    ];
+    let alone = jobs.map(|(precision, seed)| trained(precision, seed));
+    let together = jobs.map(|(p, seed)| std::thread::spawn(move || trained(p, seed)));
+    for (alone, together) in alone.into_iter().zip(together) {
+        assert_eq!(alone, together.join().unwrap());
+    }
+}
+
+#[test]
+fn scopes_of_scalers_nest_and_end_with_a_panic() {
+    let (outer, inner) = (scaler(256.0), scaler(128.0));
+    let train = || {
+        let model = Mlp::<A>::new();
+        model.loss(1).backward();
+    };
+    with_precision(Precision::F16, || {
+        outer.scope(|| {
+            inner.scope(train);
+            let _ = catch_unwind(AssertUnwindSafe(|| inner.scope(|| panic!("inside"))));
+            train();
+        });
+    });
+    assert_eq!(inner.state().taken_steps(), 1);
+    assert_eq!(outer.state().taken_steps(), 1);
+}

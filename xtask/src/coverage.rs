@@ -1,0 +1,207 @@
+//! Compares the traits of the resolved `burn-backend` with what the library overrides. A method that
+//! is left to its default silently loses the inner backend's own kernel.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use burn_amp::policy::TABLE;
+use cargo_metadata::MetadataCommand;
+use proc_macro2::{TokenStream, TokenTree};
+use quote::ToTokens;
+use syn::{Attribute, ImplItem, Item, ItemImpl, TraitItem, Type};
+use walkdir::WalkDir;
+
+/// The traits that a backend and its autodiff implement.
+const TRAITS: [&str; 9] = [
+    "Backend",
+    "AutodiffBackend",
+    "FloatTensorOps",
+    "IntTensorOps",
+    "BoolTensorOps",
+    "ModuleOps",
+    "ActivationOps",
+    "QTensorOps",
+    "TransactionOps",
+];
+
+/// The traits whose methods need a policy row if a float tensor takes part in them.
+const WITH_POLICY: [&str; 7] = [
+    "FloatTensorOps",
+    "IntTensorOps",
+    "BoolTensorOps",
+    "ModuleOps",
+    "ActivationOps",
+    "QTensorOps",
+    "TransactionOps",
+];
+
+/// A trait's methods, and whether a float tensor takes part in each.
+type Methods = BTreeMap<String, bool>;
+
+pub fn coverage(table: bool) -> anyhow::Result<()> {
+    let (burn, version) = burn_backend()?;
+    let traits = traits(&burn)?;
+    let overridden = overridden(
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../src")
+            .as_path(),
+    )?;
+    let mut missing = Vec::new();
+
+    println!(
+        "burn-backend {version}\n\n{:<16} overridden / methods",
+        "trait"
+    );
+    for name in TRAITS {
+        let methods = traits
+            .get(name)
+            .with_context(|| format!("burn-backend {version} has no trait {name}"))?;
+        let ours = overridden.get(name).cloned().unwrap_or_default();
+        let left: Vec<_> = methods.keys().filter(|m| !ours.contains(*m)).collect();
+        println!(
+            "{name:<16} {:>10} / {}",
+            methods.len() - left.len(),
+            methods.len()
+        );
+        missing.extend(
+            left.iter()
+                .map(|m| format!("{name}::{m} is not overridden")),
+        );
+        if WITH_POLICY.contains(&name) {
+            missing.extend(
+                methods
+                    .iter()
+                    .filter(|(method, float)| **float && TABLE.iter().all(|row| row.op != *method))
+                    .map(|(method, _)| format!("{name}::{method} has no policy row")),
+            );
+        }
+    }
+    let known: BTreeSet<&str> = traits.values().flatten().map(|(m, _)| m.as_str()).collect();
+    missing.extend(
+        TABLE
+            .iter()
+            .filter(|row| !known.contains(row.op))
+            .map(|row| format!("the policy row {} is no method of burn-backend", row.op)),
+    );
+    if table {
+        println!("\n| operation | class | why |\n|---|---|---|");
+        for row in TABLE {
+            println!("| `{}` | {:?} | {} |", row.op, row.class, row.why);
+        }
+    }
+    if !missing.is_empty() {
+        bail!("{}", missing.join("\n"));
+    }
+    Ok(())
+}
+
+/// Where the sources of the resolved `burn-backend` are, and its version.
+fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
+    let metadata = MetadataCommand::new().exec().context("cargo metadata")?;
+    let found: Vec<_> = metadata
+        .packages
+        .iter()
+        .filter(|package| package.name.as_str() == "burn-backend")
+        .collect();
+    ensure!(
+        found.len() == 1,
+        "{} versions of burn-backend are in use",
+        found.len()
+    );
+    let folder = found[0].manifest_path.parent().context("a folder")?;
+    Ok((folder.join("src").into(), found[0].version.to_string()))
+}
+
+fn files(folder: &Path) -> impl Iterator<Item = anyhow::Result<syn::File>> {
+    WalkDir::new(folder)
+        .into_iter()
+        .filter(|entry| match entry {
+            Ok(entry) => entry.path().extension().is_some_and(|e| e == "rs"),
+            Err(_) => true,
+        })
+        .map(|entry| {
+            let path = entry?.into_path();
+            let text = fs::read_to_string(&path)?;
+            syn::parse_file(&text).with_context(|| format!("parsing {}", path.display()))
+        })
+}
+
+fn traits(folder: &Path) -> anyhow::Result<BTreeMap<String, Methods>> {
+    let mut traits = BTreeMap::new();
+    for file in files(folder) {
+        for item in file?.items {
+            let Item::Trait(item) = item else { continue };
+            let methods = item
+                .items
+                .into_iter()
+                .filter_map(|item| match item {
+                    TraitItem::Fn(method) if !only_distributed(&method.attrs) => Some(method.sig),
+                    _ => None,
+                })
+                .map(|sig| {
+                    let text = sig.to_token_stream().to_string();
+                    let float = ["FloatTensor", "TransactionPrimitive <"]
+                        .iter()
+                        .any(|name| text.contains(name));
+                    (sig.ident.to_string(), float)
+                })
+                .collect();
+            traits.insert(item.ident.to_string(), methods);
+        }
+    }
+    Ok(traits)
+}
+
+/// Methods that exist under Burn's feature `distributed` alone.
+fn only_distributed(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute
+                .to_token_stream()
+                .to_string()
+                .contains("distributed")
+    })
+}
+
+/// By trait, the methods that the library writes out or makes with a macro.
+fn overridden(folder: &Path) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+    let mut overridden = BTreeMap::<_, BTreeSet<_>>::new();
+    for file in files(folder) {
+        for item in file?.items {
+            let Item::Impl(item) = item else { continue };
+            let Some(name) = of_amp(&item) else { continue };
+            let methods = overridden.entry(name).or_default();
+            for item in item.items {
+                match item {
+                    ImplItem::Fn(method) => methods.extend([method.sig.ident.to_string()]),
+                    ImplItem::Macro(lines) => methods.extend(top_level(lines.mac.tokens)),
+                    _ => {}
+                }
+            }
+        }
+    }
+    Ok(overridden)
+}
+
+/// The trait that an impl block gives `Amp` or `AmpAutodiff`.
+fn of_amp(item: &ItemImpl) -> Option<String> {
+    let (_, path, _) = item.trait_.as_ref()?;
+    let Type::Path(of) = item.self_ty.as_ref() else {
+        return None;
+    };
+    let of = of.path.segments.last()?.ident.to_string();
+    let name = path.segments.last()?.ident.to_string();
+    ["Amp", "AmpAutodiff"]
+        .contains(&of.as_str())
+        .then_some(name)
+}
+
+/// The identifiers of a macro call that are in no bracket: the operations are among them.
+fn top_level(tokens: TokenStream) -> impl Iterator<Item = String> {
+    tokens.into_iter().filter_map(|token| match token {
+        TokenTree::Ident(ident) => Some(ident.to_string()),
+        _ => None,
+    })
+}
