@@ -144,7 +144,7 @@ impl Settings {
         Err(AmpError::UnsupportedPrecision {
             precision,
             device: name::<B>(device),
-            reported: format!("{:?}", B::dtype_usage(device, dtype)),
+            reported: usage_text(B::dtype_usage(device, dtype)),
             possible,
             hint: match type_name::<B>().contains("NdArray") {
                 true => ", or the Flex backend, which computes in half on a CPU",
@@ -193,8 +193,25 @@ fn auto(f16: DTypeUsageSet, bf16: DTypeUsageSet) -> (Precision, &'static str) {
     }
 }
 
+/// The backend without the layers that share its devices, and the device.
 fn name<B: Backend>(device: &B::Device) -> String {
-    format!("{} on {device:?}", B::name(device))
+    let name = B::name(device);
+    let mut bare = name.as_str();
+    while let Some(inner) = ["amp<", "autodiff<"]
+        .iter()
+        .find_map(|layer| bare.strip_prefix(layer)?.strip_suffix('>'))
+    {
+        bare = inner;
+    }
+    format!("{bare} on {device:?}")
+}
+
+fn usage_text(usage: DTypeUsageSet) -> String {
+    if usage.is_empty() {
+        return "no use at all".into();
+    }
+    let uses: Vec<_> = usage.iter().map(|usage| format!("{usage:?}")).collect();
+    uses.join(" and ")
 }
 
 type DeviceKey = (TypeId, DeviceId);

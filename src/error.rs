@@ -19,7 +19,7 @@ pub enum AmpError {
 
     /// A half precision that the device can neither compute nor multiply matrices in.
     #[error(
-        "{precision} is not possible on {device}: the backend reports {reported} for it, and AMP \
+        "{precision} is not possible with {device}: the backend reports {reported} for it, and AMP \
          needs storage with arithmetic, or storage with accelerated matrix multiplication. \
          Possible here: {possible}. Choose one of these, or \"auto\"{hint}"
     )]
@@ -28,7 +28,7 @@ pub enum AmpError {
         precision: Precision,
         /// The backend and its device.
         device: String,
-        /// The uses of the dtype that the backend reports, for example `{Storage}`.
+        /// The uses of the dtype that the backend reports, for example `Storage`.
         reported: String,
         /// The precisions that this device can do.
         possible: String,
