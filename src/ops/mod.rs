@@ -26,7 +26,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Decides an operation on these operands. `Wide` gives back the first operand's dtype.
+    /// Decides an operation on these operands, where another may stand in for one that is absent.
+    /// `Wide` gives back the first operand's dtype.
     pub(crate) fn new<B: Backend>(class: Class, tensors: &[&AmpTensor<B>]) -> Self {
         Self::decide(class, tensors, operands(tensors), false)
     }

@@ -153,9 +153,8 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         beta: Option<FloatTensor<Self>>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        let mut tensors = vec![&tensor, &gamma];
-        tensors.extend(&beta);
-        let call = Call::composed(class!(layer_norm), &tensors);
+        let shift = beta.as_ref().unwrap_or(&gamma);
+        let call = Call::composed(class!(layer_norm), &[&tensor, &gamma, shift]);
         let (tensor, gamma) = (call.operand(tensor), call.operand(gamma));
         let beta = beta.map(|beta| call.operand(beta));
         call.result(call.run(|| B::layer_norm(tensor, gamma, beta, epsilon)))
@@ -169,9 +168,8 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         bias: Option<FloatTensor<Self>>,
         options: DeformConvOptions<2>,
     ) -> FloatTensor<Self> {
-        let mut tensors = vec![&x, &offset, &weight];
-        tensors.extend(mask.iter().chain(&bias));
-        let call = Call::new(class!(deform_conv2d), &tensors);
+        let (m, b) = (mask.as_ref().unwrap_or(&x), bias.as_ref().unwrap_or(&x));
+        let call = Call::new(class!(deform_conv2d), &[&x, &offset, &weight, m, b]);
         let (x, offset) = (call.operand(x), call.operand(offset));
         let weight = call.operand(weight);
         let mask = mask.map(|mask| call.operand(mask));
@@ -188,9 +186,11 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         output_grad: FloatTensor<Self>,
         options: DeformConvOptions<2>,
     ) -> DeformConv2dBackward<Self> {
-        let mut tensors = vec![&x, &offset, &weight, &output_grad];
-        tensors.extend(mask.iter().chain(&bias));
-        let call = Call::backward(class!(deform_conv2d_backward), &tensors);
+        let (m, b) = (mask.as_ref().unwrap_or(&x), bias.as_ref().unwrap_or(&x));
+        let call = Call::backward(
+            class!(deform_conv2d_backward),
+            &[&x, &offset, &weight, &output_grad, m, b],
+        );
         let (x, offset) = (call.operand(x), call.operand(offset));
         let (weight, output_grad) = (call.operand(weight), call.operand(output_grad));
         let mask = mask.map(|mask| call.operand(mask));
@@ -368,9 +368,7 @@ fn contraction<B: Backend>(
     bias: Option<AmpTensor<B>>,
     op: impl FnOnce(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let mut tensors = vec![&x, &weight];
-    tensors.extend(&bias);
-    let call = Call::new(class, &tensors);
+    let call = Call::new(class, &[&x, &weight, bias.as_ref().unwrap_or(&weight)]);
     match bias {
         Some(bias) if call.is_bare_contraction(&x) => {
             let out = contraction(class, channels, x, weight, None, op);
