@@ -10,8 +10,8 @@ use burn::backend::{Autodiff, Flex};
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{
-    Adam, AdamConfig, GradientsAccumulator, GradientsParams, MuonConfig, Optimizer,
-    adaptor::OptimizerAdaptor,
+    Adam, AdamConfig, GradientsAccumulator, GradientsParams, LBFGSConfig, LineSearchFn, MuonConfig,
+    Optimizer, adaptor::OptimizerAdaptor,
 };
 use burn::prelude::*;
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
@@ -663,4 +663,40 @@ fn scopes_of_scalers_nest_and_end_with_a_panic() {
     });
     assert_eq!(inner.state().taken_steps(), 1);
     assert_eq!(outer.state().taken_steps(), 1);
+}
+
+/// One LBFGS step of up to ten evaluations: the loss before and after.
+fn lbfgs<B: AutodiffBackend>(line_search: LineSearchFn) -> (f64, f64) {
+    let mut optimizer = LBFGSConfig::new()
+        .with_line_search_fn(line_search)
+        .with_max_iter(10)
+        .init::<B>();
+    let loss = |model: &Mlp<B>| model.loss(7) * 1000.0;
+    let value = |model: &Mlp<B>| loss(model).into_scalar().elem::<f64>();
+    let model = Mlp::<B>::new();
+    let before = value(&model);
+    let (model, _) = optimizer.step(0.1, model, |model| {
+        let (value, grads) = (value(&model), loss(&model).backward());
+        (value, GradientsParams::from_grads(grads, &model))
+    });
+    (before, value(&model))
+}
+
+#[test]
+fn lbfgs_needs_every_gradient() {
+    let disabled = GradScaler::new(LossScaleConfig::Disabled).unwrap();
+    for line_search in [LineSearchFn::None, LineSearchFn::StrongWolfe] {
+        for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
+            let (before, after) = in_scope(precision, &disabled, || lbfgs::<A>(line_search));
+            assert!(
+                after < 0.9 * before,
+                "{precision}: from {before} to {after}"
+            );
+        }
+        // It takes absent gradients for convergence, and stops: documented as a limit.
+        let overflowing = scaler(2f32.powi(24));
+        let (before, after) = in_scope(Precision::F16, &overflowing, || lbfgs::<A>(line_search));
+        assert_eq!(before, after);
+        assert_eq!(overflowing.skipped_steps(), 1);
+    }
 }
