@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
-use burn_amp::policy::TABLE;
+use anyhow::{Context, ensure};
+use burn_amp::policy::{Row, TABLE};
 use cargo_metadata::MetadataCommand;
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
@@ -40,15 +40,13 @@ const WITH_POLICY: [&str; 7] = [
 /// A trait's methods, and whether a float tensor takes part in each.
 type Methods = BTreeMap<String, bool>;
 
+/// By trait, the methods that the library writes out or makes with a macro.
+type Overridden = BTreeMap<String, BTreeSet<String>>;
+
 pub fn coverage(table: bool) -> anyhow::Result<()> {
     let (burn, version) = burn_backend()?;
     let traits = traits(&burn)?;
-    let overridden = overridden(
-        Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../src")
-            .as_path(),
-    )?;
-    let mut missing = Vec::new();
+    let overridden = overridden(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../src"))?;
 
     println!(
         "burn-backend {version}\n\n{:<16} overridden / methods",
@@ -58,43 +56,64 @@ pub fn coverage(table: bool) -> anyhow::Result<()> {
         let methods = traits
             .get(name)
             .with_context(|| format!("burn-backend {version} has no trait {name}"))?;
-        let ours = overridden.get(name).cloned().unwrap_or_default();
-        let left: Vec<_> = methods.keys().filter(|m| !ours.contains(*m)).collect();
-        println!(
-            "{name:<16} {:>10} / {}",
-            methods.len() - left.len(),
-            methods.len()
-        );
-        missing.extend(
-            left.iter()
-                .map(|m| format!("{name}::{m} is not overridden")),
-        );
-        if WITH_POLICY.contains(&name) {
-            missing.extend(
-                methods
-                    .iter()
-                    .filter(|(method, float)| **float && TABLE.iter().all(|row| row.op != *method))
-                    .map(|(method, _)| format!("{name}::{method} has no policy row")),
-            );
-        }
+        let done = methods.len() - left(name, methods, &overridden).count();
+        println!("{name:<16} {done:>10} / {}", methods.len());
     }
-    let known: BTreeSet<&str> = traits.values().flatten().map(|(m, _)| m.as_str()).collect();
-    missing.extend(
-        TABLE
-            .iter()
-            .filter(|row| !known.contains(row.op))
-            .map(|row| format!("the policy row {} is no method of burn-backend", row.op)),
-    );
     if table {
         println!("\n| operation | class | why |\n|---|---|---|");
         for row in TABLE {
             println!("| `{}` | {:?} | {} |", row.op, row.class, row.why);
         }
     }
-    if !missing.is_empty() {
-        bail!("{}", missing.join("\n"));
-    }
+    let missing = missing(&traits, &overridden, TABLE);
+    ensure!(missing.is_empty(), "{}", missing.join("\n"));
     Ok(())
+}
+
+/// The methods of a trait that are left to their defaults.
+fn left<'a>(
+    name: &str,
+    methods: &'a Methods,
+    overridden: &'a Overridden,
+) -> impl Iterator<Item = &'a String> {
+    let ours = overridden.get(name);
+    methods
+        .keys()
+        .filter(move |method| !ours.is_some_and(|ours| ours.contains(*method)))
+}
+
+/// Whatever is not as it should be, a line each.
+fn missing(
+    traits: &BTreeMap<String, Methods>,
+    overridden: &Overridden,
+    table: &[Row],
+) -> Vec<String> {
+    let mut missing = Vec::new();
+    for (name, methods) in traits
+        .iter()
+        .filter(|(name, _)| TRAITS.contains(&name.as_str()))
+    {
+        missing.extend(
+            left(name, methods, overridden)
+                .map(|method| format!("{name}::{method} is not overridden")),
+        );
+        if WITH_POLICY.contains(&name.as_str()) {
+            missing.extend(
+                methods
+                    .iter()
+                    .filter(|(method, float)| **float && table.iter().all(|r| r.op != *method))
+                    .map(|(method, _)| format!("{name}::{method} has no policy row")),
+            );
+        }
+    }
+    let known: BTreeSet<&String> = traits.values().flat_map(Methods::keys).collect();
+    missing.extend(
+        table
+            .iter()
+            .filter(|row| !known.contains(&row.op.to_string()))
+            .map(|row| format!("the policy row {} is no method of burn-backend", row.op)),
+    );
+    missing
 }
 
 /// Where the sources of the resolved `burn-backend` are, and its version.
@@ -129,29 +148,35 @@ fn files(folder: &Path) -> impl Iterator<Item = anyhow::Result<syn::File>> {
 }
 
 fn traits(folder: &Path) -> anyhow::Result<BTreeMap<String, Methods>> {
-    let mut traits = BTreeMap::new();
+    let mut all = BTreeMap::new();
     for file in files(folder) {
-        for item in file?.items {
-            let Item::Trait(item) = item else { continue };
-            let methods = item
-                .items
-                .into_iter()
-                .filter_map(|item| match item {
-                    TraitItem::Fn(method) if !only_distributed(&method.attrs) => Some(method.sig),
-                    _ => None,
-                })
-                .map(|sig| {
-                    let text = sig.to_token_stream().to_string();
-                    let float = ["FloatTensor", "TransactionPrimitive <"]
-                        .iter()
-                        .any(|name| text.contains(name));
-                    (sig.ident.to_string(), float)
-                })
-                .collect();
-            traits.insert(item.ident.to_string(), methods);
-        }
+        all.extend(traits_in(file?));
     }
-    Ok(traits)
+    Ok(all)
+}
+
+fn traits_in(file: syn::File) -> BTreeMap<String, Methods> {
+    let mut traits = BTreeMap::new();
+    for item in file.items {
+        let Item::Trait(item) = item else { continue };
+        let methods = item
+            .items
+            .into_iter()
+            .filter_map(|item| match item {
+                TraitItem::Fn(method) if !only_distributed(&method.attrs) => Some(method.sig),
+                _ => None,
+            })
+            .map(|sig| {
+                let text = sig.to_token_stream().to_string();
+                let float = ["FloatTensor", "TransactionPrimitive <"]
+                    .iter()
+                    .any(|name| text.contains(name));
+                (sig.ident.to_string(), float)
+            })
+            .collect();
+        traits.insert(item.ident.to_string(), methods);
+    }
+    traits
 }
 
 /// Methods that exist under Burn's feature `distributed` alone.
@@ -165,24 +190,28 @@ fn only_distributed(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// By trait, the methods that the library writes out or makes with a macro.
-fn overridden(folder: &Path) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
-    let mut overridden = BTreeMap::<_, BTreeSet<_>>::new();
+fn overridden(folder: &Path) -> anyhow::Result<Overridden> {
+    let mut all = Overridden::new();
     for file in files(folder) {
-        for item in file?.items {
-            let Item::Impl(item) = item else { continue };
-            let Some(name) = of_amp(&item) else { continue };
-            let methods = overridden.entry(name).or_default();
-            for item in item.items {
-                match item {
-                    ImplItem::Fn(method) => methods.extend([method.sig.ident.to_string()]),
-                    ImplItem::Macro(lines) => methods.extend(top_level(lines.mac.tokens)),
-                    _ => {}
-                }
+        all = overridden_in(file?, all);
+    }
+    Ok(all)
+}
+
+fn overridden_in(file: syn::File, mut overridden: Overridden) -> Overridden {
+    for item in file.items {
+        let Item::Impl(item) = item else { continue };
+        let Some(name) = of_amp(&item) else { continue };
+        let methods = overridden.entry(name).or_default();
+        for item in item.items {
+            match item {
+                ImplItem::Fn(method) => methods.extend([method.sig.ident.to_string()]),
+                ImplItem::Macro(lines) => methods.extend(top_level(lines.mac.tokens)),
+                _ => {}
             }
         }
     }
-    Ok(overridden)
+    overridden
 }
 
 /// The trait that an impl block gives `Amp` or `AmpAutodiff`.
@@ -204,4 +233,65 @@ fn top_level(tokens: TokenStream) -> impl Iterator<Item = String> {
         TokenTree::Ident(ident) => Some(ident.to_string()),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_amp::policy::Class;
+
+    fn rows(ops: &[&'static str]) -> Vec<Row> {
+        ops.iter()
+            .map(|op| Row {
+                op,
+                class: Class::Keep,
+                why: "",
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_method_without_override_or_row_and_a_row_without_method_are_reported() {
+        let traits = traits_in(
+            syn::parse_str(
+                "pub trait ActivationOps<B: Backend> {
+                    fn relu(tensor: FloatTensor<B>) -> FloatTensor<B> { tensor }
+                    fn gelu(tensor: FloatTensor<B>) -> FloatTensor<B>;
+                    fn made() -> FloatTensor<B>;
+                    fn count() -> usize;
+                    #[cfg(feature = \"distributed\")]
+                    fn reduce(tensor: FloatTensor<B>);
+                }
+                pub trait Unrelated { fn other(); }",
+            )
+            .unwrap(),
+        );
+        let ours = |body: &str| {
+            let text = format!("impl<B: Backend> ActivationOps<Self> for Amp<B> {{ {body} }}");
+            overridden_in(syn::parse_str(&text).unwrap(), Overridden::new())
+        };
+        let whole = ours(
+            "float_ops! { relu [tensor] (); gelu [tensor] (made: usize); }
+             delegate! { fn count() -> usize; }
+             fn made() -> FloatTensor<Self> { B::made() }",
+        );
+        let table = rows(&["relu", "gelu", "made"]);
+        assert!(missing(&traits, &whole, &table).is_empty());
+        assert_eq!(
+            missing(&traits, &whole, &rows(&["relu", "made", "swish"])),
+            [
+                "ActivationOps::gelu has no policy row",
+                "the policy row swish is no method of burn-backend"
+            ]
+        );
+        let part = ours("float_ops! { relu [tensor] (made: usize); }");
+        assert_eq!(
+            missing(&traits, &part, &table),
+            [
+                "ActivationOps::count is not overridden",
+                "ActivationOps::gelu is not overridden",
+                "ActivationOps::made is not overridden"
+            ]
+        );
+    }
 }
