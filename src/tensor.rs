@@ -108,21 +108,21 @@ impl<B: Backend> AmpTensor<B> {
         if self.dtype() == dtype {
             return self.primitive;
         }
-        match self.halves.get() {
-            Some(halves) if self.dtype() == DType::F32 && Arc::strong_count(halves) > 1 => {
-                match dtype {
-                    DType::F16 => Some(&halves.f16),
-                    DType::BF16 => Some(&halves.bf16),
-                    _ => None,
-                }
-            }
-            _ => None,
+        let Some((halves, copy)) = self
+            .halves
+            .get()
+            .and_then(|halves| Some((halves, halves.of(self.dtype(), dtype)?)))
+        else {
+            return B::float_cast(self.primitive, dtype.into());
+        };
+        match copy.get() {
+            Some(copy) => copy.clone(),
+            // Nobody is left to share it with.
+            None if Arc::strong_count(halves) == 1 => B::float_cast(self.primitive, dtype.into()),
+            None => copy
+                .get_or_init(|| B::float_cast(self.primitive.clone(), dtype.into()))
+                .clone(),
         }
-        .map(|copy| {
-            copy.get_or_init(|| B::float_cast(self.primitive.clone(), dtype.into()))
-                .clone()
-        })
-        .unwrap_or_else(|| B::float_cast(self.primitive, dtype.into()))
     }
 }
 
@@ -138,6 +138,17 @@ impl<B: Backend> Clone for AmpTensor<B> {
             marks: self.marks,
             halves,
             leaf: self.leaf.clone(),
+        }
+    }
+}
+
+impl<P> Halves<P> {
+    /// Where the copy of an FP32 tensor in a half dtype is; no other cast is shared.
+    fn of(&self, from: DType, to: DType) -> Option<&OnceLock<P>> {
+        match (from, to) {
+            (DType::F32, DType::F16) => Some(&self.f16),
+            (DType::F32, DType::BF16) => Some(&self.bf16),
+            _ => None,
         }
     }
 }

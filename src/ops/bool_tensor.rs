@@ -8,7 +8,8 @@ use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, BoolDType, FloatDType, IntDType, Scalar, Shape, Slice, TensorData};
 
 use super::delegate;
-use crate::{Amp, AmpTensor};
+use super::tensor::made;
+use crate::Amp;
 
 impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
     async fn bool_into_data(tensor: BoolTensor<Self>) -> Result<TensorData, ExecutionError> {
@@ -23,7 +24,10 @@ impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
     }
 
     fn bool_into_float(tensor: BoolTensor<Self>, out_dtype: FloatDType) -> FloatTensor<Self> {
-        AmpTensor::plain(B::bool_into_float(tensor, out_dtype))
+        let device = B::bool_device(&tensor);
+        made(&device, out_dtype, |dtype| {
+            B::bool_into_float(tensor, dtype)
+        })
     }
 
     delegate! {

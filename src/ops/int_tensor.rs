@@ -10,7 +10,8 @@ use burn_backend::{
 };
 
 use super::delegate;
-use crate::{Amp, AmpTensor};
+use super::tensor::made;
+use crate::Amp;
 
 impl<B: Backend> IntTensorOps<Self> for Amp<B> {
     async fn int_into_data(tensor: IntTensor<Self>) -> Result<TensorData, ExecutionError> {
@@ -18,7 +19,8 @@ impl<B: Backend> IntTensorOps<Self> for Amp<B> {
     }
 
     fn int_into_float(tensor: IntTensor<Self>, out_dtype: FloatDType) -> FloatTensor<Self> {
-        AmpTensor::plain(B::int_into_float(tensor, out_dtype))
+        let device = B::int_device(&tensor);
+        made(&device, out_dtype, |dtype| B::int_into_float(tensor, dtype))
     }
 
     delegate! {

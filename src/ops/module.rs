@@ -119,7 +119,8 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         attn_bias: Option<FloatTensor<Self>>,
         options: AttentionModuleOptions,
     ) -> FloatTensor<Self> {
-        let call = Call::new(class!(attention), &[&query, &key, &value]);
+        let bias = attn_bias.as_ref().unwrap_or(&value);
+        let call = Call::new(class!(attention), &[&query, &key, &value, bias]);
         let half = call.compute_dtype().filter(|dtype| is_half(*dtype));
         if let Some(dtype) = half {
             let whole = !B::ad_enabled(&query.device())

@@ -8,6 +8,7 @@ use burn_backend::{
     Backend, BoolDType, FloatDType, IntDType, Scalar, Shape, Slice, TensorData, TensorPrimitive,
 };
 
+use super::tensor::made;
 use super::{Call, class, delegate};
 use crate::{Amp, AmpTensor};
 
@@ -39,7 +40,8 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
     }
 
     fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        AmpTensor::plain(B::dequantize(tensor, dtype))
+        let device = B::q_device(&tensor);
+        made(&device, dtype, |dtype| B::dequantize(tensor, dtype))
     }
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {

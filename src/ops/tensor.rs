@@ -11,7 +11,8 @@ use burn_backend::{
 
 use super::{Call, class, float_ops, measuring_ops, scalar_ops};
 use crate::autodiff::leaves;
-use crate::policy::Class;
+use crate::device;
+use crate::policy::{Class, HalfSupport};
 use crate::tensor::{Marks, is_half, leaving};
 use crate::{Amp, AmpTensor};
 
@@ -36,11 +37,11 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        AmpTensor::plain(B::float_zeros(shape, device, dtype))
+        made(device, dtype, |dtype| B::float_zeros(shape, device, dtype))
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        AmpTensor::plain(B::float_ones(shape, device, dtype))
+        made(device, dtype, |dtype| B::float_ones(shape, device, dtype))
     }
 
     fn float_full(
@@ -49,11 +50,13 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        AmpTensor::plain(B::float_full(shape, fill_value, device, dtype))
+        made(device, dtype, |dtype| {
+            B::float_full(shape, fill_value, device, dtype)
+        })
     }
 
     fn float_empty(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        AmpTensor::plain(B::float_empty(shape, device, dtype))
+        made(device, dtype, |dtype| B::float_empty(shape, device, dtype))
     }
 
     // Where a tensor is, and how it leaves.
@@ -360,6 +363,21 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let (tensor, grid) = (call.operand(tensor), call.operand(grid));
         call.result(call.run(|| B::float_grid_sample_2d(tensor, grid, options)))
     }
+}
+
+/// A tensor in the dtype asked for. Where that is one the device only stores and multiplies matrices
+/// in, it is made in FP32 and cast.
+pub(super) fn made<B: Backend>(
+    device: &B::Device,
+    dtype: FloatDType,
+    make: impl FnOnce(FloatDType) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let only_stored = is_half(dtype.into())
+        && device::current::<B>(device).support().of(dtype.into()) == HalfSupport::Contractions;
+    AmpTensor::plain(match only_stored {
+        true => B::float_cast(make(FloatDType::F32), dtype),
+        false => make(dtype),
+    })
 }
 
 /// A leaf whose gradient the backward pass will find.
