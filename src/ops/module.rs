@@ -212,7 +212,6 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         linear_bias_backward [output_grad] ();
         embedding [weights] (indices: IntTensor<Self>);
         embedding_backward [weights, output_grad] (indices: IntTensor<Self>);
-        unfold4d [x] (kernel_size: [usize; 2], options: UnfoldOptions);
         interpolate [x] (output_size: [usize; 2], options: InterpolateOptions);
         adaptive_avg_pool1d [x] (output_size: usize);
         adaptive_avg_pool2d [x] (output_size: [usize; 2]);
@@ -230,6 +229,16 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         adaptive_avg_pool2d_backward [x, grad] ();
         avg_pool1d_backward [x, grad] (kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool);
         avg_pool2d_backward [x, grad] (kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool);
+    }
+
+    fn unfold4d(
+        x: FloatTensor<Self>,
+        kernel_size: [usize; 2],
+        options: UnfoldOptions,
+    ) -> FloatTensor<Self> {
+        let call = Call::summed_backward(class!(unfold4d), &x);
+        let x = call.operand(x);
+        call.result(call.run(|| B::unfold4d(x, kernel_size, options)))
     }
 
     fn max_pool1d_with_indices(

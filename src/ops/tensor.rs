@@ -192,7 +192,6 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_slice [tensor] (slices: &[Slice]);
         float_select [tensor] (dim: usize, indices: IntTensor<Self>);
         float_gather_nd [data] (indices: IntTensor<Self>);
-        float_unfold [tensor] (dim: usize, size: usize, step: usize);
     }
 
     scalar_ops! {
@@ -352,6 +351,17 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let (values, indices) =
             call.run(|| B::float_sort_with_indices(tensor, dim, descending, indices_dtype));
         (call.result(values), indices)
+    }
+
+    fn float_unfold(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+        size: usize,
+        step: usize,
+    ) -> FloatTensor<Self> {
+        let call = Call::summed_backward(class!(float_unfold), &tensor);
+        let tensor = call.operand(tensor);
+        call.result(call.run(|| B::float_unfold(tensor, dim, size, step)))
     }
 
     fn float_grid_sample_2d(
