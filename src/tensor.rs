@@ -38,6 +38,7 @@ struct Halves<P> {
 /// elsewhere is weak.
 pub(crate) struct Leaf<B: Backend> {
     pub tensor: FloatTensor<B>,
+    pub marks: Marks,
 }
 
 impl<B: Backend> AmpTensor<B> {
@@ -97,6 +98,7 @@ impl<B: Backend> AmpTensor<B> {
     pub(crate) fn into_leaf(mut self) -> (Self, Arc<Leaf<B>>) {
         let leaf = Arc::new(Leaf {
             tensor: self.primitive.clone(),
+            marks: self.marks,
         });
         self.leaf = Some(leaf.clone());
         (self, leaf)

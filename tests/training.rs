@@ -370,6 +370,20 @@ fn leaves_of_any_float_dtype_get_gradients_in_their_own() {
 }
 
 #[test]
+fn the_gradient_of_a_demoted_leaf_leaves_as_its_data_does() {
+    let scaler = scaler(256.0);
+    for precision in HALVES {
+        in_scope(precision, &scaler, || {
+            let x = values::<A, 2>([4, 4], 1);
+            let leaf = x.clone().matmul(x).detach().require_grad();
+            assert_eq!(Some(leaf.dtype()), precision.compute_dtype());
+            let grad = leaf.grad(&leaf.clone().sum().backward()).unwrap();
+            assert_eq!((data(leaf).len(), data(grad)), (16, vec![1.0; 16]));
+        });
+    }
+}
+
+#[test]
 fn a_loss_may_itself_be_a_leaf() {
     let scaler = scaler(256.0);
     for precision in [Precision::F16, Precision::Bf16, Precision::F32] {

@@ -68,7 +68,7 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         let id = node_id::<B, C>(tensor.primitive());
         grads.ready.get(&id).cloned().or_else(|| {
             let grad = Tape::<B, C>::grad(tensor.primitive(), grads.tape.as_ref()?)?;
-            Some(finished(grad, tensor.dtype()))
+            Some(finished(grad, tensor.dtype(), tensor.marks()))
         })
     }
 
@@ -79,7 +79,7 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         let id = node_id::<B, C>(tensor.primitive());
         grads.ready.remove(&id).or_else(|| {
             let grad = Tape::<B, C>::grad_remove(tensor.primitive(), grads.tape.as_mut()?)?;
-            Some(finished(grad, tensor.dtype()))
+            Some(finished(grad, tensor.dtype(), tensor.marks()))
         })
     }
 
@@ -136,15 +136,14 @@ fn node_id<B: Backend, C: CheckpointStrategy>(tensor: &FloatTensor<Tape<B, C>>) 
     tensor.node.id.value
 }
 
-/// A gradient as the user gets it: in its tensor's dtype, and never demoted from here on.
-fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType) -> AmpTensor<B> {
-    AmpTensor::new(
-        grad.into_dtype(dtype),
-        Marks {
-            demoted: false,
-            gradient: true,
-        },
-    )
+/// A gradient as the user gets it: in its tensor's dtype, leaving as the tensor would, and never
+/// demoted from here on.
+fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType, of: Marks) -> AmpTensor<B> {
+    let marks = Marks {
+        gradient: true,
+        ..of
+    };
+    AmpTensor::new(grad.into_dtype(dtype), marks)
 }
 
 fn scaled_backward<B: Backend, C: CheckpointStrategy>(
@@ -170,7 +169,8 @@ fn scaled_backward<B: Backend, C: CheckpointStrategy>(
         };
         let unscaled = unscaled::<B>(grad.into_primitive(), scale);
         finite.add(unscaled.clone());
-        let grad = finished(AmpTensor::plain(unscaled), leaf.tensor.dtype());
+        let grad = AmpTensor::plain(unscaled);
+        let grad = finished(grad, leaf.tensor.dtype(), leaf.marks);
         ready.insert(node_id::<B, C>(&leaf.tensor), grad);
     }
 

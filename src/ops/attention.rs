@@ -16,7 +16,7 @@ pub(super) fn scale<T: TensorMetadata>(query: &T, options: &AttentionModuleOptio
 /// minus infinity and a row that is masked throughout gives zeros.
 ///
 /// As Burn's `attention_fallback`, but the query is scaled before the product, which in f16 would
-/// overflow beyond 65504.
+/// overflow beyond 65504, and a row that is masked throughout has a gradient of zeros, not NaN.
 pub(super) fn scaled_dot_product<B: Backend>(
     query: FloatTensor<Amp<B>>,
     key: FloatTensor<Amp<B>>,
@@ -62,10 +62,9 @@ fn masked_softmax<B: Backend>(scores: FloatTensor<Amp<B>>) -> FloatTensor<Amp<B>
     let largest = A::<B>::float_clamp_min(largest, info.min.into());
     let exps = A::<B>::float_exp(A::<B>::float_sub(scores, largest));
     let sums = A::<B>::float_sum_dim(exps.clone(), dim);
-    A::<B>::float_div(
-        exps,
-        A::<B>::float_clamp_min(sums, info.min_positive.into()),
-    )
+    // A row sums to 1 at least, for its largest score counts as 1; a masked one to 0. Half of one
+    // leaves room for rounding and, unlike the smallest positive number, can be squared in backward.
+    A::<B>::float_div(exps, A::<B>::float_clamp_min(sums, 0.5.into()))
 }
 
 /// True where a key lies in the future of its query, the last of both being aligned.

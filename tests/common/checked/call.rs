@@ -1,0 +1,358 @@
+//! One call of an operation: its operands are looked at, then lowered to Flex, and its results are
+//! raised again.
+
+use std::ops::Range;
+
+use burn::backend::Flex;
+use burn::backend::flex::FlexDevice;
+use burn_backend::ops::{
+    AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConv2dBackward,
+    DeformConvOptions, GridSampleOptions, InterpolateOptions, MaxPool1dBackward,
+    MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices, UnfoldOptions,
+};
+use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
+use burn_backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor, QuantizedTensor};
+use burn_backend::{
+    BoolDType, DType, DTypeUsage, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+    TensorMetadata, TensorPrimitive,
+};
+
+use super::{Checked, CheckedBool, CheckedDevice, CheckedInt, CheckedQ, CheckedTensor};
+
+/// The operations that a device without arithmetic in a dtype may still do: those that accelerators
+/// contract with.
+const CONTRACTIONS: &[&str] = &[
+    "float_matmul",
+    "linear",
+    "linear_x_backward",
+    "linear_weight_backward",
+    "conv1d",
+    "conv1d_x_backward",
+    "conv1d_weight_backward",
+    "conv2d",
+    "conv2d_x_backward",
+    "conv2d_weight_backward",
+    "conv3d",
+    "conv3d_x_backward",
+    "conv3d_weight_backward",
+    "conv_transpose1d",
+    "conv_transpose1d_x_backward",
+    "conv_transpose1d_weight_backward",
+    "conv_transpose2d",
+    "conv_transpose2d_x_backward",
+    "conv_transpose2d_weight_backward",
+    "conv_transpose3d",
+    "conv_transpose3d_x_backward",
+    "conv_transpose3d_weight_backward",
+];
+
+/// The operations that copy bits, which storage is enough for.
+const MOVES: &[&str] = &[
+    "float_from_data",
+    "float_into_data",
+    "float_to_device",
+    "float_cast",
+    "float_reshape",
+    "float_transpose",
+    "float_swap_dims",
+    "float_permute",
+    "float_flip",
+    "float_slice",
+    "float_expand",
+    "float_repeat_dim",
+    "float_select",
+    "float_gather",
+    "float_gather_nd",
+    "float_unfold",
+    "float_empty",
+    "embedding",
+];
+
+/// Whether an operation is a contraction.
+pub fn is_contraction(op: &str) -> bool {
+    CONTRACTIONS.contains(&op)
+}
+
+/// An operation on its way to Flex.
+pub(super) struct Call {
+    op: &'static str,
+    device: Option<CheckedDevice>,
+    dtype: Option<DType>,
+    rank: usize,
+    optional: bool,
+}
+
+impl Call {
+    pub(super) fn new(op: &'static str) -> Self {
+        Self {
+            op,
+            device: None,
+            dtype: None,
+            rank: 0,
+            optional: false,
+        }
+    }
+
+    fn on(&mut self, device: CheckedDevice) {
+        let first = *self.device.get_or_insert(device);
+        let op = self.op;
+        assert_eq!(first, device, "{op}: operands on different devices");
+    }
+
+    fn float(&mut self, tensor: &CheckedTensor) {
+        let (op, dtype) = (self.op, tensor.dtype());
+        self.on(tensor.device);
+        let first = *self.dtype.get_or_insert(dtype);
+        assert!(
+            first == dtype,
+            "{op}: operands of different dtypes, {first:?} and {dtype:?}"
+        );
+        self.rank = self.rank.max(tensor.rank());
+    }
+
+    /// The device of every operand.
+    pub(super) fn device(&self) -> CheckedDevice {
+        self.device.expect("an operand or a device")
+    }
+
+    /// Panics when the device cannot do the operation in its operands' dtype; counts it.
+    pub(super) fn check(&mut self) {
+        if let Some(dtype) = self.dtype {
+            self.check_support(dtype);
+            self.device().count_op(self.op, dtype);
+        }
+    }
+
+    /// A float result, which the device has to support as well.
+    pub(super) fn gives(&mut self, dtype: DType) {
+        if self.dtype.is_none() {
+            self.dtype = Some(dtype);
+            self.check();
+        } else if self.dtype != Some(dtype) {
+            self.check_support(dtype);
+        }
+    }
+
+    fn check_support(&self, dtype: DType) {
+        let (op, device) = (self.op, self.device());
+        let Some(usage) = device.usage(dtype) else {
+            return;
+        };
+        let bare = is_contraction(op) && self.is_bare();
+        let enough = if usage.is_superset(DTypeUsage::general()) {
+            true
+        } else if usage.is_superset(DTypeUsage::Storage | DTypeUsage::Accelerated) {
+            bare || MOVES.contains(&op)
+        } else {
+            usage.contains(DTypeUsage::Storage) && MOVES.contains(&op)
+        };
+        assert!(
+            enough,
+            "{op} in {dtype:?}, of which {device:?} supports {usage:?}"
+        );
+    }
+
+    /// Nothing but products: no bias is added, no batch dimensions are summed after.
+    fn is_bare(&self) -> bool {
+        !self.optional && (self.op != "linear_weight_backward" || self.rank == 2)
+    }
+}
+
+/// An argument of an operation.
+pub(super) trait Operand {
+    type Lower;
+
+    fn seen(&self, _call: &mut Call) {}
+
+    fn lower(self) -> Self::Lower;
+}
+
+/// A result of an operation, from what Flex gives.
+pub(super) trait Outcome<L> {
+    fn raised(lower: L, call: &mut Call) -> Self;
+}
+
+/// Arguments that hold no tensor.
+macro_rules! plain {
+    ($($ty:ty),* $(,)?) => {$(
+        impl Operand for $ty {
+            type Lower = Self;
+
+            fn lower(self) -> Self {
+                self
+            }
+        }
+    )*};
+}
+
+plain! {
+    usize, bool, f64, [usize; 2], &[usize], &[Slice], Range<i64>,
+    Scalar, Shape, TensorData, FloatDType, IntDType, BoolDType, IndexingUpdateOp,
+    ConvOptions<1>, ConvOptions<2>, ConvOptions<3>,
+    ConvTransposeOptions<1>, ConvTransposeOptions<2>, ConvTransposeOptions<3>,
+    DeformConvOptions<2>, UnfoldOptions, InterpolateOptions, AttentionModuleOptions,
+    GridSampleOptions, &QuantScheme,
+}
+
+impl Operand for &CheckedDevice {
+    type Lower = &'static FlexDevice;
+
+    fn seen(&self, call: &mut Call) {
+        call.on(**self);
+    }
+
+    fn lower(self) -> Self::Lower {
+        &FlexDevice
+    }
+}
+
+impl Operand for CheckedTensor {
+    type Lower = FloatTensor<Flex>;
+
+    fn seen(&self, call: &mut Call) {
+        call.float(self);
+    }
+
+    fn lower(self) -> Self::Lower {
+        self.inner
+    }
+}
+
+impl Outcome<FloatTensor<Flex>> for CheckedTensor {
+    fn raised(lower: FloatTensor<Flex>, call: &mut Call) -> Self {
+        call.gives(lower.dtype());
+        Self::new(lower, call.device())
+    }
+}
+
+/// Tensors of the other kinds: only their device is checked.
+macro_rules! placed {
+    ($($kind:ident: $lower:ty),*) => {$(
+        impl Operand for $kind {
+            type Lower = $lower;
+
+            fn seen(&self, call: &mut Call) {
+                call.on(self.device);
+            }
+
+            fn lower(self) -> Self::Lower {
+                self.inner
+            }
+        }
+
+        impl Outcome<$lower> for $kind {
+            fn raised(lower: $lower, call: &mut Call) -> Self {
+                Self::new(lower, call.device())
+            }
+        }
+    )*};
+}
+
+placed! {
+    CheckedInt: IntTensor<Flex>,
+    CheckedBool: burn_backend::tensor::BoolTensor<Flex>,
+    CheckedQ: QuantizedTensor<Flex>
+}
+
+impl<T: Operand> Operand for Option<T> {
+    type Lower = Option<T::Lower>;
+
+    fn seen(&self, call: &mut Call) {
+        if let Some(operand) = self {
+            call.optional = true;
+            operand.seen(call);
+        }
+    }
+
+    fn lower(self) -> Self::Lower {
+        self.map(T::lower)
+    }
+}
+
+impl<T: Operand> Operand for Vec<T> {
+    type Lower = Vec<T::Lower>;
+
+    fn seen(&self, call: &mut Call) {
+        self.iter().for_each(|operand| operand.seen(call));
+    }
+
+    fn lower(self) -> Self::Lower {
+        self.into_iter().map(T::lower).collect()
+    }
+}
+
+impl Operand for TensorPrimitive<Checked> {
+    type Lower = TensorPrimitive<Flex>;
+
+    fn seen(&self, call: &mut Call) {
+        match self {
+            TensorPrimitive::Float(tensor) => tensor.seen(call),
+            TensorPrimitive::QFloat(tensor) => tensor.seen(call),
+        }
+    }
+
+    fn lower(self) -> Self::Lower {
+        match self {
+            TensorPrimitive::Float(tensor) => TensorPrimitive::Float(tensor.lower()),
+            TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor.lower()),
+        }
+    }
+}
+
+impl Outcome<TensorPrimitive<Flex>> for TensorPrimitive<Checked> {
+    fn raised(lower: TensorPrimitive<Flex>, call: &mut Call) -> Self {
+        match lower {
+            TensorPrimitive::Float(t) => Self::Float(Outcome::raised(t, call)),
+            TensorPrimitive::QFloat(t) => Self::QFloat(Outcome::raised(t, call)),
+        }
+    }
+}
+
+impl Operand for QuantizationParametersPrimitive<Checked> {
+    type Lower = QuantizationParametersPrimitive<Flex>;
+
+    fn seen(&self, call: &mut Call) {
+        self.scales.seen(call);
+    }
+
+    fn lower(self) -> Self::Lower {
+        QuantizationParametersPrimitive {
+            scales: self.scales.lower(),
+        }
+    }
+}
+
+impl<A, B, LA, LB> Outcome<(LA, LB)> for (A, B)
+where
+    A: Outcome<LA>,
+    B: Outcome<LB>,
+{
+    fn raised((a, b): (LA, LB), call: &mut Call) -> Self {
+        (A::raised(a, call), B::raised(b, call))
+    }
+}
+
+impl<T: Outcome<L>, L> Outcome<Option<L>> for Option<T> {
+    fn raised(lower: Option<L>, call: &mut Call) -> Self {
+        lower.map(|lower| T::raised(lower, call))
+    }
+}
+
+/// Results that are structs of tensors.
+macro_rules! records {
+    ($($record:ident($($field:ident),*);)*) => {$(
+        impl Outcome<$record<Flex>> for $record<Checked> {
+            fn raised(lower: $record<Flex>, call: &mut Call) -> Self {
+                Self::new($(Outcome::raised(lower.$field, call)),*)
+            }
+        }
+    )*};
+}
+
+records! {
+    MaxPool1dWithIndices(output, indices);
+    MaxPool2dWithIndices(output, indices);
+    MaxPool1dBackward(x_grad);
+    MaxPool2dBackward(x_grad);
+    DeformConv2dBackward(x_grad, offset_grad, weight_grad, mask_grad, bias_grad);
+}

@@ -1,0 +1,127 @@
+//! `Checked`: Flex, with what burn-amp owes a backend asserted at every operation. Operands have one
+//! float dtype and one device, and the dtype is one that the device supports for that operation.
+//! Counts what has run: operations by dtype, casts, reads of data.
+#![allow(dead_code)]
+
+mod call;
+mod ops;
+mod registry;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::backend::Flex;
+use burn::backend::flex::FlexDevice;
+use burn_backend::backend::{Backend, BackendTypes, DTypeUsageSet};
+use burn_backend::quantization::QuantScheme;
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
+use burn_backend::{DType, QTensorPrimitive, Shape, TensorMetadata};
+
+pub use call::is_contraction;
+pub use registry::{Casts, CheckedDevice, Counts, Reads};
+
+/// The backend.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Checked;
+
+impl BackendTypes for Checked {
+    type Device = CheckedDevice;
+
+    type FloatTensorPrimitive = CheckedTensor;
+    type FloatElem = f32;
+
+    type IntTensorPrimitive = CheckedInt;
+    type IntElem = i32;
+
+    type BoolTensorPrimitive = CheckedBool;
+    type BoolElem = bool;
+
+    type QuantizedTensorPrimitive = CheckedQ;
+}
+
+impl Backend for Checked {
+    fn name(_device: &CheckedDevice) -> String {
+        "checked".into()
+    }
+
+    fn seed(device: &CheckedDevice, seed: u64) {
+        device.seed(seed);
+    }
+
+    fn dtype_usage(device: &CheckedDevice, dtype: DType) -> DTypeUsageSet {
+        device
+            .usage(dtype)
+            .unwrap_or_else(|| Flex::dtype_usage(&FlexDevice, dtype))
+    }
+
+    fn device_count(_type_id: u16) -> usize {
+        1
+    }
+}
+
+/// A float tensor. Clones keep its id, as they share its buffer.
+#[derive(Debug, Clone)]
+pub struct CheckedTensor {
+    inner: FloatTensor<Flex>,
+    device: CheckedDevice,
+    id: u64,
+}
+
+impl CheckedTensor {
+    fn new(inner: FloatTensor<Flex>, device: CheckedDevice) -> Self {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        Self {
+            inner,
+            device,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+}
+
+/// Tensors of the other kinds, each with its device.
+macro_rules! tensors {
+    ($($name:ident: $inner:ty),*) => {$(
+        #[derive(Debug, Clone)]
+        pub struct $name {
+            inner: $inner,
+            device: CheckedDevice,
+        }
+
+        impl $name {
+            fn new(inner: $inner, device: CheckedDevice) -> Self {
+                Self { inner, device }
+            }
+        }
+    )*};
+}
+
+tensors! {
+    CheckedInt: IntTensor<Flex>,
+    CheckedBool: BoolTensor<Flex>,
+    CheckedQ: QuantizedTensor<Flex>
+}
+
+macro_rules! metadata {
+    ($($name:ident),*) => {$(
+        impl TensorMetadata for $name {
+            fn dtype(&self) -> DType {
+                self.inner.dtype()
+            }
+
+            fn shape(&self) -> Shape {
+                self.inner.shape()
+            }
+        }
+    )*};
+}
+
+metadata!(CheckedTensor, CheckedInt, CheckedBool, CheckedQ);
+
+impl QTensorPrimitive for CheckedQ {
+    fn scheme(&self) -> &QuantScheme {
+        self.inner.scheme()
+    }
+
+    fn default_scheme() -> QuantScheme {
+        QuantizedTensor::<Flex>::default_scheme()
+    }
+}

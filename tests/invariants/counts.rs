@@ -1,0 +1,138 @@
+//! What a step costs: casts and read-backs, and that FP32 costs neither.
+
+use burn::module::Module;
+use burn::nn::loss::{MseLoss, Reduction};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::tensor::{DType, Tensor};
+use burn_amp::{Amp, Precision};
+use burn_backend::Backend;
+
+use crate::checked::{Casts, Checked, CheckedDevice, Reads};
+use crate::common::HALVES;
+use crate::device_in;
+use crate::steps::{KINDS, Keeping, Ready, Step, input, param, step};
+
+/// Three projections of one tensor and a fourth whose weight is the first's.
+fn projections<B: Backend<Device = CheckedDevice>>(device: &CheckedDevice) -> [Linear<B>; 4] {
+    let [q, k, v] = [(); 3].map(|()| LinearConfig::new(8, 8).init(device));
+    // A clone of what was never used draws values of its own.
+    Module::visit(&q, &mut Ready);
+    let tied = q.clone();
+    [q, k, v, tied]
+}
+
+fn projected<B: Backend>(layers: &[Linear<B>; 4], x: Tensor<B, 2>) -> Tensor<B, 2> {
+    let [q, k, v, tied] = layers.each_ref().map(|layer| layer.forward(x.clone()));
+    q * k + v * tied
+}
+
+#[test]
+fn a_tensor_is_cast_once_however_many_operations_use_it() {
+    for precision in HALVES {
+        let half = precision.compute_dtype().expect("a half precision");
+        let device = device_in(precision);
+        let layers = projections::<Amp<Checked>>(&device);
+        let x = input([4, 8], 1, &device);
+        projected(&layers, x.clone());
+        device.reset();
+        projected(&layers, x);
+        // The parameters' half copies are those of the first time.
+        assert_eq!(device.counts().casts(), 0, "in {precision}");
+
+        let device = device_in(precision);
+        let layers = projections::<Amp<Checked>>(&device);
+        projected(&layers, input([4, 8], 1, &device));
+        let counts = device.counts();
+        assert_eq!(counts.ran_in("linear", half), 4);
+        let expected = Casts {
+            // x, three weights, three biases.
+            count: 7,
+            elements: 32 + 3 * 64 + 3 * 8,
+        };
+        assert_eq!(counts.casts_between(DType::F32, half), expected);
+        assert_eq!(counts.casts(), 7);
+    }
+}
+
+#[test]
+fn a_training_step_casts_no_tensor_twice() {
+    for precision in HALVES {
+        let half = precision.compute_dtype().expect("a half precision");
+        let device = device_in(precision);
+        let model = (
+            param([4, 8], 1, &device),
+            projections::<Keeping>(&device).to_vec(),
+        );
+        let step = step::<Keeping, _>(&device, model, |(x, layers)| {
+            let layers = layers.clone().try_into().expect("four layers");
+            projected(&layers, x.val()).mean()
+        });
+        let twice = step.counts.cast_twice();
+        assert!(twice.is_empty(), "in {precision}: {twice:?}");
+        assert_eq!(step.counts.ran_in("linear", half), 4);
+        assert_eq!(step.counts.ran_in("linear_weight_backward", half), 4);
+        assert_eq!(step.counts.ran_in("linear_x_backward", half), 4);
+    }
+}
+
+#[test]
+fn no_kind_of_step_casts_a_tensor_twice() {
+    for kind in KINDS {
+        for precision in HALVES {
+            for steps in [kind.keeping, kind.recomputing] {
+                let step = steps(&device_in(precision));
+                let twice = step.counts.cast_twice();
+                assert!(twice.is_empty(), "{} in {precision}: {twice:?}", kind.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_reads_back_once_in_f16_and_never_otherwise() {
+    for precision in [Precision::F16, Precision::Bf16, Precision::F32] {
+        let device = device_in(precision);
+        let mut model = LinearConfig::new(8, 4).init::<Keeping>(&device);
+        let mut optimizer = AdamConfig::new().init();
+        for round in 0..3 {
+            device.reset();
+            let output = model.forward(input([6, 8], 1, &device));
+            let target = input([6, 4], 2, &device);
+            let loss = MseLoss::new().forward(output, target, Reduction::Mean);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(1e-3, model, grads);
+            let expected = Reads {
+                int: usize::from(precision == Precision::F16),
+                ..Reads::default()
+            };
+            assert_eq!(
+                device.counts().reads,
+                expected,
+                "round {round} in {precision}"
+            );
+        }
+    }
+}
+
+#[test]
+fn fp32_is_plain_burn() {
+    for kind in KINDS {
+        let plain = (kind.plain)(&CheckedDevice::new());
+        for steps in [kind.keeping, kind.recomputing] {
+            let step = steps(&device_in(Precision::F32));
+            assert_eq!(step.counts.casts(), 0, "{}", kind.name);
+            assert_eq!(step.counts.reads.total(), 0, "{}", kind.name);
+            assert!(step.counts.in_half().is_empty(), "{}", kind.name);
+            assert_eq!(step.loss, plain.loss, "{}", kind.name);
+            assert_eq!(step.grads, plain.grads, "{}", kind.name);
+        }
+        let sorted = |step: &Step| {
+            let mut ops: Vec<_> = step.counts.ops().map(|(op, _, n)| (op, n)).collect();
+            ops.sort_unstable();
+            ops
+        };
+        let step = (kind.keeping)(&device_in(Precision::F32));
+        assert_eq!(sorted(&step), sorted(&plain), "{}", kind.name);
+    }
+}

@@ -1,0 +1,127 @@
+//! Regions: what runs inside, whatever the device is configured to.
+
+use burn::backend::Autodiff;
+use burn::nn::LinearConfig;
+use burn::tensor::activation::softmax;
+use burn::tensor::{DType, Tensor};
+use burn_amp::policy::{Class, class};
+use burn_amp::{Amp, Precision, full_precision, with_precision};
+
+use crate::checked::{Checked, CheckedDevice, Counts};
+use crate::common::HALVES;
+use crate::device_in;
+use crate::mixed::{flat, operations};
+use crate::steps::{KINDS, Keeping, input, param, step};
+use crate::training::assert_like;
+
+/// Nothing was computed in half: what is half may be moved, and cast to FP32.
+#[track_caller]
+fn assert_nothing_half(what: &str, counts: &Counts) {
+    for (op, dtype, _) in counts.in_half() {
+        assert!(class(op) == Class::Move, "{what}: {op} ran in {dtype:?}");
+    }
+    assert_eq!(counts.casts_between(DType::F32, DType::F16).count, 0);
+    assert_eq!(counts.casts_between(DType::F32, DType::BF16).count, 0);
+}
+
+/// Values as a layer gives them: half, because the policy says so.
+fn activations(device: &CheckedDevice, seed: u64) -> Tensor<Amp<Checked>, 2> {
+    let eye = Tensor::eye(4, device);
+    let x = (input::<Amp<Checked>, 2>([4, 4], seed, device) * 0.5 + 0.75).matmul(eye);
+    assert!(matches!(x.dtype(), DType::F16 | DType::BF16));
+    x
+}
+
+#[test]
+fn nothing_is_half_in_full_precision() {
+    for precision in HALVES {
+        let device = device_in(precision);
+        let plain = operations::<Checked>();
+        for ((name, _, op), (_, _, plain)) in operations().into_iter().zip(plain) {
+            let half = [1, 2].map(|seed| activations(&device, seed));
+            let wide = half.clone().map(|x| full_precision(|| x.cast(DType::F32)));
+            for (what, a, b) in [
+                ("two half operands", &half[0], &half[1]),
+                ("half and FP32", &half[0], &wide[1]),
+                ("FP32 and half", &wide[0], &half[1]),
+            ] {
+                let what = format!("{name} of {what} in {precision}");
+                device.reset();
+                let out = full_precision(|| op(a.clone(), b.clone()));
+                assert_nothing_half(&what, &device.counts());
+                // On FP32 operands of the same values it is the backend's own, bit for bit.
+                let [a, b] = [a, b].map(|x| Tensor::from_data(x.to_data(), (&device, DType::F32)));
+                assert_eq!(flat(out), flat(plain(a, b)), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_in_full_precision_is_plain_burn() {
+    for kind in KINDS {
+        let plain = (kind.plain)(&CheckedDevice::new());
+        for precision in HALVES {
+            for steps in [kind.keeping, kind.recomputing] {
+                let device = device_in(precision);
+                let step = full_precision(|| steps(&device));
+                assert_nothing_half(kind.name, &step.counts);
+                assert_eq!(step.grads, plain.grads, "{} in {precision}", kind.name);
+                assert_eq!(step.counts.reads.total(), 0, "{}", kind.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_ran_in_full_precision_has_its_backward_pass_there() {
+    fn run<B>(device: &CheckedDevice) -> crate::steps::Step
+    where
+        B: burn::tensor::backend::AutodiffBackend<Device = CheckedDevice>,
+    {
+        let model = (
+            param([4, 8], 1, device),
+            LinearConfig::new(8, 8).init(device),
+            LinearConfig::new(8, 8).init(device),
+        );
+        step::<B, _>(device, model, |(x, first, second)| {
+            let hidden = first.forward(x.val());
+            let inside = full_precision(|| softmax(second.forward(hidden), 1));
+            (inside * input([4, 8], 2, device)).sum()
+        })
+    }
+    let plain = run::<Autodiff<Checked>>(&CheckedDevice::new());
+    for precision in HALVES {
+        let half = precision.compute_dtype().expect("a half precision");
+        let step = run::<Keeping>(&device_in(precision));
+        assert_like("a region inside", precision, &step, &plain);
+        for op in ["linear", "linear_x_backward", "linear_weight_backward"] {
+            assert_eq!(step.counts.ran_in(op, half), 1, "{op}");
+            assert_eq!(step.counts.ran_in(op, DType::F32), 1, "{op}");
+        }
+    }
+}
+
+#[test]
+fn the_innermost_region_holds() {
+    let device = device_in(Precision::F16);
+    let layer = LinearConfig::new(4, 4).init::<Amp<Checked>>(&device);
+    let x = input::<Amp<Checked>, 2>([2, 4], 1, &device);
+    let dtype = || {
+        device.reset();
+        layer.forward(x.clone());
+        let counts = device.counts();
+        let dtypes: Vec<_> = counts.ops().filter(|(op, ..)| *op == "linear").collect();
+        assert_eq!(dtypes.len(), 1);
+        dtypes[0].1
+    };
+    with_precision(Precision::Bf16, || {
+        assert_eq!(dtype(), DType::BF16);
+        full_precision(|| assert_eq!(dtype(), DType::F32));
+        with_precision(Precision::F16, || assert_eq!(dtype(), DType::F16));
+        // This device accelerates nothing.
+        with_precision(Precision::Auto, || assert_eq!(dtype(), DType::F32));
+        assert_eq!(dtype(), DType::BF16);
+    });
+    assert_eq!(dtype(), DType::F16);
+}

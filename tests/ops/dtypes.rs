@@ -1,0 +1,248 @@
+//! What users see of half tensors: `dtype()` is true, what the policy made half leaves as FP32, and
+//! what the user made half, or FP64, leaves as it is.
+
+use burn::backend::Flex;
+use burn::module::{AutodiffModule, Param};
+use burn::nn::LinearConfig;
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Distribution, Int, Tensor, Transaction, activation as act};
+use burn_amp::{Amp as Inference, Precision, full_precision, with_precision};
+
+use crate::common::HALVES;
+use crate::harness::{Amp, activation, fp32, half_of, tensor, values};
+
+const USERS: [DType; 3] = [DType::F16, DType::BF16, DType::F64];
+
+/// The dtype of a tensor, and of its data.
+#[track_caller]
+fn assert_dtypes<B: Backend, const D: usize>(
+    what: &str,
+    x: Tensor<B, D>,
+    is: DType,
+    leaves: DType,
+) {
+    assert_eq!(x.dtype(), is, "{what}");
+    assert_eq!(x.to_data().dtype, leaves, "the data of {what}");
+    assert_eq!(x.into_data().dtype, leaves, "the data of {what}");
+}
+
+/// Runs a test in both halves, for inference and for training.
+macro_rules! everywhere {
+    ($($(#[$doc:meta])* fn $name:ident<$b:ident>($precision:ident, $half:ident) $body:block)*) => {$(
+        $(#[$doc])*
+        #[test]
+        fn $name() {
+            fn run<$b: Backend>($precision: Precision, $half: DType) $body
+            for precision in HALVES {
+                with_precision(precision, || {
+                    run::<Inference<Flex>>(precision, half_of(precision));
+                    run::<Amp>(precision, half_of(precision));
+                });
+            }
+        }
+    )*};
+}
+
+const X: [f64; 4] = [1.0, -2.5, 0.375, 4.0];
+
+fn made_half<B: Backend>() -> Tensor<B, 1> {
+    activation(fp32(&X, [4]))
+}
+
+everywhere! {
+    fn activations_are_half_and_leave_as_fp32<B>(_precision, half) {
+        let x = made_half::<B>();
+        assert_dtypes("an activation", x.clone(), half, DType::F32);
+        assert_eq!(x.to_data().to_vec::<f32>().unwrap(), X.map(|x| x as f32));
+        assert_eq!(x.clone().slice(1..2).into_scalar().to_string(), "-2.5");
+        assert!(format!("{x}").contains("0.375"));
+        for (what, y) in [
+            ("relu", act::relu(x.clone())),
+            ("reshape", x.clone().reshape([2, 2]).reshape([4])),
+            ("clone", x.clone()),
+            ("detach", x.clone().detach()),
+            ("sum of two", x.clone() + x.clone()),
+            ("cat", Tensor::cat(vec![x.clone(), x.clone()], 0)),
+            ("to_device", x.clone().to_device(&x.device())),
+        ] {
+            assert_dtypes(what, y, half, DType::F32);
+        }
+        assert_dtypes("exp", x.exp(), DType::F32, DType::F32);
+    }
+
+    fn transactions_give_fp32<B>(_precision, half) {
+        let x = made_half::<B>();
+        let own = x.clone().cast(DType::F32).cast(half);
+        let int = Tensor::<B, 1, Int>::from_data([1, 2], &Default::default());
+        let [x, own, fp32, int] = Transaction::default()
+            .register(x)
+            .register(own)
+            .register(fp32::<B, 1>(&X, [4]))
+            .register(int)
+            .execute()
+            .try_into()
+            .unwrap();
+        assert_eq!(x.to_vec::<f32>().unwrap(), X.map(|x| x as f32));
+        assert_eq!(own.dtype, half);
+        assert_eq!(fp32.dtype, DType::F32);
+        assert_eq!(int.iter::<i64>().collect::<Vec<_>>(), [1, 2]);
+    }
+
+    fn a_users_own_dtype_stays<B>(_precision, _half) {
+        for dtype in USERS {
+            let cast = fp32::<B, 1>(&X, [4]).cast(dtype);
+            for x in [cast, tensor(&X, [4], dtype)] {
+                for (what, y) in [
+                    ("the tensor", x.clone()),
+                    ("relu", act::relu(x.clone())),
+                    ("reshape", x.clone().reshape([2, 2]).reshape([4])),
+                    ("neg", x.clone().neg()),
+                    ("sum of two", x.clone() + x.clone()),
+                    ("detach", x.clone().detach()),
+                    ("slice", x.clone().slice(0..2)),
+                    ("cat", Tensor::cat(vec![x.clone(), x.clone()], 0)),
+                    ("to_device", x.clone().to_device(&x.device())),
+                ] {
+                    assert_dtypes(what, y, dtype, dtype);
+                }
+                assert_eq!(values(x), X);
+            }
+        }
+    }
+
+    fn fp64_is_left_alone<B>(_precision, half) {
+        let x = tensor::<B, 2>(&X, [2, 2], DType::F64);
+        for (what, y) in [
+            ("matmul", x.clone().matmul(x.clone())),
+            ("exp", x.clone().exp()),
+            ("softmax", act::softmax(x.clone(), 1)),
+            ("matmul with FP32", x.clone().matmul(fp32(&X, [2, 2]))),
+            ("sum with half", x.clone() + made_half::<B>().reshape([2, 2])),
+            ("sum with the user's half", x.clone() + tensor(&X, [2, 2], half)),
+        ] {
+            assert_dtypes(what, y, DType::F64, DType::F64);
+        }
+        // 1/3 in FP64, not in FP32.
+        assert_eq!(values(tensor::<B, 1>(&[3.0], [1], DType::F64).recip()), [1.0 / 3.0]);
+    }
+
+    fn mixed_halves_leave_as_fp32<B>(_precision, half) {
+        let other = if half == DType::F16 { DType::BF16 } else { DType::F16 };
+        let x = made_half::<B>();
+        let own = tensor::<B, 1>(&X, [4], half);
+        assert_dtypes("own + made", own.clone() + x.clone(), half, DType::F32);
+        assert_dtypes("made * own", x.clone() * own.clone(), half, DType::F32);
+        assert_dtypes("cat", Tensor::cat(vec![own.clone(), x.clone()], 0), half, DType::F32);
+        assert_dtypes("own + FP32", own.clone() + fp32(&X, [4]), DType::F32, DType::F32);
+        // No half holds both.
+        let sum = x + tensor(&X, [4], other);
+        assert_dtypes("f16 + bf16", sum.clone(), DType::F32, DType::F32);
+        assert_eq!(values(sum), X.map(|x| 2.0 * x));
+    }
+
+    fn casts_are_real<B>(_precision, half) {
+        let x = made_half::<B>();
+        let wide = x.clone().cast(DType::F32);
+        assert_dtypes("to FP32", wide.clone(), DType::F32, DType::F32);
+        assert_dtypes("to FP64", x.clone().cast(DType::F64), DType::F64, DType::F64);
+        assert_dtypes("back", wide.cast(half), half, half);
+        for dtype in USERS {
+            let y = fp32::<B, 1>(&[1.0 / 3.0], [1]).cast(dtype);
+            let rounded = crate::harness::rounded(&[f64::from(1f32 / 3.0)], dtype);
+            assert_eq!(values(y.clone()), rounded);
+            assert_eq!(values(y.cast(DType::F32)), rounded);
+        }
+    }
+
+    fn new_tensors_match_or_are_what_is_asked_for<B>(_precision, half) {
+        let x = made_half::<B>();
+        assert_eq!(x.zeros_like().dtype(), half);
+        assert_eq!(x.ones_like().dtype(), half);
+        assert_eq!(x.full_like(2.0).dtype(), half);
+        assert_eq!(x.random_like(Distribution::Default).dtype(), half);
+        let device = Default::default();
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            let options = (&device, dtype);
+            assert_dtypes("zeros", Tensor::<B, 1>::zeros([3], options), dtype, dtype);
+            assert_dtypes("ones", Tensor::<B, 1>::ones([3], options), dtype, dtype);
+            assert_dtypes("full", Tensor::<B, 1>::full([3], 0.5, options), dtype, dtype);
+            assert_dtypes("empty", Tensor::<B, 1>::empty([3], options), dtype, dtype);
+            let random = Tensor::<B, 1>::random([99], Distribution::Default, options);
+            assert_dtypes("random", random.clone(), dtype, dtype);
+            assert!(values(random).iter().all(|x| (0.0..=1.0).contains(x)));
+        }
+        assert_dtypes("zeros", Tensor::<B, 1>::zeros([3], &device), DType::F32, DType::F32);
+    }
+
+    /// `full_precision` takes back what the policy made half, and leaves the user's own.
+    fn full_precision_regions<B>(_precision, half) {
+        let x = made_half::<B>();
+        let own = tensor::<B, 1>(&X, [4], half);
+        full_precision(|| {
+            assert_dtypes("made + made", x.clone() + x.clone(), DType::F32, DType::F32);
+            assert_dtypes("relu", act::relu(x.clone()), DType::F32, DType::F32);
+            assert_dtypes("made + own", x.clone() + own.clone(), DType::F32, DType::F32);
+            assert_dtypes("own + own", own.clone() + own.clone(), half, half);
+            assert_dtypes("a new one", made_half::<B>(), DType::F32, DType::F32);
+        });
+    }
+}
+
+#[test]
+fn inner_and_back_carry_the_dtype_over() {
+    for precision in HALVES {
+        with_precision(precision, || {
+            let half = half_of(precision);
+            let x = made_half::<Amp>();
+            assert_dtypes("inner", x.clone().inner(), half, DType::F32);
+            let back = Tensor::<Amp, 1>::from_inner(x.clone().inner());
+            assert_dtypes("from_inner", back, half, DType::F32);
+            assert_dtypes("detach", x.detach(), half, DType::F32);
+            for dtype in USERS {
+                let x = tensor::<Amp, 1>(&X, [4], dtype);
+                assert_dtypes("inner", x.clone().inner(), dtype, dtype);
+                let back = Tensor::<Amp, 1>::from_inner(x.clone().inner());
+                assert_dtypes("from_inner", back, dtype, dtype);
+                assert_dtypes("require_grad", x.clone().require_grad(), dtype, dtype);
+                assert_dtypes("detach", x.detach(), dtype, dtype);
+            }
+        });
+    }
+}
+
+/// Also the user's half leaf, and an FP64 one, get a gradient in their own dtype.
+#[test]
+fn gradients_are_in_the_dtype_of_their_leaf() {
+    for precision in HALVES {
+        with_precision(precision, || {
+            for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+                let x = tensor::<Amp, 2>(&X, [2, 2], dtype).require_grad();
+                let out = x.clone().matmul(fp32(&[1.0, 0.0, 0.0, 1.0], [2, 2]));
+                // A sum's gradient is the loss scale itself, at first beyond f16.
+                let grads = out.mean().backward();
+                let grad = x.grad(&grads).expect("a gradient");
+                assert_dtypes("the gradient", grad.clone(), dtype, dtype);
+                assert_eq!(values(grad), [0.25; 4]);
+            }
+        });
+    }
+}
+
+#[test]
+fn modules_keep_their_dtypes_when_valid() {
+    for precision in HALVES {
+        with_precision(precision, || {
+            let half = half_of(precision);
+            let device = Default::default();
+            let layer = LinearConfig::new(4, 2).init::<Amp>(&device).valid();
+            assert_dtypes("a weight", layer.weight.val(), DType::F32, DType::F32);
+            let out = layer.forward(fp32::<Inference<Flex>, 2>(&X, [1, 4]));
+            assert_dtypes("its output", out, half, DType::F32);
+            for dtype in USERS {
+                let param = Param::from_tensor(tensor::<Amp, 1>(&X, [4], dtype));
+                assert_dtypes("a parameter", param.val(), dtype, dtype);
+                assert_dtypes("a valid parameter", param.valid().val(), dtype, dtype);
+            }
+        });
+    }
+}
