@@ -1,0 +1,558 @@
+//! How a case is run on each backend, and what is compared.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
+use burn::backend::{Autodiff, Flex};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::prelude::*;
+use burn::tensor::DType;
+use burn::tensor::backend::AutodiffBackend;
+use burn_amp::{Amp, AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
+
+use crate::common::{assert_close, roundoff};
+
+/// A backend that cases run on, for training or for inference.
+pub trait Run: Backend {
+    /// Those of a backward pass, where there is one.
+    type Gradients;
+
+    fn gradients(loss: Tensor<Self, 1>) -> Option<Self::Gradients>;
+
+    /// Gives the gradient's dtype and data.
+    fn gradient<const D: usize>(
+        leaf: &Tensor<Self, D>,
+        gradients: &Self::Gradients,
+    ) -> Option<(DType, TensorData)>;
+}
+
+macro_rules! training {
+    ($($backend:ty),*) => {$(
+        impl Run for $backend {
+            type Gradients = <$backend as AutodiffBackend>::Gradients;
+
+            fn gradients(loss: Tensor<Self, 1>) -> Option<Self::Gradients> {
+                Some(loss.backward())
+            }
+
+            fn gradient<const D: usize>(
+                leaf: &Tensor<Self, D>,
+                gradients: &Self::Gradients,
+            ) -> Option<(DType, TensorData)> {
+                let gradient = leaf.grad(gradients)?;
+                Some((gradient.dtype(), gradient.into_data()))
+            }
+        }
+    )*};
+}
+
+macro_rules! inference {
+    ($($backend:ty),*) => {$(
+        impl Run for $backend {
+            type Gradients = ();
+
+            fn gradients(_loss: Tensor<Self, 1>) -> Option<()> {
+                None
+            }
+
+            fn gradient<const D: usize>(
+                _leaf: &Tensor<Self, D>,
+                _gradients: &(),
+            ) -> Option<(DType, TensorData)> {
+                None
+            }
+        }
+    )*};
+}
+
+type Plain<C> = Autodiff<Flex, C>;
+
+training!(Plain<NoCheckpointing>, AmpAutodiff<Flex, NoCheckpointing>);
+training!(Plain<BalancedCheckpointing>, AmpAutodiff<Flex, BalancedCheckpointing>);
+inference!(Flex, Amp<Flex>);
+
+/// One use of a module.
+pub trait Case {
+    /// How far values and gradients may be from FP32, in roundoffs of the half dtype: on FP32
+    /// inputs and on half ones.
+    const ROUNDOFFS: [f64; 2];
+
+    /// Makes the module and its inputs, and hands its outputs to the lab.
+    fn run<B: Run>(lab: &mut Lab<B>);
+}
+
+/// Cases, each with its tolerances, in roundoffs, on FP32 inputs and on half ones; the body gives
+/// the module's output. Zero on FP32 inputs: nothing is demoted, and the result is Burn's own.
+///
+/// The errors are norms, in which independent roundings average out: one rounding is 0.5, a
+/// contraction of rounded operands 0.8. Tolerances are about half as large again as what Flex does.
+macro_rules! cases {
+    ($($name:ident($leaf:expr, $activation:expr) |$lab:ident| $body:expr;)*) => {
+        $(mod $name {
+            use super::*;
+            use $crate::harness;
+
+            struct Case;
+
+            impl harness::Case for Case {
+                const ROUNDOFFS: [f64; 2] = [$leaf, $activation];
+
+                fn run<B: harness::Run>($lab: &mut harness::Lab<B>) {
+                    let output = $body;
+                    $lab.output("output", output);
+                }
+            }
+
+            #[test]
+            fn fp32_is_burns_own() {
+                harness::assert_fp32_is_burns_own::<Case>();
+            }
+
+            #[test]
+            fn f16_is_close() {
+                harness::assert_half_is_close::<Case>(burn_amp::Precision::F16);
+            }
+
+            #[test]
+            fn bf16_is_close() {
+                harness::assert_half_is_close::<Case>(burn_amp::Precision::Bf16);
+            }
+        })*
+
+        /// The names of the cases above.
+        pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+/// What a module is fed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Feed {
+    /// The FP32 leaf itself, as the first layer of a model gets it.
+    Leaf,
+    /// The leaf after a linear layer with the identity for a weight: half under AMP, as inside of a
+    /// model, and with exactly the leaf's values.
+    Activation,
+}
+
+const FEEDS: [Feed; 2] = [Feed::Leaf, Feed::Activation];
+
+/// An output, a buffer or a gradient.
+struct Seen {
+    name: String,
+    /// None for an absent gradient.
+    values: Option<Vec<f32>>,
+    is_gradient: bool,
+    /// Zero but for rounding.
+    cancels: bool,
+}
+
+/// The gradient of one leaf.
+type Gradient<B> = Box<dyn Fn(&<B as Run>::Gradients) -> Option<Vec<f32>>>;
+
+/// Makes what a case needs, equal on every backend, and records what comes of it.
+pub struct Lab<B: Run> {
+    pub device: B::Device,
+    rng: Rng,
+    modules: usize,
+    feed: Feed,
+    activation: DType,
+    seen: Vec<Seen>,
+    loss: Option<Tensor<B, 1>>,
+    leaves: Vec<(String, Gradient<B>)>,
+    cancelling: Vec<&'static str>,
+    seeded: Option<MutexGuard<'static, ()>>,
+}
+
+impl<B: Run> Lab<B> {
+    fn new(feed: Feed, activation: DType) -> Self {
+        Self {
+            device: Default::default(),
+            rng: Rng(7),
+            modules: 0,
+            feed,
+            activation,
+            seen: Vec::new(),
+            loss: None,
+            leaves: Vec::new(),
+            cancelling: Vec::new(),
+            seeded: None,
+        }
+    }
+
+    /// A differentiable input, standard normal.
+    pub fn input<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<B, D> {
+        self.scaled_input(shape, 1.0)
+    }
+
+    /// A differentiable input, normal, with this standard deviation, a power of two.
+    pub fn scaled_input<const D: usize>(&mut self, shape: [usize; D], std: f32) -> Tensor<B, D> {
+        let values = self.values(shape, |rng| rng.normal_in_bf16() * std);
+        self.feed(values)
+    }
+
+    /// A differentiable input within (0, 1), not close to either.
+    pub fn probabilities<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<B, D> {
+        let values = self.values(shape, Rng::probability_in_bf16);
+        self.feed(values)
+    }
+
+    /// What is given, after the layer that the input of this run comes from.
+    pub fn feed<const D: usize>(&mut self, values: Tensor<B, D>) -> Tensor<B, D> {
+        let leaf = values.require_grad();
+        self.watch(format!("input {}", self.leaves.len()), leaf.clone());
+        if self.feed == Feed::Leaf {
+            return leaf;
+        }
+        let features = leaf.dims()[D - 1];
+        let activation =
+            burn::tensor::module::linear(leaf, Tensor::eye(features, &self.device), None);
+        assert_eq!(activation.dtype(), self.activation);
+        activation
+    }
+
+    /// FP32 data that wants no gradient, standard normal.
+    pub fn constant<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<B, D> {
+        self.values(shape, Rng::normal_in_bf16)
+    }
+
+    /// FP32 data that wants no gradient, within (0, 1).
+    pub fn constant_probabilities<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<B, D> {
+        self.values(shape, Rng::probability_in_bf16)
+    }
+
+    /// Integers from 0 to below `end`.
+    pub fn integers<const D: usize>(&mut self, shape: [usize; D], end: usize) -> Tensor<B, D, Int> {
+        let count = shape.iter().product();
+        let values: Vec<i32> = (0..count)
+            .map(|_| (self.rng.next() as usize % end) as i32)
+            .collect();
+        Tensor::from_data(TensorData::new(values, shape), &self.device)
+    }
+
+    /// Integers as given.
+    pub fn ints<const N: usize>(&self, values: [i32; N]) -> Tensor<B, 1, Int> {
+        Tensor::from_data(values, &self.device)
+    }
+
+    /// Gives a module's parameters and buffers this lab's values and watches their gradients.
+    pub fn module<M: Module<B>>(&mut self, module: M) -> M {
+        let name = format!("{}", self.modules);
+        self.modules += 1;
+        let module = module.map(&mut Fill {
+            rng: &mut self.rng,
+            device: self.device.clone(),
+            path: Vec::new(),
+        });
+        module.visit(&mut Watch {
+            lab: self,
+            path: vec![name],
+        });
+        module
+    }
+
+    /// For modules that draw random numbers: the same ones in every run.
+    pub fn seed(&mut self) {
+        static DRAWING: Mutex<()> = Mutex::new(());
+        self.seeded = Some(DRAWING.lock().unwrap_or_else(PoisonError::into_inner));
+        B::seed(&self.device, 7);
+    }
+
+    /// Gradients of parameters whose path ends so are zero but for rounding, in any precision. They
+    /// are measured against the largest gradient of the case.
+    pub fn cancels(&mut self, end: &'static str) {
+        self.cancelling.push(end);
+    }
+
+    /// An output: compared, and part of the loss, weighted at random.
+    pub fn output<const D: usize>(&mut self, name: &str, output: Tensor<B, D>) {
+        self.buffer(name, output.clone());
+        let weights = self.values(output.dims(), Rng::weight);
+        let loss = (output * weights).sum();
+        self.loss = Some(match self.loss.take() {
+            Some(others) => others + loss,
+            None => loss,
+        });
+    }
+
+    /// A value that is compared and not part of the loss.
+    pub fn buffer<const D: usize>(&mut self, name: &str, value: Tensor<B, D>) {
+        self.seen.push(Seen {
+            name: name.to_string(),
+            values: Some(floats(value.into_data())),
+            is_gradient: false,
+            cancels: false,
+        });
+    }
+
+    fn values<const D: usize>(
+        &mut self,
+        shape: [usize; D],
+        draw: impl Fn(&mut Rng) -> f32,
+    ) -> Tensor<B, D> {
+        let count = shape.iter().product();
+        let values: Vec<f32> = (0..count).map(|_| draw(&mut self.rng)).collect();
+        Tensor::from_data(TensorData::new(values, shape), &self.device)
+    }
+
+    fn watch<const D: usize>(&mut self, name: String, leaf: Tensor<B, D>) {
+        let read = move |gradients: &B::Gradients| {
+            let (dtype, data) = B::gradient(&leaf, gradients)?;
+            assert_eq!(dtype, DType::F32);
+            Some(floats(data))
+        };
+        self.leaves.push((name, Box::new(read)));
+    }
+
+    fn finish(mut self) -> Vec<Seen> {
+        let Some(gradients) = B::gradients(self.loss.take().expect("an output")) else {
+            return self.seen;
+        };
+        for (name, gradient) in &self.leaves {
+            self.seen.push(Seen {
+                name: format!("gradient of {name}"),
+                values: gradient(&gradients),
+                is_gradient: true,
+                cancels: self.cancelling.iter().any(|end| name.ends_with(end)),
+            });
+        }
+        self.seen
+    }
+}
+
+fn floats(data: TensorData) -> Vec<f32> {
+    data.to_vec().expect("FP32")
+}
+
+/// Fills parameters with values that keep activations near one.
+struct Fill<'a, B: Backend> {
+    rng: &'a mut Rng,
+    device: B::Device,
+    path: Vec<String>,
+}
+
+impl<B: Backend> ModuleMapper<B> for Fill<'_, B> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        // A parameter that is not initialized yet stays so: its initializer would draw from the
+        // backend's generator, which all tests share.
+        let trained = !param.is_initialized() || param.is_require_grad();
+        let shape = param.lazy_shape();
+        let (mean, std) = match (self.path.last().map(String::as_str), D) {
+            (Some("gamma"), _) => (1.0, 0.2),
+            (Some("running_var"), _) => (2.0, 0.1),
+            (Some("alpha"), _) => (0.25, 0.05),
+            (_, 1) => (0.0, 0.2),
+            (_, 2) => (0.0, (shape[0] as f32).sqrt().recip()),
+            _ => {
+                let inputs = shape.num_elements() / shape[0];
+                (0.0, (inputs as f32).sqrt().recip())
+            }
+        };
+        let values: Vec<f32> = (0..shape.num_elements())
+            .map(|_| mean + std * self.rng.normal())
+            .collect();
+        let tensor = Tensor::from_data(TensorData::new(values, shape), &self.device);
+        Param::initialized(param.id, tensor.set_require_grad(trained))
+    }
+}
+
+/// Watches the gradients of a module's parameters.
+struct Watch<'a, B: Run> {
+    lab: &'a mut Lab<B>,
+    path: Vec<String>,
+}
+
+impl<B: Run> ModuleVisitor<B> for Watch<'_, B> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if param.is_require_grad() {
+            self.lab.watch(self.path.join("."), param.val());
+        }
+    }
+}
+
+/// SplitMix64.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e3779b97f4a7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d049bb133111eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform on [0, 1).
+    fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 24) as f32
+    }
+
+    fn normal(&mut self) -> f32 {
+        // Twelve uniform numbers have the variance of one normal number.
+        (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
+    }
+
+    /// A normal number of bf16. Inputs are exact in both halves, so that what differs is the
+    /// module's doing, and no input falls on the other side of a kink.
+    fn normal_in_bf16(&mut self) -> f32 {
+        in_bf16(self.normal()).clamp(-3.96875, 3.96875)
+    }
+
+    fn probability_in_bf16(&mut self) -> f32 {
+        in_bf16(0.0625 + 0.875 * self.uniform())
+    }
+
+    /// Of either sign, not close to zero.
+    fn weight(&mut self) -> f32 {
+        let sign = if self.next().is_multiple_of(2) {
+            1.0
+        } else {
+            -1.0
+        };
+        sign * (0.5 + self.uniform())
+    }
+}
+
+/// Rounds to bf16. No value that is drawn is so small that f16 would not hold it.
+fn in_bf16(value: f32) -> f32 {
+    f32::from_bits((value.to_bits() + 0x8000) & 0xffff_0000)
+}
+
+/// A case on one backend in the precision that is in force.
+fn run<C: Case, B: Run>(feed: Feed, activation: DType) -> Vec<Seen> {
+    let mut lab = Lab::<B>::new(feed, activation);
+    C::run(&mut lab);
+    lab.finish()
+}
+
+/// What plain Burn and AMP made of a case, in one way to run it.
+struct Comparison {
+    what: String,
+    burn: Vec<Seen>,
+    amp: Vec<Seen>,
+    trains: bool,
+    /// In roundoffs.
+    tolerance: f64,
+}
+
+/// A case on plain Burn and under AMP, for each feed: in inference, and in training under each
+/// strategy.
+fn comparisons<C: Case>(precision: Precision) -> Vec<Comparison> {
+    let mut all = Vec::new();
+    for (feed, tolerance) in FEEDS.into_iter().zip(C::ROUNDOFFS) {
+        all.push(Comparison {
+            what: format!("{feed:?}, inference"),
+            burn: run::<C, Flex>(feed, DType::F32),
+            amp: run_amp::<C, Amp<Flex>>(feed, precision),
+            trains: false,
+            tolerance,
+        });
+        all.push(Comparison {
+            what: format!("{feed:?}"),
+            burn: run::<C, Autodiff<Flex, NoCheckpointing>>(feed, DType::F32),
+            amp: run_amp::<C, AmpAutodiff<Flex, NoCheckpointing>>(feed, precision),
+            trains: true,
+            tolerance,
+        });
+        all.push(Comparison {
+            what: format!("{feed:?}, balanced checkpointing"),
+            burn: run::<C, Autodiff<Flex, BalancedCheckpointing>>(feed, DType::F32),
+            amp: run_amp::<C, AmpAutodiff<Flex, BalancedCheckpointing>>(feed, precision),
+            trains: true,
+            tolerance,
+        });
+    }
+    all
+}
+
+fn run_amp<C: Case, B: Run>(feed: Feed, precision: Precision) -> Vec<Seen> {
+    let activation = precision.compute_dtype().unwrap_or(DType::F32);
+    // Training would find a scale that overflows nothing; this is one.
+    let scaler = GradScaler::new(LossScaleConfig::Fixed(128.0)).expect("a valid scale");
+    scaler.scope(|| with_precision(precision, || run::<C, B>(feed, activation)))
+}
+
+impl Comparison {
+    /// What there is to compare: name, AMP's values and plain Burn's.
+    fn pairs(&self) -> impl Iterator<Item = (String, &Seen, &[f32], &[f32])> {
+        let outline = |all: &[Seen]| -> Vec<(String, Option<usize>)> {
+            let length = |seen: &Seen| seen.values.as_ref().map(Vec::len);
+            all.iter().map(|s| (s.name.clone(), length(s))).collect()
+        };
+        assert_eq!(outline(&self.amp), outline(&self.burn), "{}", self.what);
+        let names: BTreeSet<&str> = self.burn.iter().map(|seen| seen.name.as_str()).collect();
+        assert_eq!(
+            names.len(),
+            self.burn.len(),
+            "names are not unique: {names:?}"
+        );
+        assert_eq!(self.largest_gradient() > 0.0, self.trains, "gradients");
+        self.amp.iter().zip(&self.burn).filter_map(|(amp, burn)| {
+            let what = format!("{}, {}", self.what, burn.name);
+            Some((what, burn, amp.values.as_deref()?, burn.values.as_deref()?))
+        })
+    }
+
+    fn largest_gradient(&self) -> f32 {
+        let gradients = self.burn.iter().filter(|seen| seen.is_gradient);
+        largest(
+            gradients
+                .filter_map(|seen| seen.values.as_deref())
+                .flatten(),
+        )
+    }
+}
+
+fn largest<'a>(values: impl IntoIterator<Item = &'a f32>) -> f32 {
+    values.into_iter().fold(0.0, |max, v| v.abs().max(max))
+}
+
+pub fn assert_fp32_is_burns_own<C: Case>() {
+    for comparison in comparisons::<C>(Precision::F32) {
+        for (what, _, amp, burn) in comparison.pairs() {
+            assert!(
+                burn.iter().all(|v| v.is_finite()),
+                "{what}: plain Burn gives {burn:?}"
+            );
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            assert!(bits(amp) == bits(burn), "{what}: {amp:?} is not {burn:?}");
+        }
+    }
+}
+
+pub fn assert_half_is_close<C: Case>(precision: Precision) {
+    for comparison in comparisons::<C>(precision) {
+        let tolerance = comparison.tolerance;
+        for (what, seen, amp, burn) in comparison.pairs() {
+            if seen.cancels {
+                assert!(
+                    amp.iter().all(|v| v.is_finite()),
+                    "{what} in {precision}: not finite: {amp:?}"
+                );
+                let noise = f64::from(largest(amp) / comparison.largest_gradient());
+                let most = tolerance * roundoff(precision);
+                assert!(
+                    noise <= most,
+                    "{what} in {precision}: {noise:.2e} above {most:.2e}"
+                );
+            } else {
+                assert_close(&what, precision, amp, burn, tolerance);
+            }
+        }
+    }
+}
