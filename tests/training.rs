@@ -545,12 +545,12 @@ fn optimizers_that_multiply_matrices_stay_fp32() {
             let parameter = Tensor::<A, 2>::from_inner(updated).require_grad();
             assert_eq!(
                 Some(parameter.clone().matmul(parameter.clone()).dtype()),
-                precision.compute_dtype().into()
+                precision.compute_dtype()
             );
             let inner = parameter.inner();
             assert_eq!(
                 Some(inner.clone().matmul(inner).dtype()),
-                precision.compute_dtype().into()
+                precision.compute_dtype()
             );
         });
     }
