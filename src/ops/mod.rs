@@ -89,7 +89,10 @@ impl Call {
         let plan = match mode {
             // Half tensors that the policy made come back to FP32; the user's own are theirs.
             Mode::Off if tensors.iter().any(|t| t.is_demoted()) => Plan {
-                operands: (class != Class::Move).then_some(DType::F32),
+                operands: (class != Class::Move).then_some(match operands.widest() {
+                    DType::F64 => DType::F64,
+                    _ => DType::F32,
+                }),
                 result: None,
             },
             // The layer below widens what autodiff hands down whole, and the tape keeps the half.

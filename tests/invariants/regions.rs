@@ -125,3 +125,16 @@ fn the_innermost_region_holds() {
     });
     assert_eq!(dtype(), DType::F16);
 }
+
+#[test]
+fn a_wider_operand_is_not_narrowed_in_full_precision() {
+    for precision in HALVES {
+        let device = device_in(precision);
+        let third = (input::<Amp<Checked>, 2>([4, 4], 1, &device) / 3.0).cast(DType::F64);
+        let nothing = activations(&device, 2) * 0.0;
+        let sum = full_precision(|| nothing + third.clone());
+        assert_eq!(sum.dtype(), DType::F64);
+        let [sum, third] = [sum, third].map(|t| t.into_data().to_vec::<f64>().unwrap());
+        assert_eq!(sum, third);
+    }
+}
