@@ -3,7 +3,7 @@
 
 use crate::Precision;
 
-/// What can be wrong with a configuration.
+/// What can be wrong, with what was given, what was expected and what to do.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AmpError {
@@ -47,6 +47,90 @@ pub enum AmpError {
         expected: &'static str,
     },
 
+    /// A scaler's state that cannot be written, or cannot be read as it is.
+    #[error(
+        "cannot {action} the loss scaler's state, {place}: {reason}. The scaler is as it was; an older \
+         file may be whole, and a fresh scaler finds its scale again within some steps"
+    )]
+    State {
+        /// "read" or "write".
+        action: &'static str,
+        /// The file.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// The loss scale is at its minimum, and steps are skipped one after the other.
+    #[error(
+        "{steps} steps in a row were skipped, the last of them at the minimum loss scale {scale}: the \
+         model is not training. Not finite whatever the scale: {parameters}. Try bf16, or full_precision \
+         around the layers that overflow"
+    )]
+    StuckAtMinimum {
+        /// Steps skipped in a row.
+        steps: u64,
+        /// The minimum scale.
+        scale: f32,
+        /// The paths of the parameters with gradients that are not finite.
+        parameters: String,
+    },
+
+    /// A step of the explicit protocol before there was a scaled loss.
+    #[error(
+        "{call} was called, but no loss was scaled since the last update. Call \
+         scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. A training loop on \
+         AmpAutodiff that calls loss.backward() needs none of these calls: it skips by itself"
+    )]
+    NothingScaled {
+        /// The method that was called.
+        call: &'static str,
+    },
+
+    /// `update` before `step`.
+    #[error(
+        "update was called, but there was no step since the last update. Call scaler.step(..) first, \
+         once for each optimizer, and update once after all of them"
+    )]
+    NothingStepped,
+
+    /// `unscale` twice for the same parameters.
+    #[error(
+        "unscale was called twice since the last update, for the parameter {parameter} among others: \
+         its gradient would be divided by the scale twice. With accumulation, unscale once, after the \
+         last micro-batch"
+    )]
+    AlreadyUnscaled {
+        /// The path of a parameter in its module.
+        parameter: String,
+    },
+
+    /// `step` twice for the same parameters.
+    #[error(
+        "step was called twice since the last update, for the parameter {parameter} among others. Call \
+         update once after the steps of all optimizers; with accumulation, step once, after the last \
+         micro-batch"
+    )]
+    AlreadyStepped {
+        /// The path of a parameter in its module.
+        parameter: String,
+    },
+
+    /// Gradients that are not of the model they are given with.
+    #[error(
+        "{call} was given {given} gradients, of which {of_model} are of this model's parameters. \
+         Either they were computed with another model (GradientsParams::from_grads takes the one that \
+         is stepped), or the loss reaches none of its parameters: are they frozen or detached?"
+    )]
+    ForeignGradients {
+        /// The method that was called.
+        call: &'static str,
+        /// How many gradients there were.
+        given: usize,
+        /// How many of them are of the model.
+        of_model: usize,
+    },
+
     /// Loss scaling was configured together with a precision that does not scale.
     #[error(
         "a loss scale was configured together with {precision}, which has the exponent range of \
@@ -56,4 +140,14 @@ pub enum AmpError {
         /// The precision that was asked for.
         precision: Precision,
     },
+}
+
+impl AmpError {
+    pub(crate) fn state(action: &'static str, place: impl ToString, reason: impl ToString) -> Self {
+        AmpError::State {
+            action,
+            place: place.to_string(),
+            reason: reason.to_string(),
+        }
+    }
 }

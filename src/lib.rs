@@ -13,8 +13,16 @@
 //!
 //! - [`Precision`] and [`AmpConfig`]: what a device computes in; [`with_precision`] and
 //!   [`full_precision`]: what a piece of code does.
-//! - [`GradScaler`]: the loss scale.
+//! - [`GradScaler`]: the loss scale, and the explicit protocol of PyTorch's `GradScaler`.
 //! - [`policy`]: which operation runs in which precision.
+#![cfg_attr(
+    feature = "train",
+    doc = "- [`MixedPrecisionTrainer`] and [`MixedPrecision`]: a training loop, and its pieces."
+)]
+//!
+//! # Features
+//!
+//! - `train` (default): the explicit protocol, [`GradScaler`] as a Burn record, and the trainer.
 
 #![warn(missing_docs)]
 
@@ -22,16 +30,24 @@ mod autodiff;
 mod backend;
 mod device;
 mod error;
+mod finite;
 mod ops;
 pub mod policy;
 mod precision;
 mod scaler;
 mod tensor;
+#[cfg(feature = "train")]
+mod train;
 
 pub use autodiff::{AmpAutodiff, AmpGradients};
 pub use backend::Amp;
 pub use device::{AmpConfig, precision_of};
 pub use error::AmpError;
 pub use precision::{Precision, full_precision, with_precision};
-pub use scaler::{Dynamic, GradScaler, LossScaleConfig, LossScaler, Outcome, Transition};
+pub use scaler::{Dynamic, GradScaler, LastStep, LossScaleConfig, LossScaler, Outcome, Transition};
 pub use tensor::AmpTensor;
+#[cfg(feature = "train")]
+pub use train::{
+    AccumulationRecord, ConvertFloat, MixedPrecision, MixedPrecisionTrainer, StepMetrics,
+    StepProgress, TrainerRecord,
+};

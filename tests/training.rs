@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::backend::{Autodiff, Flex};
-use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{
     Adam, AdamConfig, GradientsAccumulator, GradientsParams, LBFGSConfig, LineSearchFn, MuonConfig,
@@ -16,118 +16,22 @@ use burn::optim::{
 use burn::prelude::*;
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, FloatDType, activation};
+use burn::tensor::{DType, FloatDType};
 use burn_amp::{
-    Amp, AmpAutodiff, Dynamic, GradScaler, LossScaleConfig, Precision, full_precision,
-    with_precision,
+    Amp, AmpAutodiff, GradScaler, LossScaleConfig, Precision, full_precision, with_precision,
 };
 
+use common::mlp::{self, Fill, Mlp, data, in_scope, parameters, scaler, state, values};
 use common::{HALVES, assert_close, roundoff};
 
 type A = AmpAutodiff<Flex>;
 type Plain = Autodiff<Flex>;
 
-#[derive(Module, Debug)]
-struct Mlp<B: Backend> {
-    first: Linear<B>,
-    second: Linear<B>,
-}
-
-impl<B: Backend> Mlp<B> {
-    fn new() -> Self {
-        let device = Default::default();
-        let model = Self {
-            first: LinearConfig::new(8, 16).init(&device),
-            second: LinearConfig::new(16, 4).init(&device),
-        };
-        model.map(&mut Fill(0))
-    }
-
-    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        self.second.forward(activation::tanh(self.first.forward(x)))
-    }
-
-    fn loss(&self, seed: u64) -> Tensor<B, 1> {
-        let error = self.forward(values([32, 8], seed)) - values([32, 4], seed + 1);
-        error.powi_scalar(2).mean()
-    }
-}
-
-/// Gives each parameter values of its own, the same on every backend.
-struct Fill(u64);
-
-impl<B: Backend> ModuleMapper<B> for Fill {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        self.0 += 1;
-        param.map(|tensor| {
-            let grad = tensor.is_require_grad();
-            let filled = values(tensor.dims(), 1000 + self.0) * 0.5;
-            filled.set_require_grad(grad)
-        })
-    }
-}
-
-/// Reproducible numbers between -1 and 1.
-fn numbers(count: usize, seed: u64) -> Vec<f32> {
-    (0..count as u64)
-        .map(|i| {
-            let mut z = (seed << 32)
-                .wrapping_add(i)
-                .wrapping_add(1)
-                .wrapping_mul(0x9e3779b97f4a7c15);
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d049bb133111eb);
-            ((z ^ (z >> 31)) >> 40) as f32 / 2f32.powi(23) - 1.0
-        })
-        .collect()
-}
-
-fn values<B: Backend, const D: usize>(shape: [usize; D], seed: u64) -> Tensor<B, D> {
-    let data = TensorData::new(numbers(shape.iter().product(), seed), shape);
-    Tensor::from_data(data, &Default::default())
-}
-
-/// Every parameter's values, in the order of the module.
-fn parameters<B: Backend>(module: &impl Module<B>) -> Vec<f32> {
-    struct Collect(Vec<f32>);
-    impl<B: Backend> ModuleVisitor<B> for Collect {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            assert_eq!(param.val().dtype(), DType::F32);
-            self.0.extend(data(param.val()));
-        }
-    }
-    let mut collect = Collect(Vec::new());
-    module.visit(&mut collect);
-    collect.0
-}
-
-fn data<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
-    tensor.into_data().to_vec().unwrap()
-}
-
 /// Every parameter's gradient, in the order of the module.
-fn gradients<B: AutodiffBackend>(module: &Mlp<B>, grads: &B::Gradients) -> Vec<f32> {
-    let mut all = Vec::new();
-    for linear in [&module.first, &module.second] {
-        let weight = linear.weight.val().grad(grads).unwrap();
-        let bias = linear.bias.as_ref().unwrap().val().grad(grads).unwrap();
-        assert_eq!((weight.dtype(), bias.dtype()), (DType::F32, DType::F32));
-        all.extend(data(weight));
-        all.extend(data(bias));
-    }
-    all
-}
-
-fn scaler(init_scale: f32) -> GradScaler {
-    GradScaler::new(LossScaleConfig::Dynamic(Dynamic {
-        init_scale,
-        ..Dynamic::default()
-    }))
-    .unwrap()
-}
-
-fn in_scope<T>(precision: Precision, scaler: &GradScaler, f: impl FnOnce() -> T) -> T {
-    with_precision(precision, || scaler.scope(f))
+fn gradients<B: AutodiffBackend>(module: &Mlp<B>, grads: B::Gradients) -> Vec<f32> {
+    let grads = GradientsParams::from_grads(grads, module);
+    assert_eq!(grads.len(), 4);
+    mlp::gradients(module, &grads)
 }
 
 /// A loss whose gradients fit f16 at scale 1024, and not at 2^20.
@@ -144,29 +48,6 @@ fn step<B: AutodiffBackend>(
 ) -> Mlp<B> {
     let grads = GradientsParams::from_grads(loss.backward(), &model);
     optimizer.step(1e-2, model, grads)
-}
-
-/// The optimizer's state as bytes, in an order of its own making.
-fn state<B: AutodiffBackend>(optimizer: &Trainer<B>, model: &Mlp<B>) -> Vec<(usize, Vec<u8>)> {
-    let record = optimizer.to_record();
-    let mut ids = Vec::new();
-    struct Ids<'a>(&'a mut Vec<burn::module::ParamId>);
-    impl<B: Backend> ModuleVisitor<B> for Ids<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.0.push(param.id);
-        }
-    }
-    model.visit(&mut Ids(&mut ids));
-    ids.iter()
-        .enumerate()
-        .filter_map(|(i, id)| {
-            let one: hashbrown::HashMap<_, _> = [(*id, record.get(id)?.clone())].into();
-            let bytes = BinBytesRecorder::<FullPrecisionSettings>::default()
-                .record(one, ())
-                .unwrap();
-            Some((i, bytes))
-        })
-        .collect()
 }
 
 #[test]
@@ -252,7 +133,7 @@ fn gradients_do_not_depend_on_the_scale() {
         with_precision(Precision::F16, || {
             GradScaler::new(config).unwrap().scope(|| {
                 let model = Mlp::<A>::new();
-                gradients(&model, &model.loss(7).backward())
+                gradients(&model, model.loss(7).backward())
             })
         })
     };
@@ -271,12 +152,12 @@ fn gradients_that_underflow_need_the_scale() {
         with_precision(Precision::F16, || {
             GradScaler::new(config).unwrap().scope(|| {
                 let model = Mlp::<A>::new();
-                gradients(&model, &(model.loss(7) * 1e-6).backward())
+                gradients(&model, (model.loss(7) * 1e-6).backward())
             })
         })
     };
     let model = Mlp::<Plain>::new();
-    let expected = gradients(&model, &(model.loss(7) * 1e-6).backward());
+    let expected = gradients(&model, (model.loss(7) * 1e-6).backward());
     let scaled = grads(LossScaleConfig::default());
     assert_close("scaled", Precision::F16, &scaled, &expected, 4.0);
     let lost = grads(LossScaleConfig::Disabled);

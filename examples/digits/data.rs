@@ -12,8 +12,8 @@ const PIXELS: usize = SIDE * SIDE;
 const TEST: usize = 449;
 
 pub struct Digit {
-    pixels: [f32; PIXELS],
-    label: u8,
+    pub pixels: [f32; PIXELS],
+    pub label: u8,
 }
 
 pub struct Digits {

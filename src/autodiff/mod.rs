@@ -10,13 +10,14 @@ use burn_autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn_backend::backend::AutodiffBackend;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, get_device_settings};
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 
 pub use gradients::AmpGradients;
 
+use crate::finite::FiniteCheck;
 use crate::policy::Mode;
 use crate::precision::following;
-use crate::scaler::{self, Outcome, Transition};
+use crate::scaler::{self, InForce, Outcome};
 use crate::tensor::{Marks, is_half};
 use crate::{Amp, AmpTensor, GradScaler, device};
 
@@ -53,14 +54,17 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         let half = device::mode::<Tape<B, C>>(&device) == Mode::On(DType::F16);
         // An untracked loss is autodiff's to refuse, which it would not if it were scaled first.
         let scaler = (tracked && half)
-            .then(|| scaler::current::<B>(&device))
-            .filter(|scaler| scaler.state().is_enabled());
+            .then(|| scaler::in_force::<B>(&device))
+            .filter(|scaler| scaler.handle().state().is_enabled());
         match scaler {
             None => {
                 let loss = loss.into_primitive();
                 AmpGradients::of_tape(following(|| Tape::<B, C>::backward(loss)))
             }
-            Some(scaler) => scaled_backward::<B, C>(loss, &scaler),
+            Some(InForce::Explicit(scaler)) => {
+                AmpGradients::unscaled(scaled_backward::<B, C>(loss, scaler.loss_scale(), |_| {}))
+            }
+            Some(InForce::Implicit(scaler)) => checked_backward::<B, C>(loss, &scaler),
         }
     }
 
@@ -146,45 +150,49 @@ fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType, of: Marks) -> AmpTenso
     AmpTensor::new(grad.into_dtype(dtype), marks)
 }
 
+/// The backward pass of a scaled loss: the gradients of the leaves, without the scale, by the ids of
+/// their nodes. `seen` is shown each of them in FP32 or wider.
 fn scaled_backward<B: Backend, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
-    scaler: &GradScaler,
-) -> AmpGradients<B> {
-    let device = loss.device();
-    let scale = scaler.loss_scale();
-    let value = AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive();
+    scale: f32,
+    mut seen: impl FnMut(FloatTensor<B>),
+) -> HashMap<u64, AmpTensor<B>> {
     let loss = match is_half(loss.dtype()) {
         true => loss.into_dtype(DType::F32),
         false => loss.into_primitive(),
     };
     let loss = following(|| Tape::<B, C>::float_mul_scalar(loss, scale.into()));
     let mut tape = following(|| Tape::<B, C>::backward(loss));
+    leaves::alive::<Tape<B, C>>()
+        .iter()
+        .filter_map(|leaf| {
+            let grad = Tape::<B, C>::grad_remove(&leaf.tensor, &mut tape)?;
+            let unscaled = unscaled::<B>(grad.into_primitive(), scale);
+            seen(unscaled.clone());
+            let grad = AmpTensor::plain(unscaled);
+            let grad = finished(grad, leaf.tensor.dtype(), leaf.marks);
+            Some((node_id::<B, C>(&leaf.tensor), grad))
+        })
+        .collect()
+}
 
-    let mut finite = FiniteCheck::<B>::new(device);
-    finite.add(value);
-    let mut ready = HashMap::new();
-    for leaf in leaves::alive::<Tape<B, C>>() {
-        let Some(grad) = Tape::<B, C>::grad_remove(&leaf.tensor, &mut tape) else {
-            continue;
-        };
-        let unscaled = unscaled::<B>(grad.into_primitive(), scale);
-        finite.add(unscaled.clone());
-        let grad = AmpTensor::plain(unscaled);
-        let grad = finished(grad, leaf.tensor.dtype(), leaf.marks);
-        ready.insert(node_id::<B, C>(&leaf.tensor), grad);
-    }
+/// The backward pass that takes or skips the step by itself.
+fn checked_backward<B: Backend, C: CheckpointStrategy>(
+    loss: FloatTensor<AmpAutodiff<B, C>>,
+    scaler: &GradScaler,
+) -> AmpGradients<B> {
+    let mut finite = FiniteCheck::<B>::new(loss.device());
+    finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
+    let grads = scaled_backward::<B, C>(loss, scaler.loss_scale(), |grad| finite.add(grad));
 
     let [loss_is_finite, gradients @ ..] = &finite.read()[..] else {
         unreachable!("the loss was added")
     };
-    let outcome = match (loss_is_finite, gradients.iter().all(|finite| *finite)) {
-        (true, true) => Outcome::Finite,
-        (true, false) => Outcome::Overflow,
-        (false, _) => Outcome::NonFiniteLoss,
-    };
-    report(outcome, scaler.update(outcome), scale, scaler);
+    let overflowed = gradients.iter().filter(|finite| !**finite).count();
+    let outcome = Outcome::of(*loss_is_finite, overflowed == 0);
+    scaler.record(outcome, overflowed, Vec::new());
     match outcome {
-        Outcome::Finite => AmpGradients::unscaled(ready),
+        Outcome::Finite => AmpGradients::unscaled(grads),
         Outcome::Overflow | Outcome::NonFiniteLoss => AmpGradients::absent(),
     }
 }
@@ -196,78 +204,4 @@ fn unscaled<B: Backend>(grad: FloatTensor<B>, scale: f32) -> FloatTensor<B> {
         false => grad,
     };
     B::float_mul_scalar(grad, (1.0 / f64::from(scale)).into())
-}
-
-fn report(outcome: Outcome, transition: Transition, scale: f32, scaler: &GradScaler) {
-    let state = scaler.state();
-    match outcome {
-        Outcome::Finite => {}
-        Outcome::Overflow => log::debug!(
-            "burn-amp: gradients overflowed at loss scale {scale}; step skipped, scale now {}",
-            state.scale()
-        ),
-        Outcome::NonFiniteLoss => log::warn!(
-            "burn-amp: the loss is not finite; step skipped, loss scale {scale} kept ({} such \
-             losses so far). This is not the scale's fault: look at the inputs, the learning rate \
-             and the model",
-            state.non_finite_losses()
-        ),
-    }
-    if transition == Transition::StuckAtMinimum {
-        log::error!(
-            "burn-amp: {} steps in a row were skipped, the last of them at the minimum loss scale \
-             {}: the model is not training. Its gradients are not finite whatever the scale; try \
-             bf16, or full_precision around the layers that overflow",
-            state.skipped_in_a_row(),
-            state.scale()
-        );
-    }
-}
-
-/// Tests tensors for values that are not finite, all of them in one read-back.
-struct FiniteCheck<B: Backend> {
-    device: B::Device,
-    counts: Vec<IntTensor<B>>,
-    elements: Vec<i64>,
-}
-
-impl<B: Backend> FiniteCheck<B> {
-    fn new(device: B::Device) -> Self {
-        Self {
-            device,
-            counts: Vec::new(),
-            elements: Vec::new(),
-        }
-    }
-
-    /// Counts the finite values of a tensor, without reading anything back.
-    ///
-    /// A value counts if it compares as at most the dtype's largest, which NaN never does, and an
-    /// integer sum cannot lose one. Unlike `x - x == 0` or a maximum, no compiler that assumes
-    /// finite values may fold that, and no backend's order of NaN matters.
-    fn add(&mut self, tensor: FloatTensor<B>) {
-        let settings = get_device_settings::<B>(&B::float_device(&tensor));
-        let tensor = match is_half(tensor.dtype()) {
-            true => B::float_cast(tensor, FloatDType::F32),
-            false => tensor,
-        };
-        let largest = tensor.dtype().finfo().expect("a float dtype").max;
-        self.elements.push(tensor.shape().num_elements() as i64);
-        let finite =
-            B::float_lower_equal_elem(B::float_abs(tensor), largest.into(), settings.bool_dtype);
-        let count = B::int_sum(B::bool_into_int(finite, settings.int_dtype));
-        let count = B::int_reshape(count, Shape::new([1]));
-        self.counts.push(B::int_to_device(count, &self.device));
-    }
-
-    /// For each tensor that was added, whether all its values are finite.
-    fn read(self) -> Vec<bool> {
-        let counts = B::int_cat(self.counts, 0);
-        let data = burn_backend::read_sync(B::int_into_data(counts))
-            .expect("reading the finite check of the gradients back from the device");
-        data.iter::<i64>()
-            .zip(self.elements)
-            .map(|(finite, elements)| finite == elements)
-            .collect()
-    }
 }

@@ -60,6 +60,41 @@ impl Default for LossScaleConfig {
     }
 }
 
+/// A setting of [`Dynamic`] by its builder method.
+macro_rules! settings {
+    ($($with:ident $field:ident: $ty:ty;)*) => {$(
+        #[doc = concat!("Sets [`", stringify!($field), "`](Dynamic::", stringify!($field), ").")]
+        pub fn $with(mut self, $field: $ty) -> Self {
+            self.$field = $field;
+            self
+        }
+    )*};
+}
+
+impl Dynamic {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    settings! {
+        with_init_scale init_scale: f32;
+        with_growth_factor growth_factor: f32;
+        with_backoff_factor backoff_factor: f32;
+        with_growth_interval growth_interval: u32;
+        with_min_scale min_scale: f32;
+        with_max_scale max_scale: f32;
+        with_hysteresis hysteresis: u32;
+        with_stuck_after stuck_after: u32;
+    }
+}
+
+impl From<Dynamic> for LossScaleConfig {
+    fn from(dynamic: Dynamic) -> Self {
+        LossScaleConfig::Dynamic(dynamic)
+    }
+}
+
 impl LossScaleConfig {
     /// The scale of the first step; 1 when disabled.
     pub fn init_scale(&self) -> f32 {

@@ -3,20 +3,86 @@
 use std::any::TypeId;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use burn_backend::{Backend, DeviceId, DeviceOps};
+use serde::{Deserialize, Serialize};
 
 use super::{LossScaleConfig, LossScaler, Outcome, Transition};
 use crate::AmpError;
 
 /// A handle on a loss scaler, cheap to clone; the clones share one state.
 ///
-/// Each device has a scaler of its own, which every `backward()` there uses. Several models that
-/// train side by side get one each with [`scope`](GradScaler::scope).
+/// Each device has a scaler of its own, which every `backward()` on
+/// [`AmpAutodiff`](crate::AmpAutodiff) uses there, and nothing else is needed. Several models that train
+/// side by side get one each with [`scope`](GradScaler::scope).
+///
+/// # The explicit protocol
+///
+/// Training loops that want it (feature `train`) scale, check and skip by hand, as with PyTorch's
+/// `torch.amp.GradScaler`, on any autodiff backend. On `AmpAutodiff` nothing is scaled twice.
+///
+/// ```
+/// # #[cfg(feature = "train")] {
+/// # use burn::{backend::Flex, nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::Tensor};
+/// # use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
+/// # type B = AmpAutodiff<Flex>;
+/// # let device = Default::default();
+/// # let mut model = LinearConfig::new(4, 2).init::<B>(&device);
+/// # let mut optimizer = SgdConfig::new().init();
+/// let scaler = GradScaler::new(LossScaleConfig::default())?;
+/// for _ in 0..3 {
+///     let input = Tensor::<B, 2>::ones([8, 4], &device);
+///     # with_precision(Precision::F16, || {
+///     let loss = model.forward(input).mean();
+///     let grads = scaler.scale(loss).backward();
+///     let grads = GradientsParams::from_grads(grads, &model);
+///     let grads = scaler.unscale(&model, grads)?; // only to look at them, or to clip them
+///     let (stepped_model, stepped) = scaler.step(&mut optimizer, 1e-2, model.clone(), grads)?;
+///     model = stepped_model;
+///     scaler.update()?;
+///     # assert!(stepped);
+///     # Ok::<(), burn_amp::AmpError>(()) })?;
+/// }
+/// # assert_eq!(scaler.state().taken_steps(), 3);
+/// # }
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct GradScaler {
-    state: Arc<Mutex<LossScaler>>,
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) scaler: LossScaler,
+    last_step: Option<LastStep>,
+    #[cfg(feature = "train")]
+    pub(super) window: super::explicit::Window,
+}
+
+/// What happened in a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LastStep {
+    /// What the loss was multiplied with.
+    pub scale: f32,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// How many parameters had a gradient that was not finite.
+    pub non_finite_gradients: usize,
+    /// The paths of these parameters in their module, as `encoder.layers.2.weight`, where the step was
+    /// taken with the module at hand: by the explicit protocol or a trainer.
+    pub parameters: Vec<String>,
+}
+
+impl LastStep {
+    /// Whether the optimizer's step was taken.
+    pub fn stepped(&self) -> bool {
+        self.outcome == Outcome::Finite
+    }
 }
 
 type DeviceKey = (TypeId, DeviceId);
@@ -25,17 +91,17 @@ static OF_DEVICES: LazyLock<Mutex<HashMap<DeviceKey, GradScaler>>> = LazyLock::n
 
 thread_local! {
     static IN_SCOPE: RefCell<Vec<GradScaler>> = const { RefCell::new(Vec::new()) };
+    static NEXT: RefCell<Option<GradScaler>> = const { RefCell::new(None) };
 }
 
 impl GradScaler {
-    /// A scaler of its own, for [`scope`](GradScaler::scope).
+    /// A scaler of its own, for [`scope`](GradScaler::scope) or the explicit protocol.
     ///
     /// # Errors
     ///
     /// [`AmpError::InvalidLossScale`] when a setting is out of its range.
     pub fn new(config: LossScaleConfig) -> Result<Self, AmpError> {
-        let state = Arc::new(Mutex::new(LossScaler::new(config)?));
-        Ok(Self { state })
+        Ok(Self::from(LossScaler::new(config)?))
     }
 
     /// The scaler of a device, with the default configuration until it is configured. Backends
@@ -60,7 +126,12 @@ impl GradScaler {
 
     /// A copy of the state as it is now.
     pub fn state(&self) -> LossScaler {
-        *lock(&self.state)
+        self.shared().scaler
+    }
+
+    /// The settings.
+    pub fn config(&self) -> LossScaleConfig {
+        *self.state().config()
     }
 
     /// What the next loss is multiplied with.
@@ -73,6 +144,22 @@ impl GradScaler {
         self.state().skipped_steps()
     }
 
+    /// What happened in the last step; `None` before the first. In bf16 and FP32, where nothing is
+    /// scaled, no step is recorded.
+    pub fn last_step(&self) -> Option<LastStep> {
+        self.shared().last_step.clone()
+    }
+
+    /// Goes on with another scale; the counts stay, the growth interval starts anew.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidLossScale`] when the configuration does not allow the scale; the scaler is
+    /// then as it was.
+    pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
+        self.shared().scaler.set_scale(scale)
+    }
+
     /// Starts again from a configuration, with every count at zero.
     ///
     /// # Errors
@@ -80,22 +167,201 @@ impl GradScaler {
     /// [`AmpError::InvalidLossScale`] when a setting is out of its range; the scaler is then as it
     /// was.
     pub fn configure(&self, config: LossScaleConfig) -> Result<(), AmpError> {
-        let fresh = LossScaler::new(config)?;
-        *lock(&self.state) = fresh;
+        self.load_state(LossScaler::new(config)?);
         Ok(())
     }
 
-    /// Takes the outcome of one step.
-    pub(crate) fn update(&self, outcome: Outcome) -> Transition {
-        lock(&self.state).update(outcome)
+    /// Starts again from the scaler's own configuration.
+    pub fn reset(&self) {
+        let config = self.config();
+        self.configure(config)
+            .expect("a configuration in force is valid");
+    }
+
+    /// Goes on from a state, for example one that was restored from a record. A step that the explicit
+    /// protocol has begun is forgotten.
+    pub fn load_state(&self, state: LossScaler) {
+        self.gives_up_next_backward();
+        *self.shared() = Shared {
+            scaler: state,
+            ..Shared::default()
+        };
+    }
+
+    /// Writes the state as JSON.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] when it cannot be written.
+    pub fn to_writer(&self, writer: impl Write) -> Result<(), AmpError> {
+        self.written(writer)
+            .map_err(|error| AmpError::state("write", "the writer", error))
+    }
+
+    fn written(&self, mut writer: impl Write) -> io::Result<()> {
+        serde_json::to_writer_pretty(&mut writer, &self.state())?;
+        // What a buffer still holds would be lost without an error when it is dropped.
+        writer.flush()
+    }
+
+    /// Goes on from a state that [`to_writer`](GradScaler::to_writer) wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] when the state is damaged, cut short or of a newer version; the scaler is
+    /// then as it was.
+    pub fn from_reader(&self, reader: impl Read) -> Result<(), AmpError> {
+        let state = serde_json::from_reader(reader)
+            .map_err(|error| AmpError::state("read", "the reader", error))?;
+        self.load_state(state);
+        Ok(())
+    }
+
+    /// Saves the state to a file, which afterwards holds all of it or is as it was before.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] when the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        let path = path.as_ref();
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let saved = || {
+            let file = File::create(&part)?;
+            self.written(&file)?;
+            file.sync_all()?;
+            std::fs::rename(&part, path)
+        };
+        saved().map_err(|error| {
+            std::fs::remove_file(&part).ok();
+            AmpError::state("write", path.display(), error)
+        })
+    }
+
+    /// Goes on from a file that [`save`](GradScaler::save) wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] when the file is missing, or its state is damaged, cut short or of a newer
+    /// version; the scaler is then as it was.
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        let path = path.as_ref();
+        let failed = |error: &dyn std::fmt::Display| AmpError::state("read", path.display(), error);
+        let bytes = std::fs::read(path).map_err(|error| failed(&error))?;
+        let state = serde_json::from_slice(&bytes).map_err(|error| failed(&error))?;
+        self.load_state(state);
+        Ok(())
+    }
+
+    /// Takes the outcome of one step, and tells the log what it was.
+    pub(crate) fn record(
+        &self,
+        outcome: Outcome,
+        non_finite_gradients: usize,
+        parameters: Vec<String>,
+    ) -> Transition {
+        let mut shared = self.shared();
+        let step = LastStep {
+            scale: shared.scaler.scale(),
+            outcome,
+            non_finite_gradients,
+            parameters,
+        };
+        let transition = shared.scaler.update(outcome);
+        report(&step, transition, &shared.scaler);
+        shared.last_step = Some(step);
+        transition
+    }
+
+    pub(super) fn shared(&self) -> MutexGuard<'_, Shared> {
+        lock(&self.shared)
+    }
+
+    /// Leaves the next backward pass of this thread to the explicit protocol.
+    #[cfg(feature = "train")]
+    pub(super) fn takes_next_backward(&self) {
+        NEXT.set(Some(self.clone()));
+    }
+
+    /// Undoes [`takes_next_backward`](GradScaler::takes_next_backward) where that pass never came, so that
+    /// no other loss's pass is taken for it.
+    pub(super) fn gives_up_next_backward(&self) {
+        NEXT.with_borrow_mut(|next| {
+            next.take_if(|scaler| Arc::ptr_eq(&scaler.shared, &self.shared));
+        });
     }
 }
 
-/// The scaler in force on this thread: the innermost scope's, else the device's.
-pub(crate) fn current<B: Backend>(device: &B::Device) -> GradScaler {
-    IN_SCOPE
-        .with_borrow(|scalers| scalers.last().cloned())
-        .unwrap_or_else(|| GradScaler::of::<B>(device))
+impl From<LossScaler> for GradScaler {
+    fn from(scaler: LossScaler) -> Self {
+        let shared = Shared {
+            scaler,
+            ..Shared::default()
+        };
+        Self {
+            shared: Arc::new(Mutex::new(shared)),
+        }
+    }
+}
+
+/// The scaler that a backward pass uses.
+pub(crate) enum InForce {
+    /// The pass itself checks the gradients and takes or skips the step.
+    Implicit(GradScaler),
+    /// The explicit protocol does.
+    Explicit(GradScaler),
+}
+
+impl InForce {
+    pub(crate) fn handle(&self) -> &GradScaler {
+        match self {
+            InForce::Implicit(scaler) | InForce::Explicit(scaler) => scaler,
+        }
+    }
+}
+
+/// The scaler in force for the backward pass that now begins on this thread: the explicit
+/// protocol's, else the innermost scope's, else the device's.
+pub(crate) fn in_force<B: Backend>(device: &B::Device) -> InForce {
+    match NEXT.take() {
+        Some(scaler) => InForce::Explicit(scaler),
+        None => InForce::Implicit(
+            IN_SCOPE
+                .with_borrow(|scalers| scalers.last().cloned())
+                .unwrap_or_else(|| GradScaler::of::<B>(device)),
+        ),
+    }
+}
+
+fn report(step: &LastStep, transition: Transition, scaler: &LossScaler) {
+    let named = match step.parameters.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", step.parameters.join(", ")),
+    };
+    match step.outcome {
+        Outcome::Finite => {}
+        Outcome::Overflow => log::debug!(
+            "burn-amp: {} gradients{named} overflowed at loss scale {}; step skipped, scale now {}",
+            step.non_finite_gradients,
+            step.scale,
+            scaler.scale()
+        ),
+        Outcome::NonFiniteLoss => log::warn!(
+            "burn-amp: the loss is not finite; step skipped, loss scale {} kept ({} such losses so \
+             far). This is not the scale's fault: look at the inputs, the learning rate and the model",
+            step.scale,
+            scaler.non_finite_losses()
+        ),
+    }
+    if transition == Transition::StuckAtMinimum {
+        log::error!(
+            "burn-amp: {} steps in a row were skipped, the last of them at the minimum loss scale \
+             {}: the model is not training. Its gradients{named} are not finite whatever the scale; \
+             try bf16, or full_precision around the layers that overflow",
+            scaler.skipped_in_a_row(),
+            scaler.scale()
+        );
+    }
 }
 
 /// A poisoned lock is taken as it is: every state behind these locks is replaced whole.

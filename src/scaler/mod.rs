@@ -1,11 +1,16 @@
 //! Loss scaling: the configuration, the state machine, and the handle that a backward pass uses.
 
 mod config;
+#[cfg(feature = "train")]
+mod explicit;
 mod handle;
+mod saved;
 mod state;
 
 pub use config::{Dynamic, LossScaleConfig};
-pub use handle::GradScaler;
+pub use handle::{GradScaler, LastStep};
 pub use state::{LossScaler, Outcome, Transition};
 
-pub(crate) use handle::current;
+#[cfg(feature = "train")]
+pub(crate) use explicit::Begun;
+pub(crate) use handle::{InForce, in_force};

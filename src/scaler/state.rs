@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::saved::Saved;
 use super::{Dynamic, LossScaleConfig};
 use crate::AmpError;
 
@@ -15,6 +16,17 @@ pub enum Outcome {
     Overflow,
     /// The loss itself is infinite or NaN: no scale would have helped.
     NonFiniteLoss,
+}
+
+impl Outcome {
+    /// A loss that is not finite explains gradients that are not.
+    pub(crate) fn of(loss_is_finite: bool, gradients_are_finite: bool) -> Self {
+        match (loss_is_finite, gradients_are_finite) {
+            (true, true) => Outcome::Finite,
+            (true, false) => Outcome::Overflow,
+            (false, _) => Outcome::NonFiniteLoss,
+        }
+    }
 }
 
 /// What an outcome did to the scale.
@@ -44,17 +56,21 @@ pub enum Transition {
 /// With hysteresis 1 and away from the bounds this is the rule of PyTorch's `_amp_update_scale_`;
 /// hysteresis is Megatron-LM's and Apex's: that many overflows are tolerated before the scale backs
 /// off, then each one counts until the scale has grown again.
+///
+/// Saved with serde or as a Burn record, every field is restored, and a state that is damaged or of a
+/// newer version is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Saved", try_from = "Saved")]
 pub struct LossScaler {
-    config: LossScaleConfig,
-    scale: f32,
-    growth_tracker: u32,
-    hysteresis_left: u32,
-    taken: u64,
-    skipped: u64,
-    skipped_in_a_row: u64,
-    stuck: u32,
-    non_finite_losses: u64,
+    pub(super) config: LossScaleConfig,
+    pub(super) scale: f32,
+    pub(super) growth_tracker: u32,
+    pub(super) hysteresis_left: u32,
+    pub(super) taken: u64,
+    pub(super) skipped: u64,
+    pub(super) skipped_in_a_row: u64,
+    pub(super) stuck: u32,
+    pub(super) non_finite_losses: u64,
 }
 
 impl LossScaler {
@@ -119,6 +135,33 @@ impl LossScaler {
     /// Steps that were skipped because the loss itself was not finite.
     pub fn non_finite_losses(&self) -> u64 {
         self.non_finite_losses
+    }
+
+    /// Goes on with another scale; the counts stay, the growth interval starts anew.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidLossScale`] when `scale` is not positive and finite, or outside a dynamic
+    /// configuration's bounds.
+    pub fn set_scale(&mut self, scale: f32) -> Result<(), AmpError> {
+        let (holds, expected) = match self.config {
+            LossScaleConfig::Dynamic(dynamic) => (
+                (dynamic.min_scale..=dynamic.max_scale).contains(&scale),
+                "a number from min_scale to max_scale",
+            ),
+            LossScaleConfig::Fixed(_) => (scale > 0.0 && scale.is_finite(), "a positive number"),
+            LossScaleConfig::Disabled => (scale == 1.0, "1, as loss scaling is disabled"),
+        };
+        if !holds {
+            return Err(AmpError::InvalidLossScale {
+                field: "scale",
+                given: scale.to_string(),
+                expected,
+            });
+        }
+        self.scale = scale;
+        self.growth_tracker = 0;
+        Ok(())
     }
 
     /// Takes the outcome of one step.
@@ -296,6 +339,31 @@ mod tests {
             assert_eq!(step(&mut s, Overflow), (Kept, scale, 0, [1, 1, 1, 0]));
             assert_eq!(step(&mut s, NonFiniteLoss), (Kept, scale, 0, [1, 2, 2, 1]));
         }
+    }
+
+    #[test]
+    fn a_scale_that_is_set_starts_a_growth_interval_and_keeps_the_counts() {
+        let mut s = scaler(|d| d.growth_interval = 2);
+        s.update(Finite);
+        s.set_scale(8.0).unwrap();
+        assert_eq!(step(&mut s, Finite), (Kept, 8.0, 1, [2, 0, 0, 0]));
+        assert_eq!(step(&mut s, Finite), (Grown, 16.0, 0, [3, 0, 0, 0]));
+        for bad in [0.5, 2f32.powi(25), f32::NAN, -1.0] {
+            let before = s;
+            assert!(
+                s.set_scale(bad)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("scale is")
+            );
+            assert_eq!(s, before);
+        }
+        let mut fixed = LossScaler::new(LossScaleConfig::Fixed(4.0)).unwrap();
+        assert!(fixed.set_scale(f32::INFINITY).is_err());
+        fixed.set_scale(0.25).unwrap();
+        assert_eq!(fixed.scale(), 0.25);
+        let mut disabled = LossScaler::new(LossScaleConfig::Disabled).unwrap();
+        assert!(disabled.set_scale(2.0).is_err());
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What the tests share: precisions, tolerances and comparisons.
 #![allow(dead_code)]
 
+pub mod mlp;
+
 use burn_amp::Precision;
 
 /// The half precisions.

@@ -1,0 +1,63 @@
+//! Whether tensors are finite: any number of them, in one read-back.
+
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::{Backend, FloatDType, Shape, TensorMetadata, get_device_settings};
+
+use crate::tensor::is_half;
+
+/// Tests tensors for values that are not finite, all of them in one read-back.
+pub(crate) struct FiniteCheck<B: Backend> {
+    device: B::Device,
+    counts: Vec<IntTensor<B>>,
+    elements: Vec<i64>,
+}
+
+impl<B: Backend> FiniteCheck<B> {
+    pub(crate) fn new(device: B::Device) -> Self {
+        Self {
+            device,
+            counts: Vec::new(),
+            elements: Vec::new(),
+        }
+    }
+
+    /// How many tensors were added.
+    #[cfg(feature = "train")]
+    pub(crate) fn len(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// Counts the finite values of a tensor, without reading anything back.
+    ///
+    /// A value counts if it compares as at most the dtype's largest, which NaN never does, and an
+    /// integer sum cannot lose one. Unlike `x - x == 0` or a maximum, no compiler that assumes
+    /// finite values may fold that, and no backend's order of NaN matters.
+    pub(crate) fn add(&mut self, tensor: FloatTensor<B>) {
+        let settings = get_device_settings::<B>(&B::float_device(&tensor));
+        let tensor = match is_half(tensor.dtype()) {
+            true => B::float_cast(tensor, FloatDType::F32),
+            false => tensor,
+        };
+        let largest = tensor.dtype().finfo().expect("a float dtype").max;
+        self.elements.push(tensor.shape().num_elements() as i64);
+        let finite =
+            B::float_lower_equal_elem(B::float_abs(tensor), largest.into(), settings.bool_dtype);
+        let count = B::int_sum(B::bool_into_int(finite, settings.int_dtype));
+        let count = B::int_reshape(count, Shape::new([1]));
+        self.counts.push(B::int_to_device(count, &self.device));
+    }
+
+    /// For each tensor that was added, whether all its values are finite.
+    pub(crate) fn read(self) -> Vec<bool> {
+        if self.counts.is_empty() {
+            return Vec::new();
+        }
+        let counts = B::int_cat(self.counts, 0);
+        let data = burn_backend::read_sync(B::int_into_data(counts))
+            .expect("reading the finite check of the gradients back from the device");
+        data.iter::<i64>()
+            .zip(self.elements)
+            .map(|(finite, elements)| finite == elements)
+            .collect()
+    }
+}

@@ -1,0 +1,349 @@
+//! The explicit protocol: scale, unscale, step, update, as PyTorch's `GradScaler` has it.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+
+use burn_core::module::{AutodiffModule, ParamId};
+use burn_core::record::{PrecisionSettings, Record};
+use burn_core::tensor::backend::AutodiffBackend;
+use burn_core::tensor::{DType, FloatDType, Tensor};
+use burn_optim::{GradientsParams, LearningRate, Optimizer};
+use serde::{Deserialize, Serialize};
+
+use super::handle::Shared;
+use super::{GradScaler, LossScaler, Outcome, Transition};
+use crate::finite::FiniteCheck;
+use crate::policy::Mode;
+use crate::train::gradients;
+use crate::{AmpError, device, full_precision};
+
+/// What the protocol remembers from one `update` to the next.
+#[derive(Default)]
+pub(super) struct Window {
+    /// Losses given to `scale`, of however many micro-batches.
+    losses_given: u32,
+    /// Whether one of them was to be scaled: where the step is then taken, its gradients are checked.
+    scaled: bool,
+    /// The finite check of these losses, of the backend they were on, until it is read.
+    losses: Option<Box<dyn Any + Send>>,
+    /// Whether one of the losses was not finite, as far as that was read.
+    non_finite_loss: bool,
+    /// The parameters whose gradients are unscaled.
+    unscaled: HashMap<ParamId, Unscaled>,
+    /// The paths of those that are not.
+    overflowed: Vec<String>,
+    /// Steps taken or skipped.
+    steps: u32,
+}
+
+struct Unscaled {
+    finite: bool,
+    stepped: bool,
+}
+
+/// The part of a [`Window`] that outlives its process: the losses given, and what is known of them.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(crate) struct Begun {
+    losses_given: u32,
+    scaled: bool,
+    non_finite_loss: bool,
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Window")
+            .field("losses_given", &self.losses_given)
+            .field("scaled", &self.scaled)
+            .field("unscaled", &self.unscaled.len())
+            .field("steps", &self.steps)
+            .finish_non_exhaustive()
+    }
+}
+
+impl GradScaler {
+    /// The loss to call `backward()` on, once for each micro-batch. A half loss comes back in FP32.
+    ///
+    /// On an `AmpAutodiff` the loss comes back as it is: its next `backward()` on this thread scales it
+    /// by this scaler, and leaves the rest to the protocol. Where nothing is to be scaled (bf16 or FP32
+    /// in force there, or a disabled scaler) this, like the whole protocol, does nothing and every step
+    /// is taken. The counterpart of PyTorch's `GradScaler.scale`.
+    pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
+        let of_amp = is_amp::<B>(&loss.device());
+        if of_amp && is_f16::<B>(&loss.device()) {
+            // Disabled as well: the scaler of the device is not to scale in its place.
+            self.takes_next_backward();
+        }
+        let mut shared = self.shared();
+        shared.window.losses_given += 1;
+        if !applies::<B>(&shared.scaler, &loss.device()) {
+            return loss;
+        }
+        shared.window.scaled = true;
+        let mut losses = shared
+            .window
+            .losses
+            .take()
+            .and_then(|losses| losses.downcast::<FiniteCheck<B::InnerBackend>>().ok())
+            .map(|losses| *losses)
+            .unwrap_or_else(|| FiniteCheck::new(loss.device()));
+        losses.add(loss.clone().inner().into_primitive().tensor());
+        shared.window.losses = Some(Box::new(losses));
+        if of_amp {
+            return loss;
+        }
+        let scale = shared.scaler.scale();
+        match loss.dtype() {
+            DType::F16 | DType::BF16 => loss.cast(FloatDType::F32) * scale,
+            _ => loss * scale,
+        }
+    }
+
+    /// The backward pass of a loss, for a model's parameters:
+    /// `GradientsParams::from_grads(scaler.scale(loss).backward(), model)`.
+    pub fn backward<B: AutodiffBackend, M: AutodiffModule<B>, const D: usize>(
+        &self,
+        loss: Tensor<B, D>,
+        model: &M,
+    ) -> GradientsParams {
+        struct Done<'a>(&'a GradScaler);
+        impl Drop for Done<'_> {
+            fn drop(&mut self) {
+                self.0.gives_up_next_backward();
+            }
+        }
+        let _done = Done(self);
+        GradientsParams::from_grads(self.scale(loss).backward(), model)
+    }
+
+    /// The gradients without the scale, in FP32, to look at or to clip before [`step`](GradScaler::step);
+    /// [`step`](GradScaler::step) does it where it was not done. Costs the one read-back of the step. The
+    /// counterpart of PyTorch's `GradScaler.unscale_`.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
+    /// - [`AmpError::AlreadyUnscaled`] when it was called for these parameters since the last update.
+    /// - [`AmpError::ForeignGradients`] when gradients are not of this model, or there are none.
+    ///
+    /// The gradients are then gone, and the scaler is as it was.
+    pub fn unscale<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<GradientsParams, AmpError> {
+        let found = self.checked::<B, M>("unscale", model, &grads)?;
+        if let Some(parameter) = self.first(&found, |_| true) {
+            return Err(AmpError::AlreadyUnscaled { parameter });
+        }
+        Ok(self.unscaled::<B, M>(model, grads, &found))
+    }
+
+    /// The gradients without the scale, those included that were unscaled before.
+    fn unscaled<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        model: &M,
+        grads: GradientsParams,
+        found: &gradients::Found<B>,
+    ) -> GradientsParams {
+        let Shared { scaler, window, .. } = &mut *self.shared();
+        let scaled: Vec<_> = found
+            .parameters
+            .iter()
+            .filter(|(id, _)| window.scaled && !window.unscaled.contains_key(id))
+            .collect();
+        if scaled.is_empty() {
+            return grads;
+        }
+        let factor = match is_amp::<B>(&found.device) {
+            true => None,
+            false => Some(1.0 / f64::from(scaler.scale())),
+        };
+        let mut check = window
+            .losses
+            .take()
+            .and_then(|losses| losses.downcast::<FiniteCheck<B::InnerBackend>>().ok())
+            .map(|losses| *losses)
+            .unwrap_or_else(|| FiniteCheck::new(found.device.clone()));
+        let losses = check.len();
+        let is_scaled = |id| !window.unscaled.contains_key(&id);
+        let grads = gradients::unscaled::<B, M>(model, grads, is_scaled, factor, &mut check);
+        let finite = check.read();
+        let (losses, gradients) = finite.split_at(losses);
+        window.non_finite_loss |= losses.iter().any(|finite| !finite);
+        for ((id, path), finite) in scaled.into_iter().zip(gradients) {
+            let (finite, stepped) = (*finite, false);
+            window.unscaled.insert(*id, Unscaled { finite, stepped });
+            if !finite {
+                window.overflowed.push(path.clone());
+            }
+        }
+        grads
+    }
+
+    /// The optimizer's step, if the losses and this model's gradients are finite; else the model comes
+    /// back as it was, and the optimizer is untouched. Says whether the step was taken. The counterpart of
+    /// PyTorch's `GradScaler.step`.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
+    /// - [`AmpError::AlreadyStepped`] when it was called for these parameters since the last update.
+    /// - [`AmpError::ForeignGradients`] when gradients are not of this model, or there are none.
+    ///
+    /// Model and gradients are then gone; the optimizer and the scaler are as they were.
+    pub fn step<B, M, O>(
+        &self,
+        optimizer: &mut O,
+        lr: LearningRate,
+        model: M,
+        grads: GradientsParams,
+    ) -> Result<(M, bool), AmpError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        let found = self.checked::<B, M>("step", &model, &grads)?;
+        if let Some(parameter) = self.first(&found, |unscaled| unscaled.stepped) {
+            return Err(AmpError::AlreadyStepped { parameter });
+        }
+        let grads = self.unscaled::<B, M>(&model, grads, &found);
+        let finite = {
+            let window = &mut self.shared().window;
+            window.steps += 1;
+            let mut finite = !window.non_finite_loss;
+            for (id, _) in &found.parameters {
+                if let Some(unscaled) = window.unscaled.get_mut(id) {
+                    unscaled.stepped = true;
+                    finite &= unscaled.finite;
+                }
+            }
+            finite
+        };
+        match finite {
+            // Gradients from a record no longer say that they are gradients: an optimizer that multiplies
+            // matrices would do so in half.
+            true => Ok((full_precision(|| optimizer.step(lr, model, grads)), true)),
+            false => Ok((model, false)),
+        }
+    }
+
+    /// Ends the step: the scale grows, stays or backs off by what all of the steps since the last update
+    /// found, and the next loss may be scaled. The counterpart of PyTorch's `GradScaler.update`.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last update.
+    pub fn update(&self) -> Result<Transition, AmpError> {
+        let window = {
+            let mut shared = self.shared();
+            if shared.window.steps == 0 {
+                return Err(AmpError::NothingStepped);
+            }
+            std::mem::take(&mut shared.window)
+        };
+        self.gives_up_next_backward();
+        // Nothing was checked where nothing was scaled.
+        if window.unscaled.is_empty() {
+            return Ok(Transition::Kept);
+        }
+        let outcome = Outcome::of(!window.non_finite_loss, window.overflowed.is_empty());
+        Ok(self.record(outcome, window.overflowed.len(), window.overflowed))
+    }
+
+    /// The model's parameters that have a gradient, if all gradients are theirs.
+    fn checked<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        call: &'static str,
+        model: &M,
+        grads: &GradientsParams,
+    ) -> Result<gradients::Found<B>, AmpError> {
+        if self.shared().window.losses_given == 0 {
+            return Err(AmpError::NothingScaled { call });
+        }
+        let found = gradients::found::<B, M>(model, grads);
+        if found.parameters.is_empty() || found.parameters.len() < grads.len() {
+            return Err(AmpError::ForeignGradients {
+                call,
+                given: grads.len(),
+                of_model: found.parameters.len(),
+            });
+        }
+        Ok(found)
+    }
+
+    /// The path of the first parameter that is unscaled already, and of which `is` holds.
+    fn first<B: AutodiffBackend>(
+        &self,
+        found: &gradients::Found<B>,
+        is: impl Fn(&Unscaled) -> bool,
+    ) -> Option<String> {
+        let window = &self.shared().window;
+        let mut parameters = found.parameters.iter();
+        let first = parameters.find(|(id, _)| window.unscaled.get(id).is_some_and(&is));
+        first.map(|(_, path)| path.clone())
+    }
+
+    /// What a record has to keep of a step that has begun.
+    pub(crate) fn begun<B: AutodiffBackend>(&self) -> Begun {
+        let window = &mut self.shared().window;
+        if let Some(losses) = window.losses.take()
+            && let Ok(losses) = losses.downcast::<FiniteCheck<B::InnerBackend>>()
+        {
+            window.non_finite_loss |= losses.read().iter().any(|finite| !finite);
+        }
+        Begun {
+            losses_given: window.losses_given,
+            scaled: window.scaled,
+            non_finite_loss: window.non_finite_loss,
+        }
+    }
+
+    /// Goes on with a step that had begun when it was recorded; by default with none.
+    pub(crate) fn resume(&self, begun: Begun) {
+        self.gives_up_next_backward();
+        self.shared().window = Window {
+            losses_given: begun.losses_given,
+            scaled: begun.scaled,
+            non_finite_loss: begun.non_finite_loss,
+            ..Window::default()
+        };
+    }
+
+    /// What a loss on that backend is multiplied with here and now: 1 where nothing is to be scaled.
+    pub(crate) fn scale_at<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
+        let scaler = self.state();
+        match applies::<B>(&scaler, at) {
+            true => scaler.scale(),
+            false => 1.0,
+        }
+    }
+}
+
+/// Whether this scaler scales on that backend.
+fn applies<B: AutodiffBackend>(scaler: &LossScaler, at: &B::Device) -> bool {
+    scaler.is_enabled() && (!is_amp::<B>(at) || is_f16::<B>(at))
+}
+
+/// Whether f16 is in force on an `AmpAutodiff`.
+fn is_f16<B: AutodiffBackend>(at: &B::Device) -> bool {
+    device::mode::<B>(at) == Mode::On(DType::F16)
+}
+
+/// Whether a backend is an `AmpAutodiff`, which scales by itself.
+fn is_amp<B: AutodiffBackend>(at: &B::Device) -> bool {
+    B::name(at).starts_with("amp<")
+}
+
+impl<B: burn_core::tensor::backend::Backend> Record<B> for LossScaler {
+    type Item<S: PrecisionSettings> = Self;
+
+    fn into_item<S: PrecisionSettings>(self) -> Self {
+        self
+    }
+
+    fn from_item<S: PrecisionSettings>(item: Self, _device: &B::Device) -> Self {
+        item
+    }
+}

@@ -1,0 +1,195 @@
+//! The scaler's state as it is saved: every field, a version, and a checksum over the values, so that
+//! a damaged state is refused whatever format it was kept in.
+
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
+
+use super::{Dynamic, LossScaleConfig, LossScaler};
+
+/// Grows when a field is added or changes its meaning.
+const VERSION: u32 = 1;
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Saved {
+    /// First in every format, so that it is read before any field that a newer version changed.
+    #[serde(deserialize_with = "known")]
+    version: u32,
+    config: LossScaleConfig,
+    scale: f32,
+    growth_tracker: u32,
+    hysteresis_left: u32,
+    taken_steps: u64,
+    skipped_steps: u64,
+    skipped_in_a_row: u64,
+    stuck: u32,
+    non_finite_losses: u64,
+    checksum: u32,
+}
+
+impl From<LossScaler> for Saved {
+    fn from(scaler: LossScaler) -> Self {
+        let mut saved = Self {
+            version: VERSION,
+            config: scaler.config,
+            scale: scaler.scale,
+            growth_tracker: scaler.growth_tracker,
+            hysteresis_left: scaler.hysteresis_left,
+            taken_steps: scaler.taken,
+            skipped_steps: scaler.skipped,
+            skipped_in_a_row: scaler.skipped_in_a_row,
+            stuck: scaler.stuck,
+            non_finite_losses: scaler.non_finite_losses,
+            checksum: 0,
+        };
+        saved.checksum = saved.sum();
+        saved
+    }
+}
+
+impl TryFrom<Saved> for LossScaler {
+    type Error = String;
+
+    fn try_from(saved: Saved) -> Result<Self, String> {
+        if saved.checksum != saved.sum() {
+            return Err(format!(
+                "the state is damaged: its checksum is {}, its values add up to {}",
+                saved.checksum,
+                saved.sum()
+            ));
+        }
+        saved
+            .config
+            .validated()
+            .map_err(|error| error.to_string())?;
+        Ok(Self {
+            config: saved.config,
+            scale: saved.scale,
+            growth_tracker: saved.growth_tracker,
+            hysteresis_left: saved.hysteresis_left,
+            taken: saved.taken_steps,
+            skipped: saved.skipped_steps,
+            skipped_in_a_row: saved.skipped_in_a_row,
+            stuck: saved.stuck,
+            non_finite_losses: saved.non_finite_losses,
+        })
+    }
+}
+
+fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        version if version > VERSION => Err(D::Error::custom(format!(
+            "the state has version {version}, and this burn-amp knows versions up to {VERSION}"
+        ))),
+        version => Ok(version),
+    }
+}
+
+impl Saved {
+    /// The CRC-32 of every value but itself.
+    fn sum(&self) -> u32 {
+        let (kind, floats, counts) = match self.config {
+            LossScaleConfig::Disabled => (0, [0.0; 5], [0; 3]),
+            LossScaleConfig::Fixed(scale) => (1, [scale, 0.0, 0.0, 0.0, 0.0], [0; 3]),
+            LossScaleConfig::Dynamic(Dynamic {
+                init_scale,
+                growth_factor,
+                backoff_factor,
+                growth_interval,
+                min_scale,
+                max_scale,
+                hysteresis,
+                stuck_after,
+            }) => (
+                2,
+                [
+                    init_scale,
+                    growth_factor,
+                    backoff_factor,
+                    min_scale,
+                    max_scale,
+                ],
+                [growth_interval, hysteresis, stuck_after],
+            ),
+        };
+        let mut hasher = crc32fast::Hasher::new();
+        let words = [self.version, kind, self.scale.to_bits()]
+            .into_iter()
+            .chain(floats.map(f32::to_bits))
+            .chain(counts)
+            .chain([self.growth_tracker, self.hysteresis_left, self.stuck]);
+        words.for_each(|word| hasher.update(&word.to_le_bytes()));
+        for count in [
+            self.taken_steps,
+            self.skipped_steps,
+            self.skipped_in_a_row,
+            self.non_finite_losses,
+        ] {
+            hasher.update(&count.to_le_bytes());
+        }
+        hasher.finalize()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Outcome;
+
+    fn saved() -> serde_json::Value {
+        let mut scaler = LossScaler::default();
+        for outcome in [Outcome::Finite, Outcome::Overflow, Outcome::NonFiniteLoss] {
+            scaler.update(outcome);
+        }
+        serde_json::to_value(scaler).unwrap()
+    }
+
+    fn load(value: serde_json::Value) -> Result<LossScaler, String> {
+        serde_json::from_value(value).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_field_is_checked() {
+        assert!(load(saved()).is_ok());
+        let fields: Vec<_> = saved().as_object().unwrap().keys().cloned().collect();
+        assert_eq!(fields.len(), 11);
+        for field in &fields {
+            let mut without = saved();
+            without.as_object_mut().unwrap().remove(field);
+            assert!(load(without).unwrap_err().contains(field.as_str()));
+        }
+        for field in fields.iter().filter(|field| *field != "config") {
+            let mut changed = saved();
+            let value = changed[field].as_f64().unwrap();
+            changed[field] = match field.as_str() {
+                "scale" => (value * 2.0).into(),
+                _ => (value as u64 + 1).into(),
+            };
+            let error = load(changed).unwrap_err();
+            let expected = match field.as_str() {
+                "version" => "version 2",
+                _ => "damaged",
+            };
+            assert!(error.contains(expected), "{field}: {error}");
+        }
+        let settings: Vec<_> = saved()["config"]["Dynamic"]
+            .as_object()
+            .unwrap()
+            .clone()
+            .into_iter()
+            .collect();
+        assert_eq!(settings.len(), 8);
+        for (field, value) in settings {
+            let mut changed = saved();
+            let dynamic = &mut changed["config"]["Dynamic"];
+            dynamic[&field] = match value.as_u64() {
+                Some(count) => (count + 1).into(),
+                None => (value.as_f64().unwrap() * 0.5).into(),
+            };
+            assert!(load(changed).unwrap_err().contains("damaged"), "{field}");
+        }
+        let mut more = saved();
+        more["more"] = 1.into();
+        assert!(load(more).unwrap_err().contains("more"));
+    }
+}

@@ -1,0 +1,213 @@
+//! A module's gradients by the paths of its parameters.
+
+use std::collections::{HashMap, HashSet};
+
+use burn_core::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
+use burn_core::tensor::backend::{AutodiffBackend, Backend};
+use burn_core::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn_optim::GradientsParams;
+
+use crate::finite::FiniteCheck;
+
+/// The parameters of a module that have a gradient, with their paths, in the order of the module.
+pub(crate) struct Found<B: Backend> {
+    pub parameters: Vec<(ParamId, String)>,
+    /// The device of the first of them.
+    pub device: B::Device,
+}
+
+pub(crate) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    grads: &GradientsParams,
+) -> Found<B> {
+    let mut find = Find {
+        grads,
+        path: Vec::new(),
+        parameters: Vec::new(),
+        device: None,
+    };
+    model.visit(&mut find);
+    Found {
+        parameters: find.parameters,
+        device: find.device.unwrap_or_default(),
+    }
+}
+
+struct Find<'a, B: AutodiffBackend> {
+    grads: &'a GradientsParams,
+    path: Vec<String>,
+    parameters: Vec<(ParamId, String)>,
+    device: Option<B::Device>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Find<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
+            self.device.get_or_insert_with(|| grad.device());
+            // A parameter that two places share counts once.
+            if self.parameters.iter().all(|(id, _)| *id != param.id) {
+                self.parameters.push((param.id, self.path.join(".")));
+            }
+        }
+    }
+
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+}
+
+/// The gradients, those of which `is_scaled` holds times `factor`, in FP32 or wider while that is done,
+/// and added to `check` in the order of [`found`].
+pub(crate) fn unscaled<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    grads: GradientsParams,
+    is_scaled: impl Fn(ParamId) -> bool,
+    factor: Option<f64>,
+    check: &mut FiniteCheck<B::InnerBackend>,
+) -> GradientsParams {
+    let mut unscale = Unscale::<B> {
+        grads,
+        is_scaled: &is_scaled,
+        factor,
+        check,
+        unscaled: GradientsParams::new(),
+    };
+    model.visit(&mut unscale);
+    unscale.unscaled
+}
+
+struct Unscale<'a, B: AutodiffBackend> {
+    grads: GradientsParams,
+    is_scaled: &'a dyn Fn(ParamId) -> bool,
+    factor: Option<f64>,
+    check: &'a mut FiniteCheck<B::InnerBackend>,
+    unscaled: GradientsParams,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Unscale<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) else {
+            return;
+        };
+        if !(self.is_scaled)(param.id) {
+            self.unscaled.register(param.id, grad);
+            return;
+        }
+        let dtype = grad.dtype();
+        let wide = match dtype {
+            DType::F16 | DType::BF16 => grad.cast(FloatDType::F32),
+            _ => grad,
+        };
+        let wide = match self.factor {
+            Some(factor) => wide * factor,
+            None => wide,
+        };
+        self.check.add(wide.clone().into_primitive().tensor());
+        self.unscaled.register(param.id, wide.cast(dtype));
+    }
+}
+
+/// The gradients, scaled down if the norm of all of them together is above `max_norm`: times
+/// `min(1, max_norm / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_`. Reads nothing back.
+pub(crate) fn clipped<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    grads: GradientsParams,
+    max_norm: f32,
+) -> GradientsParams {
+    let mut norm = Norm::<B> {
+        grads: &grads,
+        seen: HashSet::new(),
+        squares: None,
+    };
+    model.visit(&mut norm);
+    let Some(squares) = norm.squares else {
+        return grads;
+    };
+    let factor = ((squares.sqrt() + 1e-6).recip() * max_norm).clamp_max(1.0);
+    let mut scale = Scale::<B> {
+        grads,
+        factor,
+        scaled: GradientsParams::new(),
+    };
+    model.visit(&mut scale);
+    scale.scaled
+}
+
+struct Norm<'a, B: AutodiffBackend> {
+    grads: &'a GradientsParams,
+    seen: HashSet<ParamId>,
+    squares: Option<Tensor<B::InnerBackend, 1>>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Norm<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id)
+            && self.seen.insert(param.id)
+        {
+            let square = grad.cast(FloatDType::F32).powi_scalar(2).sum();
+            self.squares = Some(match self.squares.take() {
+                Some(squares) => squares + square,
+                None => square,
+            });
+        }
+    }
+}
+
+struct Scale<B: AutodiffBackend> {
+    grads: GradientsParams,
+    factor: Tensor<B::InnerBackend, 1>,
+    scaled: GradientsParams,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Scale<B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) {
+            let dtype = grad.dtype();
+            let factor = self.factor.clone().cast(dtype).reshape([1; D]);
+            self.scaled.register(param.id, grad * factor);
+        }
+    }
+}
+
+/// The gradients as data, by parameter, in the order of the module.
+pub(crate) fn to_data<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    grads: &GradientsParams,
+) -> Vec<(u64, TensorData)> {
+    struct Collect<'a>(&'a GradientsParams, Vec<(u64, TensorData)>);
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if let Some(grad) = self.0.get::<B::InnerBackend, D>(param.id) {
+                self.1.push((param.id.val(), grad.into_data()));
+            }
+        }
+    }
+    let mut collect = Collect(grads, Vec::new());
+    model.visit(&mut collect);
+    collect.1
+}
+
+/// The gradients that [`to_data`] gave, each on its parameter's device.
+pub(crate) fn from_data<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    data: Vec<(u64, TensorData)>,
+) -> GradientsParams {
+    struct Restore(HashMap<u64, TensorData>, GradientsParams);
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Restore {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if let Some(data) = self.0.remove(&param.id.val()) {
+                let dtype = data.dtype;
+                let device = param.val().device();
+                let grad = Tensor::<B::InnerBackend, D>::from_data(data, (&device, dtype));
+                self.1.register(param.id, grad);
+            }
+        }
+    }
+    let mut restore = Restore(data.into_iter().collect(), GradientsParams::new());
+    model.visit(&mut restore);
+    restore.1
+}

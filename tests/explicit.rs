@@ -1,0 +1,977 @@
+//! The explicit protocol of `GradScaler`, on `AmpAutodiff` and on plain `Autodiff`: what it computes, what
+//! it skips, what it says, and what it refuses. `MixedPrecision` and `ConvertFloat`, which are made for it.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{AutodiffModule, Module};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, FloatDType};
+use burn_amp::{
+    AmpAutodiff, AmpError, ConvertFloat, GradScaler, LastStep, LossScaleConfig, LossScaler,
+    MixedPrecision, Outcome, Precision, Transition, full_precision, with_precision,
+};
+
+use common::mlp::{self, Fill, Mlp, data, in_scope, parameters, scaler, state, values};
+use common::{assert_close, relative_error};
+
+type A = AmpAutodiff<Flex>;
+type Plain = Autodiff<Flex>;
+
+type Training<B, M> = OptimizerAdaptor<Adam, M, B>;
+
+fn adam<B: AutodiffBackend, M: AutodiffModule<B>>() -> Training<B, M> {
+    AdamConfig::new().init()
+}
+
+/// Parameters and optimizer state.
+type All = (Vec<f32>, Vec<(usize, Vec<u8>)>);
+
+fn all<B: AutodiffBackend, M: AutodiffModule<B>>(optimizer: &Training<B, M>, model: &M) -> All {
+    (parameters(model), state(optimizer, model))
+}
+
+/// One whole step of the protocol: the model, whether the step was taken, and what became of the scale.
+fn step<B: AutodiffBackend, M: AutodiffModule<B>>(
+    scaler: &GradScaler,
+    optimizer: &mut Training<B, M>,
+    model: M,
+    loss: Tensor<B, 1>,
+) -> (M, bool, Transition) {
+    let grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
+    let (model, stepped) = scaler.step(optimizer, 1e-2, model, grads).unwrap();
+    (model, stepped, scaler.update().unwrap())
+}
+
+#[derive(Module, Debug)]
+struct Encoder<B: Backend> {
+    layers: Vec<Linear<B>>,
+}
+
+#[derive(Module, Debug)]
+struct Net<B: Backend> {
+    encoder: Encoder<B>,
+    head: Linear<B>,
+}
+
+impl<B: Backend> Net<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        let layer = |input, output| LinearConfig::new(input, output).init(&device);
+        let net = Self {
+            encoder: Encoder {
+                layers: vec![layer(8, 8), layer(8, 8)],
+            },
+            head: layer(8, 4),
+        };
+        net.map(&mut Fill(0))
+    }
+
+    fn loss(&self) -> Tensor<B, 1> {
+        let layers = self.encoder.layers.iter();
+        let hidden = layers.fold(values([16, 8], 5), |x, layer| layer.forward(x).tanh());
+        self.head.forward(hidden).powi_scalar(2).mean()
+    }
+}
+
+impl<B: AutodiffBackend> Net<B> {
+    /// A finite loss, the gradient of which is NaN for one parameter and infinite for another.
+    fn planted_loss(&self) -> Tensor<B, 1> {
+        let weight = self.encoder.layers[1].weight.val();
+        let nan = (weight * 0.0).sqrt().sum();
+        let bias = self.head.bias.as_ref().unwrap().val();
+        let infinite = (bias.clone() - Tensor::from_inner(bias.inner()))
+            .sqrt()
+            .sum();
+        self.loss() + nan + infinite
+    }
+}
+
+#[test]
+fn the_explicit_and_the_implicit_protocol_train_to_the_same_bits() {
+    let factor = |i| match i {
+        7 | 20 | 33 => 1e7,
+        _ => 1.0,
+    };
+    let implicit = scaler(1024.0);
+    let (mut optimizer, mut model) = (adam(), Mlp::<A>::new());
+    in_scope(Precision::F16, &implicit, || {
+        for i in 0..50 {
+            let grads = (model.loss(i) * factor(i)).backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optimizer.step(1e-2, model.clone(), grads);
+        }
+    });
+    let expected = all(&optimizer, &model);
+    assert_eq!(implicit.skipped_steps(), 3);
+
+    // Unscaling by hand in between changes nothing.
+    for unscale in [false, true] {
+        let explicit = scaler(1024.0);
+        let (mut optimizer, mut model) = (adam(), Mlp::<A>::new());
+        with_precision(Precision::F16, || {
+            for i in 0..50 {
+                let loss = model.loss(i) * factor(i);
+                let mut grads = explicit.backward(loss, &model);
+                if unscale {
+                    grads = explicit.unscale(&model, grads).unwrap();
+                }
+                let before = model.clone();
+                let (next, stepped) = explicit
+                    .step(&mut optimizer, 1e-2, model.clone(), grads)
+                    .unwrap();
+                assert_eq!(stepped, factor(i) == 1.0);
+                assert_eq!(stepped, parameters(&next) != parameters(&before));
+                model = next;
+                let backed_off = explicit.update().unwrap() == Transition::BackedOff;
+                assert_eq!(backed_off, !stepped);
+            }
+        });
+        assert_eq!(all(&optimizer, &model), expected);
+        assert_eq!(explicit.state(), implicit.state());
+        assert_eq!(explicit.loss_scale(), 128.0);
+    }
+}
+
+#[test]
+fn on_plain_autodiff_the_loss_is_scaled_and_the_gradients_are_as_without() {
+    let model = Mlp::<Plain>::new();
+    let expected = GradientsParams::from_grads(model.loss(7).backward(), &model);
+    let expected = mlp::gradients(&model, &expected);
+    for (scale, exactly) in [(65536.0, true), (3000.0, false)] {
+        let scaler = GradScaler::new(LossScaleConfig::Fixed(scale)).unwrap();
+        let loss = model.loss(7);
+        let scaled = scaler.scale(loss.clone());
+        assert_eq!(data(scaled.clone()), [data(loss)[0] * scale]);
+        let grads = GradientsParams::from_grads(scaled.backward(), &model);
+        assert_close(
+            "scaled",
+            Precision::F32,
+            &mlp::gradients(&model, &grads),
+            &times(&expected, scale),
+            8.0,
+        );
+        let grads = scaler.unscale(&model, grads).unwrap();
+        let unscaled = mlp::gradients(&model, &grads);
+        // A power of two changes no rounding.
+        assert_eq!(unscaled == expected, exactly);
+        assert_close("unscaled", Precision::F32, &unscaled, &expected, 8.0);
+    }
+}
+
+fn times(values: &[f32], factor: f32) -> Vec<f32> {
+    values.iter().map(|v| v * factor).collect()
+}
+
+#[test]
+fn on_plain_autodiff_the_protocol_trains_as_the_plain_loop() {
+    fn plain_loop() -> All {
+        let (mut optimizer, mut model) = (adam(), Mlp::<Plain>::new());
+        for i in 0..20 {
+            let grads = GradientsParams::from_grads(model.loss(i).backward(), &model);
+            model = optimizer.step(1e-2, model, grads);
+        }
+        all(&optimizer, &model)
+    }
+    let scaler = scaler(65536.0);
+    let (mut optimizer, mut model) = (adam(), Mlp::<Plain>::new());
+    for i in 0..20 {
+        let loss = model.loss(i);
+        model = step(&scaler, &mut optimizer, model, loss).0;
+    }
+    assert_eq!(all(&optimizer, &model), plain_loop());
+    assert_eq!(scaler.state().taken_steps(), 20);
+}
+
+#[test]
+fn a_half_or_double_loss_is_scaled_as_well() {
+    for (dtype, expected) in [
+        (FloatDType::F16, DType::F32),
+        (FloatDType::BF16, DType::F32),
+        (FloatDType::F32, DType::F32),
+        (FloatDType::F64, DType::F64),
+    ] {
+        let scaler = scaler(65536.0);
+        let leaf = values::<Plain, 1>([1], 3).cast(dtype).require_grad();
+        // 65536 is beyond the range of f16.
+        let scaled = scaler.scale(leaf.clone() * 2.0);
+        assert_eq!(scaled.dtype(), expected);
+        let value = data(leaf.cast(FloatDType::F32))[0];
+        assert_eq!(data(scaled.cast(FloatDType::F32)), [value * 131072.0]);
+    }
+}
+
+/// A gradient that is not finite although the loss is: the step is skipped, the scale backs off, and the
+/// parameters are named.
+fn planted_overflow<B: AutodiffBackend>() {
+    let scaler = scaler(1024.0);
+    let (mut optimizer, mut model) = (adam(), Net::<B>::new());
+    let mut train = |loss: fn(&Net<B>) -> Tensor<B, 1>| {
+        let before = all(&optimizer, &model);
+        let loss = loss(&model);
+        assert!(data(loss.clone().inner())[0].is_finite());
+        let (next, stepped, transition) = step(&scaler, &mut optimizer, model.clone(), loss);
+        model = next;
+        assert_eq!(all(&optimizer, &model) != before, stepped);
+        (stepped, transition)
+    };
+    assert_eq!(scaler.last_step(), None);
+    assert_eq!(train(Net::loss), (true, Transition::Kept));
+    let mut expected = LastStep {
+        scale: 1024.0,
+        outcome: Outcome::Finite,
+        non_finite_gradients: 0,
+        parameters: Vec::new(),
+    };
+    assert!(expected.stepped());
+    assert_eq!(scaler.last_step().as_ref(), Some(&expected));
+
+    assert_eq!(train(Net::planted_loss), (false, Transition::BackedOff));
+    expected.outcome = Outcome::Overflow;
+    expected.non_finite_gradients = 2;
+    expected.parameters = vec!["encoder.layers.1.weight".into(), "head.bias".into()];
+    assert!(!expected.stepped());
+    assert_eq!(scaler.last_step(), Some(expected));
+    assert_eq!(scaler.loss_scale(), 512.0);
+
+    assert_eq!(train(Net::loss), (true, Transition::Kept));
+    assert_eq!(scaler.last_step().unwrap().scale, 512.0);
+    assert_eq!(scaler.last_step().unwrap().parameters, [""; 0]);
+    let state = scaler.state();
+    assert_eq!((state.taken_steps(), state.skipped_steps()), (2, 1));
+    assert_eq!(state.non_finite_losses(), 0);
+}
+
+#[test]
+fn an_overflow_is_skipped_and_its_parameters_are_named() {
+    planted_overflow::<Plain>();
+    with_precision(Precision::F16, planted_overflow::<A>);
+}
+
+#[test]
+fn a_gradient_beyond_fp32_is_an_overflow() {
+    let scaler = scaler(65536.0);
+    let (mut optimizer, model) = (adam(), Net::<Plain>::new());
+    let before = all(&optimizer, &model);
+    let loss = model.loss() * 1e38;
+    assert!(data(loss.clone())[0].is_finite());
+    let (model, stepped, transition) = step(&scaler, &mut optimizer, model, loss);
+    assert_eq!((stepped, transition), (false, Transition::BackedOff));
+    assert_eq!(all(&optimizer, &model), before);
+    let last = scaler.last_step().unwrap();
+    assert_eq!(last.outcome, Outcome::Overflow);
+    assert!(
+        last.parameters.contains(&"head.weight".to_string()),
+        "{last:?}"
+    );
+    assert_eq!(last.parameters.len(), last.non_finite_gradients);
+
+    // At a scale of 1 the same loss trains.
+    scaler.set_scale(1.0).unwrap();
+    let loss = model.loss() * 1e38;
+    assert!(step(&scaler, &mut optimizer, model, loss).1);
+}
+
+fn non_finite_loss<B: AutodiffBackend>() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let scaler = scaler(1024.0);
+        let (mut optimizer, mut model) = (adam(), Net::<B>::new());
+        let before = all(&optimizer, &model);
+        for _ in 0..3 {
+            // The gradients of the sum are finite: it is the loss that says it.
+            let loss = model.loss() + bad;
+            let (next, stepped, transition) = step(&scaler, &mut optimizer, model, loss);
+            assert_eq!((stepped, transition), (false, Transition::Kept));
+            model = next;
+        }
+        assert_eq!(all(&optimizer, &model), before);
+        let last = scaler.last_step().unwrap();
+        assert_eq!((last.outcome, last.scale), (Outcome::NonFiniteLoss, 1024.0));
+        assert_eq!(scaler.loss_scale(), 1024.0);
+        assert_eq!(scaler.state().non_finite_losses(), 3);
+
+        let loss = model.loss();
+        assert!(step(&scaler, &mut optimizer, model, loss).1);
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_skipped_and_keeps_the_scale() {
+    non_finite_loss::<Plain>();
+    with_precision(Precision::F16, non_finite_loss::<A>);
+}
+
+#[test]
+fn one_bad_micro_batch_skips_the_accumulated_step() {
+    fn accumulated<B: AutodiffBackend>(factors: [f32; 3]) -> (Outcome, f32) {
+        let scaler = scaler(1024.0);
+        let (mut optimizer, model) = (adam(), Mlp::<B>::new());
+        let mut accumulator = burn::optim::GradientsAccumulator::new();
+        for factor in factors {
+            let grads = scaler.backward(model.loss(7) * factor, &model);
+            accumulator.accumulate(&model, grads);
+        }
+        let grads = accumulator.grads();
+        let before = parameters(&model);
+        let (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads).unwrap();
+        scaler.update().unwrap();
+        assert_eq!(stepped, parameters(&model) != before);
+        (scaler.last_step().unwrap().outcome, scaler.loss_scale())
+    }
+    for (factors, expected) in [
+        ([1.0, 1.0, 1.0], (Outcome::Finite, 1024.0)),
+        ([1e7, 1.0, 1.0], (Outcome::Overflow, 512.0)),
+        ([1.0, 1e7, 1e7], (Outcome::Overflow, 512.0)),
+        ([1.0, f32::NAN, 1.0], (Outcome::NonFiniteLoss, 1024.0)),
+    ] {
+        let actual = with_precision(Precision::F16, || accumulated::<A>(factors));
+        assert_eq!(actual, expected, "{factors:?}");
+        if factors.iter().all(|factor| *factor != 1e7) {
+            assert_eq!(accumulated::<Plain>(factors), expected, "{factors:?}");
+        }
+    }
+}
+
+#[test]
+fn in_bf16_and_fp32_the_protocol_does_nothing() {
+    for precision in [Precision::Bf16, Precision::F32] {
+        with_precision(precision, || {
+            let plain_loop = {
+                let (mut optimizer, mut model) = (adam(), Mlp::<A>::new());
+                for i in 0..20 {
+                    let grads = GradientsParams::from_grads(model.loss(i).backward(), &model);
+                    model = optimizer.step(1e-2, model, grads);
+                }
+                all(&optimizer, &model)
+            };
+            let scaler = scaler(2f32.powi(24));
+            let untouched = scaler.state();
+            let (mut optimizer, mut model) = (adam(), Mlp::<A>::new());
+            for i in 0..20 {
+                let loss = model.loss(i);
+                let (next, stepped, transition) = step(&scaler, &mut optimizer, model, loss);
+                assert_eq!((stepped, transition), (true, Transition::Kept));
+                model = next;
+            }
+            assert_eq!(all(&optimizer, &model), plain_loop, "{precision}");
+
+            // Not even a loss that is not finite: as in plain Burn.
+            let loss = model.loss(1) * f32::NAN;
+            let grads = scaler.backward(loss, &model);
+            let grads = scaler.unscale(&model, grads).unwrap();
+            assert!(mlp::gradients(&model, &grads).iter().any(|v| v.is_nan()));
+            assert!(scaler.step(&mut optimizer, 1e-2, model, grads).unwrap().1);
+            assert_eq!(scaler.update(), Ok(Transition::Kept));
+            assert_eq!((scaler.state(), scaler.last_step()), (untouched, None));
+        });
+    }
+}
+
+#[test]
+fn a_disabled_scaler_does_nothing() {
+    fn trained<B: AutodiffBackend>() {
+        let scaler = GradScaler::new(LossScaleConfig::Disabled).unwrap();
+        let model = Mlp::<B>::new();
+        let loss = model.loss(7);
+        assert_eq!(data(scaler.scale(loss.clone())), data(loss));
+        let loss = model.loss(7) * f32::NAN;
+        let (_, stepped, transition) = step(&scaler, &mut adam(), model, loss);
+        assert_eq!((stepped, transition), (true, Transition::Kept));
+        assert_eq!(
+            (scaler.last_step(), scaler.state().taken_steps()),
+            (None, 0)
+        );
+    }
+    trained::<Plain>();
+    with_precision(Precision::F16, trained::<A>);
+}
+
+#[test]
+fn the_check_does_not_depend_on_where_the_step_is_taken() {
+    // Forward and backward pass in a region, as PyTorch's users write it, and the step outside of it.
+    let scaler = scaler(1024.0);
+    let (mut optimizer, model) = (adam(), Net::<A>::new());
+    let before = all(&optimizer, &model);
+    let grads = with_precision(Precision::F16, || {
+        scaler.backward(model.planted_loss(), &model)
+    });
+    let grads = scaler.unscale(&model, grads).unwrap();
+    let (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads).unwrap();
+    assert!(!stepped);
+    assert_eq!(all(&optimizer, &model), before);
+    assert_eq!(scaler.update(), Ok(Transition::BackedOff));
+
+    let grads = with_precision(Precision::F16, || scaler.backward(model.loss(), &model));
+    assert!(scaler.step(&mut optimizer, 1e-2, model, grads).unwrap().1);
+    assert_eq!(scaler.update(), Ok(Transition::Kept));
+    assert_eq!(scaler.state().taken_steps(), 1);
+}
+
+/// Runs `misuse`, which has to fail and to leave scaler and optimizer as they were.
+#[track_caller]
+fn refused<B: AutodiffBackend, T>(
+    scaler: &GradScaler,
+    optimizer: &mut Training<B, Net<B>>,
+    model: &Net<B>,
+    misuse: impl FnOnce(&mut Training<B, Net<B>>) -> Result<T, AmpError>,
+) -> AmpError {
+    let before = (scaler.state(), scaler.last_step(), all(optimizer, model));
+    let error = misuse(optimizer).err().expect("an error");
+    assert_eq!(
+        before,
+        (scaler.state(), scaler.last_step(), all(optimizer, model))
+    );
+    error
+}
+
+const NOTHING_SCALED: &str = " was called, but no loss was scaled since the last update. Call \
+     scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. A training loop on \
+     AmpAutodiff that calls loss.backward() needs none of these calls: it skips by itself";
+const NOTHING_STEPPED: &str = "update was called, but there was no step since the last update. Call \
+     scaler.step(..) first, once for each optimizer, and update once after all of them";
+const ALREADY_UNSCALED: &str = "unscale was called twice since the last update, for the parameter \
+     encoder.layers.0.weight among others: its gradient would be divided by the scale twice. With \
+     accumulation, unscale once, after the last micro-batch";
+const ALREADY_STEPPED: &str = "step was called twice since the last update, for the parameter \
+     encoder.layers.0.weight among others. Call update once after the steps of all optimizers; with \
+     accumulation, step once, after the last micro-batch";
+
+fn foreign(call: &str, given: usize, of_model: usize) -> String {
+    format!(
+        "{call} was given {given} gradients, of which {of_model} are of this model's parameters. \
+         Either they were computed with another model (GradientsParams::from_grads takes the one that \
+         is stepped), or the loss reaches none of its parameters: are they frozen or detached?"
+    )
+}
+
+/// Every misuse in turn; the step that it belongs to can be finished each time.
+fn misused<B: AutodiffBackend>(scales: bool) {
+    let s = scaler(1024.0);
+    let (mut optimizer, model, other) = (adam(), Net::<B>::new(), Net::<B>::new());
+    let unscaled = |model: &Net<B>| {
+        GradientsParams::from_grads(full_precision(|| model.loss().backward()), model)
+    };
+    let taken = |steps| assert_eq!(s.state().taken_steps(), if scales { steps } else { 0 });
+
+    let error = refused(&s, &mut optimizer, &model, |o| {
+        s.step(o, 1e-2, model.clone(), unscaled(&model))
+    });
+    assert!(matches!(error, AmpError::NothingScaled { call: "step" }));
+    assert_eq!(error.to_string(), format!("step{NOTHING_SCALED}"));
+    let error = refused(&s, &mut optimizer, &model, |_| {
+        s.unscale(&model, unscaled(&model))
+    });
+    assert!(matches!(error, AmpError::NothingScaled { call: "unscale" }));
+    assert_eq!(error.to_string(), format!("unscale{NOTHING_SCALED}"));
+    let error = refused(&s, &mut optimizer, &model, |_| s.update());
+    assert!(matches!(error, AmpError::NothingStepped));
+    assert_eq!(error.to_string(), NOTHING_STEPPED);
+
+    let (model, stepped, _) = step(&s, &mut optimizer, model.clone(), model.loss());
+    assert!(stepped);
+    taken(1);
+    let error = refused(&s, &mut optimizer, &model, |_| s.update());
+    assert!(matches!(error, AmpError::NothingStepped), "a second update");
+    let error = refused(&s, &mut optimizer, &model, |_| {
+        s.unscale(&model, unscaled(&model))
+    });
+    assert!(
+        matches!(error, AmpError::NothingScaled { .. }),
+        "after an update"
+    );
+
+    let grads = s.backward(model.loss(), &model);
+    let error = refused(&s, &mut optimizer, &model, |_| s.update());
+    assert!(matches!(error, AmpError::NothingStepped), "without a step");
+
+    // Gradients of another model, none, and some of both.
+    for call in ["step", "unscale"] {
+        let misuse = |grads: GradientsParams, o: &mut Training<B, Net<B>>| match call {
+            "step" => s.step(o, 1e-2, model.clone(), grads).map(|_| ()),
+            _ => s.unscale(&model, grads).map(|_| ()),
+        };
+        let error = refused(&s, &mut optimizer, &model, |o| misuse(unscaled(&other), o));
+        assert!(matches!(
+            error,
+            AmpError::ForeignGradients {
+                given: 6,
+                of_model: 0,
+                ..
+            }
+        ));
+        assert_eq!(error.to_string(), foreign(call, 6, 0));
+        let error = refused(&s, &mut optimizer, &model, |o| {
+            misuse(GradientsParams::new(), o)
+        });
+        assert!(matches!(
+            error,
+            AmpError::ForeignGradients {
+                given: 0,
+                of_model: 0,
+                ..
+            }
+        ));
+        assert_eq!(error.to_string(), foreign(call, 0, 0));
+        let mut mixed = unscaled(&model);
+        mixed.register(other.head.weight.id, other.head.weight.val().inner());
+        let error = refused(&s, &mut optimizer, &model, |o| misuse(mixed, o));
+        assert_eq!(error.to_string(), foreign(call, 7, 6));
+    }
+
+    let grads = s.unscale(&model, grads).unwrap();
+    if scales {
+        let error = refused(&s, &mut optimizer, &model, |_| {
+            s.unscale(&model, unscaled(&model))
+        });
+        assert!(matches!(error, AmpError::AlreadyUnscaled { .. }));
+        assert_eq!(error.to_string(), ALREADY_UNSCALED);
+    }
+    let (model, stepped) = s.step(&mut optimizer, 1e-2, model, grads).unwrap();
+    assert!(stepped);
+    if scales {
+        // Scaled gradients would go to the optimizer.
+        let grads = s.backward(model.loss(), &model);
+        let error = refused(&s, &mut optimizer, &model, |o| {
+            s.step(o, 1e-2, model.clone(), grads)
+        });
+        assert!(matches!(error, AmpError::AlreadyStepped { .. }));
+        assert_eq!(error.to_string(), ALREADY_STEPPED);
+    }
+    s.update().unwrap();
+    taken(2);
+
+    let before = parameters(&model);
+    let (model, stepped, _) = step(&s, &mut optimizer, model.clone(), model.loss());
+    assert!(stepped && parameters(&model) != before);
+    taken(3);
+    assert_eq!(s.skipped_steps(), 0);
+}
+
+#[test]
+fn misuse_is_refused_and_training_goes_on() {
+    misused::<Plain>(true);
+    with_precision(Precision::F16, || misused::<A>(true));
+    // Where nothing is scaled a loop that is wrong is told so too.
+    with_precision(Precision::Bf16, || misused::<A>(false));
+}
+
+#[test]
+fn a_part_of_the_gradients_may_be_unscaled_before_the_step() {
+    let expected = {
+        let (mut optimizer, model) = (adam(), Net::<Plain>::new());
+        let grads = GradientsParams::from_grads(model.loss().backward(), &model);
+        let model = optimizer.step(1e-2, model, grads);
+        all(&optimizer, &model)
+    };
+    let scaler = scaler(65536.0);
+    let (mut optimizer, model) = (adam(), Net::<Plain>::new());
+    let mut tape = scaler.scale(model.loss()).backward();
+    let head = GradientsParams::from_module(&mut tape, &model.head);
+    let mut head = scaler.unscale(&model.head, head).unwrap();
+    let mut grads = GradientsParams::from_grads(tape, &model);
+    let weight = head.remove::<Flex, 2>(model.head.weight.id).unwrap();
+    grads.register(model.head.weight.id, weight);
+    let bias = model.head.bias.as_ref().unwrap().id;
+    grads.register(bias, head.remove::<Flex, 1>(bias).unwrap());
+    let (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads).unwrap();
+    assert!(stepped);
+    scaler.update().unwrap();
+    assert_eq!(all(&optimizer, &model), expected);
+}
+
+/// A generator and a discriminator, with an optimizer and a scaler each. Says which of the two losses is
+/// multiplied so that its gradients overflow, for each of the steps; gives which models were changed.
+fn gan(overflows: &[[bool; 2]]) -> (Vec<[bool; 2]>, [LossScaler; 2]) {
+    let scalers = [scaler(1024.0), scaler(2048.0)];
+    let mut generator = Mlp::<A>::new();
+    let mut discriminator: Linear<A> = LinearConfig::new(4, 1)
+        .init(&Default::default())
+        .map(&mut Fill(9));
+    let (mut of_generator, mut of_discriminator) = (adam(), adam());
+    let mut changed = Vec::new();
+    for (i, [generator_overflows, discriminator_overflows]) in overflows.iter().enumerate() {
+        let factor = |overflows: &bool| if *overflows { 1e7 } else { 1.0 };
+        let before = (parameters(&generator), parameters(&discriminator));
+        let distance = |x: Tensor<A, 2>, to: f32| (x - to).powi_scalar(2).mean();
+
+        let fake = generator.forward(values([16, 8], i as u64));
+        let loss = distance(discriminator.forward(values([16, 4], 100 + i as u64)), 1.0)
+            + distance(discriminator.forward(fake.clone().detach()), 0.0);
+        let loss = loss * factor(discriminator_overflows);
+        discriminator = step(&scalers[1], &mut of_discriminator, discriminator, loss).0;
+
+        let loss = distance(discriminator.forward(fake), 1.0) * factor(generator_overflows);
+        generator = step(&scalers[0], &mut of_generator, generator, loss).0;
+        changed.push([
+            parameters(&generator) != before.0,
+            parameters(&discriminator) != before.1,
+        ]);
+    }
+    (changed, scalers.map(|scaler| scaler.state()))
+}
+
+#[test]
+fn of_two_models_with_a_scaler_each_only_the_one_that_overflows_is_skipped() {
+    let mut overflows = [[false; 2]; 8];
+    overflows[2] = [true, false];
+    overflows[4] = [false, true];
+    overflows[6] = [true, true];
+    let (changed, [generator, discriminator]) = with_precision(Precision::F16, || gan(&overflows));
+    let expected: Vec<_> = overflows
+        .iter()
+        .map(|o| o.map(|overflow| !overflow))
+        .collect();
+    assert_eq!(changed, expected);
+    for (scaler, scale) in [(generator, 256.0), (discriminator, 512.0)] {
+        assert_eq!(scaler.scale(), scale);
+        assert_eq!((scaler.taken_steps(), scaler.skipped_steps()), (6, 2));
+    }
+}
+
+/// Two models with an optimizer each and one scaler, by a loss each or by the sum of both; the gradients of
+/// those that `overflows` names are not finite.
+fn multi_task<B: AutodiffBackend>(overflows: [bool; 2], sum: bool) -> ([bool; 2], GradScaler) {
+    let scaler = scaler(1024.0);
+    let models = [Net::<B>::new(), Net::<B>::new()];
+    let mut optimizers = [adam(), adam()];
+    let loss = |i: usize| match overflows[i] {
+        true => models[i].planted_loss(),
+        false => models[i].loss(),
+    };
+    let grads = match sum {
+        true => {
+            let mut grads = scaler.scale(loss(0) + loss(1)).backward();
+            [0, 1].map(|i| GradientsParams::from_module(&mut grads, &models[i]))
+        }
+        false => [0, 1].map(|i| scaler.backward(loss(i), &models[i])),
+    };
+    let [first, second] = grads;
+    let mut stepped = [false; 2];
+    for (i, grads) in [(0, first), (1, second)] {
+        let model = models[i].clone();
+        let before = all(&optimizers[i], &model);
+        let (model, took) = scaler.step(&mut optimizers[i], 1e-2, model, grads).unwrap();
+        assert_eq!(all(&optimizers[i], &model) != before, took);
+        stepped[i] = took;
+    }
+    scaler.update().unwrap();
+    (stepped, scaler)
+}
+
+#[test]
+fn of_two_optimizers_on_one_scaler_only_the_one_that_overflows_is_skipped() {
+    fn check<B: AutodiffBackend>() {
+        for sum in [false, true] {
+            for overflows in [[false, false], [true, false], [false, true], [true, true]] {
+                let (stepped, scaler) = multi_task::<B>(overflows, sum);
+                assert_eq!(stepped, overflows.map(|overflow| !overflow));
+                let count = overflows.iter().filter(|overflow| **overflow).count();
+                let last = scaler.last_step().unwrap();
+                assert_eq!(last.non_finite_gradients, 2 * count);
+                let (state, any) = (scaler.state(), count > 0);
+                assert_eq!(state.scale(), if any { 512.0 } else { 1024.0 }, "once");
+                assert_eq!(state.skipped_steps(), u64::from(any));
+                assert_eq!(state.taken_steps(), u64::from(!any));
+            }
+        }
+    }
+    check::<Plain>();
+    with_precision(Precision::F16, check::<A>);
+}
+
+#[test]
+fn small_gradients_train_with_scaling_and_are_lost_without() {
+    /// How far the parameters move in 20 steps on a tiny loss at a huge learning rate.
+    fn moved<B: AutodiffBackend>(config: LossScaleConfig) -> Vec<f32> {
+        let scaler = GradScaler::new(config).unwrap();
+        let mut optimizer = SgdConfig::new().init();
+        let mut model = Mlp::<B>::new();
+        let start = parameters(&model);
+        for i in 0..20 {
+            let grads = scaler.backward(model.loss(i) * 1e-6, &model);
+            model = scaler.step(&mut optimizer, 1e5, model, grads).unwrap().0;
+            scaler.update().unwrap();
+        }
+        let end = parameters(&model);
+        end.iter()
+            .zip(start)
+            .map(|(end, start)| end - start)
+            .collect()
+    }
+    let expected = moved::<Plain>(LossScaleConfig::Disabled);
+    let norm = |v: &[f32]| v.iter().map(|v| v * v).sum::<f32>().sqrt();
+    assert!(norm(&expected) > 0.1, "it trains");
+    with_precision(Precision::F16, || {
+        let scaled = moved::<A>(LossScaleConfig::default());
+        assert_close("scaled", Precision::F16, &scaled, &expected, 8.0);
+        let lost = relative_error(&moved::<A>(LossScaleConfig::Disabled), &expected);
+        assert!(lost > 0.5, "without scaling the error is {lost}");
+    });
+}
+
+/// An implicit step on a gradient that is not finite, which has to be checked by the scaler in scope.
+#[track_caller]
+fn assert_implicit_is_checked() {
+    let other = scaler(256.0);
+    in_scope(Precision::F16, &other, || {
+        let model = Net::<A>::new();
+        let grads = model.planted_loss().backward();
+        assert!(GradientsParams::from_grads(grads, &model).is_empty());
+    });
+    assert_eq!(other.skipped_steps(), 1);
+}
+
+#[test]
+fn a_loss_that_was_scaled_in_vain_leaves_other_backward_passes_alone() {
+    with_precision(Precision::F16, || {
+        let scaler = scaler(1024.0);
+        let model = Net::<A>::new();
+        let train = |dropped: bool| {
+            let grads = scaler.backward(model.loss(), &model);
+            if dropped {
+                let _ = scaler.scale(model.loss());
+            }
+            scaler
+                .step(&mut adam(), 1e-2, model.clone(), grads)
+                .unwrap();
+        };
+        train(true);
+        scaler.update().unwrap();
+        assert_implicit_is_checked();
+
+        let _ = scaler.scale(model.loss());
+        scaler.load_state(scaler.state());
+        assert_implicit_is_checked();
+
+        // Burn refuses an untracked loss.
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            scaler.backward(values::<A, 1>([1], 3), &model)
+        }));
+        assert!(panic.is_err());
+        assert_implicit_is_checked();
+
+        // Where the pass runs in FP32 it scales nothing.
+        full_precision(|| model.loss().backward());
+        let loss = scaler.scale(model.loss());
+        full_precision(|| loss.backward());
+        train(false);
+        scaler.update().unwrap();
+        assert_implicit_is_checked();
+    });
+}
+
+#[test]
+fn another_scalers_update_leaves_a_scaled_loss_alone() {
+    with_precision(Precision::F16, || {
+        let (ours, other) = (scaler(1024.0), scaler(2048.0));
+        let (model, others) = (Net::<A>::new(), Net::<A>::new());
+        let grads = other.backward(others.loss(), &others);
+        let loss = ours.scale(model.planted_loss());
+        other.step(&mut adam(), 1e-2, others, grads).unwrap();
+        other.update().unwrap();
+        // Still the explicit protocol's: its gradients are there, although not finite.
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        assert_eq!(grads.len(), 6);
+        assert!(!ours.step(&mut adam(), 1e-2, model, grads).unwrap().1);
+        assert_eq!(ours.update(), Ok(Transition::BackedOff));
+    });
+}
+
+#[test]
+fn a_scaled_loss_is_a_matter_of_its_own_thread() {
+    with_precision(Precision::F16, || {
+        let scaler = scaler(1024.0);
+        let model = Net::<A>::new();
+        let loss = scaler.scale(model.planted_loss());
+        std::thread::scope(|threads| {
+            threads.spawn(assert_implicit_is_checked).join().unwrap();
+        });
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        assert_eq!(grads.len(), 6);
+        assert!(!scaler.step(&mut adam(), 1e-2, model, grads).unwrap().1);
+        scaler.update().unwrap();
+        assert_eq!(scaler.skipped_steps(), 1);
+    });
+}
+
+#[test]
+fn mixed_precision_is_made_from_strings() {
+    for (given, precision, enabled) in [
+        ("16-mixed", Precision::F16, true),
+        ("fp16", Precision::F16, true),
+        ("bf16-mixed", Precision::Bf16, false),
+        ("BF16", Precision::Bf16, false),
+        ("32", Precision::F32, false),
+        ("auto", Precision::Auto, true),
+    ] {
+        let mixed = MixedPrecision::new(given, None).unwrap();
+        assert_eq!(mixed.precision(), precision);
+        assert_eq!(mixed.scaler().state().is_enabled(), enabled, "{given}");
+        let scale = if enabled { 65536.0 } else { 1.0 };
+        assert_eq!(mixed.scaler().loss_scale(), scale);
+    }
+    let error = MixedPrecision::new("fp8", None).unwrap_err();
+    assert!(matches!(error, AmpError::UnknownPrecision { .. }));
+
+    let given = scaler(256.0);
+    let mixed = MixedPrecision::of(Precision::F16, Some(given.clone())).unwrap();
+    given.set_scale(128.0).unwrap();
+    assert_eq!(
+        mixed.scaler().loss_scale(),
+        128.0,
+        "it is the scaler that was given"
+    );
+
+    for precision in [Precision::Bf16, Precision::F32] {
+        let error = MixedPrecision::of(precision, Some(scaler(256.0))).unwrap_err();
+        assert!(matches!(error, AmpError::LossScaleWithoutF16 { precision: p } if p == precision));
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "a loss scale was configured together with {precision}, which has the exponent \
+                 range of FP32 and never scales the loss. Remove the loss scale, or choose f16"
+            )
+        );
+        let disabled = GradScaler::new(LossScaleConfig::Disabled).unwrap();
+        assert!(MixedPrecision::of(precision, Some(disabled)).is_ok());
+    }
+}
+
+#[test]
+fn mixed_precision_does_the_steps_of_the_protocol() {
+    // One scale for both, and an overflow in the middle.
+    let factor = |i| if i == 4 { 1e7 } else { 1.0 };
+    let by_hand = scaler(1024.0);
+    let expected = with_precision(Precision::F16, || {
+        let (mut optimizer, mut model) = (adam(), Mlp::<A>::new());
+        for i in 0..10 {
+            let loss = model.loss(i) * factor(i);
+            model = step(&by_hand, &mut optimizer, model, loss).0;
+        }
+        all(&optimizer, &model)
+    });
+
+    let mixed = MixedPrecision::new("16-mixed", Some(scaler(1024.0))).unwrap();
+    let (mut optimizer, mut model) = (adam(), Mlp::<A>::new());
+    for i in 0..10 {
+        // The precision is the plugin's, not that of the region or of the device.
+        assert_eq!(forward_dtype(&mixed), DType::F16);
+        let loss = mixed.forward_context(|| model.loss(i) * factor(i));
+        let mut grads = mixed.backward(loss, &model);
+        if i % 2 == 0 {
+            grads = mixed.unscale(&model, grads).unwrap();
+        }
+        let (next, stepped) = mixed
+            .optimizer_step(&mut optimizer, 1e-2, model, grads)
+            .unwrap();
+        assert_eq!(stepped, factor(i) == 1.0);
+        model = next;
+    }
+    assert_eq!(all(&optimizer, &model), expected);
+    assert_eq!(mixed.state(), by_hand.state());
+
+    let error = mixed.unscale(&model, GradientsParams::new()).err().unwrap();
+    assert!(matches!(error, AmpError::NothingScaled { call: "unscale" }));
+    let error = mixed
+        .optimizer_step(&mut optimizer, 1e-2, model, GradientsParams::new())
+        .err()
+        .unwrap();
+    assert!(matches!(error, AmpError::NothingScaled { call: "step" }));
+
+    let restored = MixedPrecision::new("16-mixed", None).unwrap();
+    assert_ne!(restored.state(), mixed.state());
+    restored.load_state(mixed.state());
+    assert_eq!(restored.state(), mixed.state());
+    assert_eq!(restored.state().skipped_steps(), 1);
+}
+
+fn forward_dtype(mixed: &MixedPrecision) -> DType {
+    let x = values::<A, 2>([4, 4], 1);
+    mixed.forward_context(|| x.clone().matmul(x).dtype())
+}
+
+#[test]
+fn mixed_precision_runs_the_forward_pass_in_its_precision() {
+    for (given, dtype) in [
+        ("16-mixed", DType::F16),
+        ("bf16-mixed", DType::BF16),
+        ("32", DType::F32),
+    ] {
+        let mixed = MixedPrecision::new(given, None).unwrap();
+        assert_eq!(forward_dtype(&mixed), dtype);
+        full_precision(|| assert_eq!(forward_dtype(&mixed), dtype));
+        assert_eq!(mixed.forward_context(|| full_precision(|| 5)), 5);
+        // What the policy made half comes back in FP32, with the values it has.
+        let x = values::<A, 2>([4, 4], 1);
+        let product = mixed.forward_context(|| x.clone().matmul(x));
+        let output = mixed.convert_output(product.clone());
+        assert_eq!(output.dtype(), DType::F32);
+        assert_eq!(data(output), data(product));
+    }
+}
+
+#[test]
+fn floats_are_converted_however_nested_and_nothing_else_is() {
+    fn check<B: Backend>() {
+        let device = Default::default();
+        let float = |dtype| values::<B, 2>([2, 3], 7).cast(FloatDType::from(dtype));
+        let int = || Tensor::<B, 1, Int>::from_ints([1, -2, 3], &device);
+        let bool = || Tensor::<B, 1, Bool>::from_bool(TensorData::from([true, false]), &device);
+        let batch = || {
+            (
+                float(DType::F16),
+                vec![
+                    Some((float(DType::F64), int())),
+                    None,
+                    Some((float(DType::BF16), int())),
+                ],
+                [(float(DType::F32),), (float(DType::F16),)],
+                (int(), bool(), Some(bool()), Vec::<Tensor<B, 2>>::new()),
+            )
+        };
+        let mixed = MixedPrecision::new("16-mixed", None).unwrap();
+        for (converted, dtype) in [
+            (mixed.convert_input(batch()), DType::F32),
+            (mixed.convert_output(batch()), DType::F32),
+            (batch().convert_float(FloatDType::F16), DType::F16),
+            (batch().convert_float(FloatDType::F64), DType::F64),
+        ] {
+            let (first, list, array, (ints, bools, some, empty)) = converted;
+            let [one, none, other] = &list[..] else {
+                panic!("three entries");
+            };
+            assert!(none.is_none() && empty.is_empty());
+            let (one, other) = (one.as_ref().unwrap(), other.as_ref().unwrap());
+            let floats = [&first, &one.0, &other.0, &array[0].0, &array[1].0];
+            for (tensor, from) in floats.into_iter().zip([
+                DType::F16,
+                DType::F64,
+                DType::BF16,
+                DType::F32,
+                DType::F16,
+            ]) {
+                assert_eq!(tensor.dtype(), dtype, "from {from:?}");
+                let values = |t: Tensor<B, 2>| t.cast(FloatDType::F64).into_data();
+                let expected = float(from).cast(FloatDType::from(dtype));
+                assert_eq!(values(tensor.clone()), values(expected), "from {from:?}");
+            }
+            for tensor in [&ints, &one.1, &other.1] {
+                assert_eq!(tensor.to_data(), int().into_data());
+            }
+            for tensor in [&bools, some.as_ref().unwrap()] {
+                assert_eq!(tensor.to_data(), bool().into_data());
+            }
+        }
+    }
+    check::<Plain>();
+    check::<Flex>();
+    for precision in [Precision::F16, Precision::F32] {
+        with_precision(precision, check::<A>);
+    }
+}

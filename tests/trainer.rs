@@ -1,0 +1,1001 @@
+//! `MixedPrecisionTrainer`: what a hand-written loop gets from it, and that a run which is stopped anywhere
+//! goes on as if it had not been.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use burn::backend::{Autodiff, Flex};
+use burn::lr_scheduler::LrScheduler;
+use burn::lr_scheduler::linear::{LinearLrScheduler, LinearLrSchedulerConfig};
+use burn::module::{AutodiffModule, Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{
+    Adam, AdamConfig, GradientsParams, LearningRate, MultiGradientsParams, Muon, MuonConfig,
+    Optimizer, Sgd, SgdConfig, SimpleOptimizer,
+};
+use burn::prelude::*;
+use burn::record::{
+    BinBytesRecorder, FileRecorder, FullPrecisionSettings, NamedMpkFileRecorder,
+    NamedMpkGzFileRecorder, Recorder,
+};
+use burn::tensor::FloatDType;
+use burn::tensor::backend::AutodiffBackend;
+use burn_amp::{
+    AmpAutodiff, AmpError, Dynamic, GradScaler, LossScaleConfig, LossScaler, MixedPrecisionTrainer,
+    Outcome, Precision, StepMetrics, StepProgress, with_precision,
+};
+
+use common::mlp::{self, Fill, Mlp, data, in_scope, parameters, state, values};
+use common::{assert_close, relative_error};
+
+use StepProgress::{Accumulated, Skipped, Stepped};
+
+type A = AmpAutodiff<Flex>;
+type Plain = Autodiff<Flex>;
+
+type ByAdam<B> = OptimizerAdaptor<Adam, Mlp<B>, B>;
+type BySgd<B> = OptimizerAdaptor<Sgd<<B as AutodiffBackend>::InnerBackend>, Mlp<B>, B>;
+type Trainer<B, O, S = LearningRate> = MixedPrecisionTrainer<B, Mlp<B>, O, S>;
+
+fn dynamic(init_scale: f32) -> LossScaleConfig {
+    Dynamic::new().with_init_scale(init_scale).into()
+}
+
+fn adam<B: AutodiffBackend>(loss_scale: LossScaleConfig) -> Trainer<B, ByAdam<B>> {
+    let optimizer = AdamConfig::new().init();
+    MixedPrecisionTrainer::new(Mlp::new(), optimizer, Precision::F16, loss_scale).unwrap()
+}
+
+fn sgd<B: AutodiffBackend>(
+    precision: Precision,
+    loss_scale: LossScaleConfig,
+) -> Trainer<B, BySgd<B>> {
+    let optimizer = SgdConfig::new().init();
+    MixedPrecisionTrainer::new(Mlp::new(), optimizer, precision, loss_scale).unwrap()
+}
+
+/// Trains on batch `i`, on its loss times `factor`.
+fn train<B, O, S>(trainer: &mut Trainer<B, O, S>, i: u64, factor: f32) -> StepMetrics
+where
+    B: AutodiffBackend,
+    O: Optimizer<Mlp<B>, B>,
+    S: LrScheduler,
+{
+    let loss = |model: &Mlp<B>, x, y| model.loss_on(x, y) * factor;
+    trainer
+        .train_step(values([32, 8], i), values([32, 4], i + 1), loss)
+        .unwrap()
+}
+
+/// Gradients that overflow f16, though the loss is finite.
+const OVERFLOW: f32 = 1e7;
+
+#[test]
+fn the_trainer_and_both_protocols_train_to_the_same_bits() {
+    let factor = |i| match i {
+        7 | 20 | 33 => OVERFLOW,
+        _ => 1.0,
+    };
+    // Growth in between, too.
+    let config = Dynamic::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(14);
+    let new = || GradScaler::new(config.into()).unwrap();
+
+    let implicit = new();
+    let (mut optimizer, mut model): (ByAdam<A>, _) = (AdamConfig::new().init(), Mlp::<A>::new());
+    in_scope(Precision::F16, &implicit, || {
+        for i in 0..50 {
+            let grads = (model.loss(i) * factor(i)).backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optimizer.step(1e-2, model.clone(), grads);
+        }
+    });
+    let expected = (
+        parameters(&model),
+        state(&optimizer, &model),
+        implicit.state(),
+    );
+    assert_eq!(implicit.skipped_steps(), 3);
+    assert_eq!(implicit.loss_scale(), 256.0, "three back-offs, one growth");
+
+    let explicit = new();
+    let (mut optimizer, mut model): (ByAdam<A>, _) = (AdamConfig::new().init(), Mlp::<A>::new());
+    with_precision(Precision::F16, || {
+        for i in 0..50 {
+            let grads = explicit.backward(model.loss(i) * factor(i), &model);
+            model = explicit
+                .step(&mut optimizer, 1e-2, model.clone(), grads)
+                .unwrap()
+                .0;
+            explicit.update().unwrap();
+        }
+    });
+    let actual = (
+        parameters(&model),
+        state(&optimizer, &model),
+        explicit.state(),
+    );
+    assert_eq!(actual, expected);
+
+    let mut trainer = adam::<A>(config.into()).with_learning_rate(1e-2);
+    for i in 0..50 {
+        assert_eq!(
+            train(&mut trainer, i, factor(i)).stepped(),
+            factor(i) == 1.0
+        );
+    }
+    assert_eq!(all(&mut trainer), expected);
+    assert_eq!(trainer.scaler().last_step(), explicit.last_step());
+}
+
+/// Parameters, optimizer state and scaler.
+type All = (Vec<f32>, Vec<(usize, Vec<u8>)>, LossScaler);
+
+fn all<B, M, O, S>(trainer: &mut MixedPrecisionTrainer<B, M, OptimizerAdaptor<O, M, B>, S>) -> All
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    O: SimpleOptimizer<B::InnerBackend>,
+    S: LrScheduler,
+{
+    let model = trainer.model();
+    (
+        parameters(model),
+        state(trainer.optimizer(), model),
+        trainer.scaler().state(),
+    )
+}
+
+#[test]
+fn micro_batches_train_as_one_batch() {
+    fn rows<B: Backend>(i: u64, from: usize, to: usize) -> (Tensor<B, 2>, Tensor<B, 2>) {
+        let (x, y) = (values([32, 8], i), values::<B, 2>([32, 4], i + 1));
+        (x.slice_dim(0, from..to), y.slice_dim(0, from..to))
+    }
+    fn trained<B: AutodiffBackend>(precision: Precision, batches: u32) -> (Vec<f32>, Vec<f64>) {
+        let mut trainer = sgd::<B>(precision, LossScaleConfig::default())
+            .with_accumulation(batches)
+            .with_learning_rate(0.5);
+        let size = 32 / batches as usize;
+        let mut losses = Vec::new();
+        for i in 0..5 {
+            for batch in 0..batches as usize {
+                let before = parameters(trainer.model());
+                let (x, y) = rows(i, batch * size, (batch + 1) * size);
+                let metrics = trainer.train_step(x, y, Mlp::loss_on).unwrap();
+                let last = batch + 1 == batches as usize;
+                assert_eq!(metrics.progress, if last { Stepped } else { Accumulated });
+                assert_eq!(parameters(trainer.model()) != before, last);
+                losses.push(metrics.loss);
+            }
+        }
+        (parameters(trainer.model()), losses)
+    }
+    let (expected, losses) = trained::<Plain>(Precision::F32, 1);
+    for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
+        for batches in [1, 2, 4] {
+            let (actual, by_batch) = trained::<A>(precision, batches);
+            assert_close("accumulated", precision, &actual, &expected, 8.0);
+            // The figures are those of the batches, not parts of their mean.
+            for (means, expected) in by_batch.chunks(batches as usize).zip(&losses) {
+                let mean = means.iter().sum::<f64>() / means.len() as f64;
+                let tolerance = 4.0 * common::roundoff(precision) * expected;
+                assert!(
+                    (mean - expected).abs() <= tolerance,
+                    "{precision}: {mean} for {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_overflow_anywhere_skips_its_whole_window() {
+    for bad in [
+        vec![0],
+        vec![1],
+        vec![2],
+        vec![3],
+        vec![0, 1, 3],
+        vec![2, 3],
+    ] {
+        let mut trainer = adam::<A>(dynamic(1024.0)).with_accumulation(4);
+        let mut window = |bad: &[u64]| {
+            let before = all(&mut trainer);
+            let progress: Vec<_> = (0..4)
+                .map(|i| {
+                    let factor = if bad.contains(&i) { OVERFLOW } else { 1.0 };
+                    let metrics = train(&mut trainer, i, factor);
+                    assert_eq!(metrics.scale, before.2.scale(), "one scale for a window");
+                    metrics.progress
+                })
+                .collect();
+            (
+                before,
+                progress,
+                all(&mut trainer),
+                trainer.scaler().last_step(),
+            )
+        };
+        let (before, progress, after, last) = window(&bad);
+        assert_eq!(
+            progress,
+            [Accumulated, Accumulated, Accumulated, Skipped],
+            "{bad:?}"
+        );
+        assert_eq!((before.0, before.1), (after.0, after.1));
+        assert_eq!(
+            (after.2.scale(), after.2.skipped_steps()),
+            (512.0, 1),
+            "once"
+        );
+        assert_eq!(last.unwrap().outcome, Outcome::Overflow);
+
+        let (before, progress, after, _) = window(&[]);
+        assert_eq!(progress, [Accumulated, Accumulated, Accumulated, Stepped]);
+        assert_ne!(before.0, after.0);
+        assert_eq!((after.2.scale(), after.2.taken_steps()), (512.0, 1));
+
+        let (before, progress, after, _) = {
+            let loss = |model: &Mlp<A>, x, y| model.loss_on(x, y) * f32::NAN;
+            let (x, y) = (values([32, 8], 1), values([32, 4], 2));
+            let before = all(&mut trainer);
+            let first = trainer.train_step(x, y, loss).unwrap().progress;
+            let rest = [1, 2, 3].map(|i| train(&mut trainer, i, 1.0).progress);
+            (
+                before,
+                [vec![first], rest.to_vec()].concat(),
+                all(&mut trainer),
+                (),
+            )
+        };
+        assert_eq!(progress, [Accumulated, Accumulated, Accumulated, Skipped]);
+        assert_eq!((before.0, before.1), (after.0, after.1));
+        assert_eq!((after.2.scale(), after.2.non_finite_losses()), (512.0, 1));
+    }
+}
+
+/// At which the parameters are small to what is taken off them, so that this is as exact as a gradient.
+const RATE: f32 = 1024.0;
+
+/// Of one step, what was taken off the parameters, over the learning rate.
+fn taken_off<B: AutodiffBackend>(
+    precision: Precision,
+    loss_scale: LossScaleConfig,
+    max_norm: Option<f32>,
+) -> Vec<f32> {
+    let mut trainer = sgd::<B>(precision, loss_scale).with_learning_rate(RATE.into());
+    if let Some(max_norm) = max_norm {
+        trainer = trainer.with_grad_clipping_norm(max_norm);
+    }
+    let before = parameters(trainer.model());
+    assert!(train(&mut trainer, 3, 1.0).stepped());
+    difference(&before, &parameters(trainer.model()))
+}
+
+fn difference(before: &[f32], after: &[f32]) -> Vec<f32> {
+    let pairs = before.iter().zip(after);
+    pairs
+        .map(|(before, after)| (before - after) / RATE)
+        .collect()
+}
+
+fn norm(values: &[f32]) -> f64 {
+    values
+        .iter()
+        .map(|v| f64::from(*v).powi(2))
+        .sum::<f64>()
+        .sqrt()
+}
+
+#[test]
+fn clipping_is_by_the_norm_of_all_unscaled_gradients() {
+    let fixed = LossScaleConfig::Fixed;
+    let model = Mlp::<Plain>::new();
+    let grads = GradientsParams::from_grads(model.loss(3).backward(), &model);
+    let unclipped = mlp::gradients(&model, &grads);
+    let max_norm = 0.5 * norm(&unclipped) as f32;
+    let factor = f64::from(max_norm) / (norm(&unclipped) + 1e-6);
+    let reference: Vec<_> = unclipped
+        .iter()
+        .map(|g| (f64::from(*g) * factor) as f32)
+        .collect();
+
+    let close = |what: &str, precision, actual: &[f32]| {
+        assert_close(what, precision, actual, &reference, 16.0);
+        let error = (norm(actual) / norm(&reference) - 1.0).abs();
+        assert!(
+            error < 16.0 * common::roundoff(precision),
+            "{what}: norm off by {error}"
+        );
+    };
+    close(
+        "FP32",
+        Precision::F32,
+        &taken_off::<A>(Precision::F32, dynamic(65536.0), Some(max_norm)),
+    );
+    for scale in [1.0, 256.0, 65536.0] {
+        let actual = taken_off::<Plain>(Precision::F16, fixed(scale), Some(max_norm));
+        close("plain", Precision::F32, &actual);
+    }
+    // Whatever the scale, to the bit.
+    let first = taken_off::<A>(Precision::F16, fixed(1024.0), Some(max_norm));
+    close("f16", Precision::F16, &first);
+    for scale in [2048.0, 8192.0] {
+        assert_eq!(
+            taken_off::<A>(Precision::F16, fixed(scale), Some(max_norm)),
+            first
+        );
+    }
+    // Gradients below the norm are not touched.
+    let unclipped = taken_off::<A>(Precision::F16, fixed(1024.0), None);
+    let untouched = taken_off::<A>(Precision::F16, fixed(1024.0), Some(4.0 * max_norm));
+    assert_eq!(untouched, unclipped);
+    assert!(relative_error(&first, &unclipped) > 0.4);
+}
+
+#[test]
+fn clipping_takes_the_norm_over_a_whole_window() {
+    let run = |max_norm: Option<f32>, batches: &[u64]| {
+        let mut trainer = sgd::<Plain>(Precision::F32, LossScaleConfig::Disabled)
+            .with_learning_rate(RATE.into())
+            .with_accumulation(batches.len() as u32);
+        if let Some(max_norm) = max_norm {
+            trainer = trainer.with_grad_clipping_norm(max_norm);
+        }
+        let before = parameters(trainer.model());
+        batches
+            .iter()
+            .for_each(|i| _ = train(&mut trainer, *i, 1.0));
+        difference(&before, &parameters(trainer.model()))
+    };
+    let unclipped = run(None, &[3, 9]);
+    let max_norm = 0.25 * norm(&unclipped);
+    let factor = max_norm / (norm(&unclipped) + 1e-6);
+    let expected: Vec<_> = unclipped
+        .iter()
+        .map(|g| (f64::from(*g) * factor) as f32)
+        .collect();
+    let actual = run(Some(max_norm as f32), &[3, 9]);
+    assert_close("window", Precision::F32, &actual, &expected, 32.0);
+}
+
+/// Two modules that hold one parameter.
+#[derive(Module, Debug)]
+struct Tied<B: Backend> {
+    one: Linear<B>,
+    other: Linear<B>,
+}
+
+#[test]
+fn a_parameter_in_two_places_is_one_of_the_norm() {
+    let one: Linear<Plain> = LinearConfig::new(4, 4)
+        .with_bias(false)
+        .init(&Default::default());
+    let one = one.map(&mut Fill(3));
+    let model = Tied {
+        other: one.clone(),
+        one,
+    };
+    let loss = |model: &Tied<Plain>, x: Tensor<Plain, 2>, _: ()| {
+        model
+            .other
+            .forward(model.one.forward(x))
+            .powi_scalar(2)
+            .mean()
+    };
+    let x = || values::<Plain, 2>([8, 4], 1);
+    let grads = loss(&model, x(), ()).backward();
+    let expected = norm(&data(model.one.weight.val().grad(&grads).unwrap()));
+    let before = data(model.one.weight.val());
+    let optimizer = SgdConfig::new().init();
+    let mut trainer = MixedPrecisionTrainer::new(model, optimizer, Precision::F16, dynamic(1024.0))
+        .unwrap()
+        .with_learning_rate(RATE.into())
+        .with_grad_clipping_norm(0.5 * expected as f32);
+    trainer.train_step(x(), (), loss).unwrap();
+    let taken = difference(&before, &data(trainer.model().one.weight.val()));
+    let error = (norm(&taken) / (0.5 * expected) - 1.0).abs();
+    assert!(error < 1e-5, "off by {error}");
+}
+
+/// An optimizer that keeps the learning rates it is given.
+#[derive(Clone)]
+struct Keeping<O> {
+    optimizer: O,
+    rates: Arc<Mutex<Vec<LearningRate>>>,
+}
+
+impl<O> Keeping<O> {
+    fn new(optimizer: O) -> Self {
+        let rates = Arc::default();
+        Self { optimizer, rates }
+    }
+
+    fn rates(&self) -> Vec<LearningRate> {
+        self.rates.lock().unwrap().clone()
+    }
+}
+
+impl<B: AutodiffBackend, M: AutodiffModule<B>, O: Optimizer<M, B>> Optimizer<M, B> for Keeping<O> {
+    type Record = O::Record;
+
+    fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        self.rates.lock().unwrap().push(lr);
+        self.optimizer.step(lr, module, grads)
+    }
+
+    fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+        self.rates.lock().unwrap().push(lr);
+        self.optimizer.step_multi(lr, module, grads)
+    }
+
+    fn to_record(&self) -> Self::Record {
+        self.optimizer.to_record()
+    }
+
+    fn load_record(mut self, record: Self::Record) -> Self {
+        self.optimizer = self.optimizer.load_record(record);
+        self
+    }
+}
+
+fn schedule() -> LinearLrScheduler {
+    LinearLrSchedulerConfig::new(0.1, 0.001, 10).init().unwrap()
+}
+
+#[test]
+fn the_schedule_advances_over_taken_steps_alone() {
+    let keeping = |precision| {
+        let optimizer: BySgd<A> = SgdConfig::new().init();
+        let optimizer = Keeping::new(optimizer);
+        MixedPrecisionTrainer::new(
+            Mlp::<A>::new(),
+            optimizer,
+            precision,
+            LossScaleConfig::default(),
+        )
+        .unwrap()
+    };
+    let mut expected = schedule();
+    let expected: Vec<_> = (0..8).map(|_| expected.step()).collect();
+
+    let mut plain = keeping(Precision::F32).with_scheduler(schedule());
+    (0..8).for_each(|i| assert!(train(&mut plain, i, 1.0).stepped()));
+    assert_eq!(plain.optimizer().rates(), expected);
+
+    let mut scaled = keeping(Precision::F16).with_scheduler(schedule());
+    let mut next = scaled.scheduler().clone().step();
+    for i in 0..12 {
+        let bad = [0, 3, 4, 9].contains(&i);
+        let stepped = train(&mut scaled, i, if bad { OVERFLOW } else { 1.0 }).stepped();
+        assert_eq!(stepped, !bad);
+        // The scheduler is the one of the next step.
+        let before = std::mem::replace(&mut next, scaled.scheduler().clone().step());
+        assert_eq!(before != next, stepped);
+    }
+    assert_eq!(scaled.optimizer().rates(), expected);
+    assert_eq!(next, plain.scheduler().clone().step());
+
+    // By value it is always the same; without a word it is 1e-3.
+    let mut constant = keeping(Precision::F16);
+    train(&mut constant, 0, 1.0);
+    let mut constant = constant.with_learning_rate(0.05);
+    (1..4).for_each(|i| _ = train(&mut constant, i, 1.0));
+    assert_eq!(constant.optimizer().rates(), [1e-3, 0.05, 0.05, 0.05]);
+
+    // Once for a window.
+    let mut windows = keeping(Precision::F16)
+        .with_scheduler(schedule())
+        .with_accumulation(3);
+    (0..9).for_each(|i| _ = train(&mut windows, i, 1.0));
+    assert_eq!(windows.optimizer().rates(), expected[..3]);
+}
+
+#[test]
+fn the_metrics_say_what_happened() {
+    for precision in [
+        Precision::F16,
+        Precision::Bf16,
+        Precision::F32,
+        Precision::Auto,
+    ] {
+        let scales = precision == Precision::F16;
+        let mut trainer = sgd::<A>(precision, LossScaleConfig::default()).with_learning_rate(0.1);
+        assert_eq!(trainer.precision(), precision);
+        // On this device `Auto` is FP32, where nothing is scaled.
+        let scale = if scales { 65536.0 } else { 1.0 };
+        assert_eq!(trainer.loss_scale(), scale);
+        let expected = with_precision(precision, || data(trainer.model().loss(3))[0]);
+        let metrics = train(&mut trainer, 3, 1.0);
+        let expected = StepMetrics {
+            loss: expected.into(),
+            scale,
+            progress: Stepped,
+            skipped_steps: 0,
+            precision,
+        };
+        assert_eq!(metrics, expected);
+        assert_eq!(trainer.scaler().state().taken_steps(), u64::from(scales));
+
+        let metrics = train(&mut trainer, 3, OVERFLOW);
+        assert_eq!(metrics.progress, if scales { Skipped } else { Stepped });
+        assert_eq!(metrics.skipped_steps, u64::from(scales));
+        assert_eq!(
+            metrics.scale, scale,
+            "the scale of this loss, not of the next"
+        );
+        assert!(metrics.loss > 1e5 && metrics.loss.is_finite());
+        assert_eq!(trainer.loss_scale(), if scales { 32768.0 } else { 1.0 });
+        assert_eq!(trainer.skipped_steps(), u64::from(scales));
+    }
+    let text = serde_json::to_string(&train(&mut adam::<A>(dynamic(8.0)), 1, 1.0)).unwrap();
+    assert!(
+        text.contains(r#""progress":"Stepped""#) && text.contains(r#""scale":8.0"#),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_loss_of_any_float_dtype_trains() {
+    for dtype in [
+        FloatDType::F64,
+        FloatDType::F32,
+        FloatDType::F16,
+        FloatDType::BF16,
+    ] {
+        // The gradient of a half loss is the scale, which f16 has to hold.
+        let mut trainer = adam::<A>(dynamic(1024.0));
+        let before = parameters(trainer.model());
+        let loss = |model: &Mlp<A>, x, y| model.loss_on(x, y).cast(dtype);
+        let metrics = trainer
+            .train_step(values([32, 8], 1), values([32, 4], 2), loss)
+            .unwrap();
+        let expected = f64::from(data(Mlp::<Plain>::new().loss(1))[0]);
+        assert!(
+            (metrics.loss / expected - 1.0).abs() < 0.01,
+            "{} for {expected}",
+            metrics.loss
+        );
+        assert!(metrics.stepped());
+        assert_ne!(parameters(trainer.model()), before);
+    }
+}
+
+/// A finite loss with a gradient that is not, whatever the scale.
+fn hopeless(model: &Mlp<A>, x: Tensor<A, 2>, y: Tensor<A, 2>) -> Tensor<A, 1> {
+    let nan = (model.first.weight.val() * 0.0).sqrt().sum();
+    let bias = model.second.bias.as_ref().unwrap().val();
+    model.loss_on(x, y) + nan + (bias * 0.0).sqrt().sum()
+}
+
+#[test]
+fn a_scale_that_is_stuck_is_an_error_when_asked() {
+    let config = Dynamic::new().with_init_scale(2.0).with_stuck_after(3);
+    let batch = || (values([32, 8], 1), values([32, 4], 2));
+    for asked in [false, true] {
+        let mut trainer = adam::<A>(config.into());
+        if asked {
+            trainer = trainer.with_stuck_as_error();
+        }
+        let before = parameters(trainer.model());
+        let mut results = Vec::new();
+        for _ in 0..6 {
+            let (x, y) = batch();
+            let result = trainer.train_step(x, y, hopeless);
+            results.push(result.map(|metrics| metrics.progress));
+        }
+        let expected: Vec<_> = (0..6)
+            .map(|i| match asked && i == 3 {
+                true => Err(AmpError::StuckAtMinimum {
+                    steps: 4,
+                    scale: 1.0,
+                    parameters: "first.weight, second.bias".into(),
+                }),
+                false => Ok(Skipped),
+            })
+            .collect();
+        assert_eq!(results, expected);
+        if asked {
+            let text = "4 steps in a row were skipped, the last of them at the minimum loss scale \
+                 1: the model is not training. Not finite whatever the scale: first.weight, \
+                 second.bias. Try bf16, or full_precision around the layers that overflow";
+            assert_eq!(results[3].as_ref().unwrap_err().to_string(), text);
+        }
+        assert_eq!(parameters(trainer.model()), before);
+        assert_eq!(trainer.skipped_steps(), 6);
+        // It can go on.
+        assert!(train(&mut trainer, 1, 1.0).stepped());
+        assert_ne!(parameters(trainer.model()), before);
+    }
+}
+
+#[test]
+fn a_loss_that_reaches_no_parameter_is_an_error() {
+    for precision in [Precision::F16, Precision::F32] {
+        for batches in [1, 3] {
+            let optimizer: ByAdam<A> = AdamConfig::new().init();
+            let mut trainer = MixedPrecisionTrainer::new(
+                Mlp::<A>::new(),
+                optimizer,
+                precision,
+                LossScaleConfig::default(),
+            )
+            .unwrap()
+            .with_accumulation(batches);
+            let before = all(&mut trainer);
+            let elsewhere = values::<A, 1>([1], 3).require_grad();
+            for batch in 1..=batches {
+                // Not finite either: what comes after must not suffer from it.
+                let result = trainer.train_step((), (), |_, (), ()| elsewhere.clone() * f32::NAN);
+                if batch < batches {
+                    assert_eq!(result.unwrap().progress, Accumulated);
+                    continue;
+                }
+                let error = result.unwrap_err();
+                assert!(matches!(
+                    error,
+                    AmpError::ForeignGradients {
+                        call: "unscale",
+                        given: 0,
+                        of_model: 0
+                    }
+                ));
+                assert_eq!(
+                    error.to_string(),
+                    "unscale was given 0 gradients, of which 0 are of this model's parameters. \
+                     Either they were computed with another model (GradientsParams::from_grads \
+                     takes the one that is stepped), or the loss reaches none of its parameters: \
+                     are they frozen or detached?"
+                );
+            }
+            assert_eq!(all(&mut trainer), before);
+            let progress: Vec<_> = (0..batches)
+                .map(|i| train(&mut trainer, i.into(), 1.0).progress)
+                .collect();
+            assert_eq!(progress.last(), Some(&Stepped));
+            assert_ne!(all(&mut trainer).0, before.0);
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_the_loss_leaves_a_trainer_that_goes_on() {
+    let mut trainer = adam::<A>(dynamic(1024.0));
+    let before = all(&mut trainer);
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        trainer.train_step((), (), |_, (), ()| panic!("in the loss"))
+    }));
+    assert!(panic.is_err());
+    // Burn refuses a loss that it does not track.
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        trainer.train_step((), (), |_, (), ()| values([1], 3))
+    }));
+    assert!(panic.is_err());
+    assert_eq!(all(&mut trainer), before);
+    assert!(train(&mut trainer, 1, 1.0).stepped());
+    assert_eq!(trainer.scaler().state().taken_steps(), 1);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let new = |precision, loss_scale| {
+        let optimizer: ByAdam<A> = AdamConfig::new().init();
+        MixedPrecisionTrainer::new(Mlp::<A>::new(), optimizer, precision, loss_scale)
+    };
+    for precision in [Precision::Bf16, Precision::F32] {
+        for loss_scale in [dynamic(1024.0), LossScaleConfig::Fixed(2.0)] {
+            let error = new(precision, loss_scale).err().unwrap();
+            assert!(
+                matches!(error, AmpError::LossScaleWithoutF16 { precision: p } if p == precision)
+            );
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "a loss scale was configured together with {precision}, which has the exponent \
+                     range of FP32 and never scales the loss. Remove the loss scale, or choose f16"
+                )
+            );
+        }
+        for loss_scale in [LossScaleConfig::default(), LossScaleConfig::Disabled] {
+            assert_eq!(new(precision, loss_scale).unwrap().loss_scale(), 1.0);
+        }
+    }
+    for precision in [Precision::F16, Precision::Bf16, Precision::Auto] {
+        let error = new(precision, LossScaleConfig::Fixed(-1.0)).err().unwrap();
+        assert!(matches!(error, AmpError::InvalidLossScale { .. }));
+        assert_eq!(
+            error.to_string(),
+            "loss scaling: fixed scale is -1, expected a positive number"
+        );
+    }
+    let panic = catch_unwind(|| adam::<A>(LossScaleConfig::default()).with_accumulation(0));
+    let panic = panic.err().unwrap();
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    assert_eq!(text.unwrap(), "a step needs at least 1 batch, 0 were given");
+}
+
+#[test]
+fn a_disabled_scale_trains_without_a_check() {
+    let mut trainer = sgd::<A>(Precision::F16, LossScaleConfig::Disabled).with_learning_rate(0.1);
+    let metrics = train(&mut trainer, 1, 1.0);
+    assert_eq!((metrics.scale, metrics.progress), (1.0, Stepped));
+    let metrics = train(&mut trainer, 1, OVERFLOW);
+    assert_eq!((metrics.scale, metrics.progress), (1.0, Stepped));
+    assert!(parameters(trainer.model()).iter().any(|v| !v.is_finite()));
+    assert_eq!(trainer.scaler().state().taken_steps(), 0);
+}
+
+#[test]
+fn on_plain_autodiff_the_trainer_trains_as_the_plain_loop() {
+    let (mut optimizer, mut model): (ByAdam<Plain>, _) = (AdamConfig::new().init(), Mlp::new());
+    for i in 0..10 {
+        let grads = GradientsParams::from_grads(model.loss(i).backward(), &model);
+        model = optimizer.step(1e-2, model, grads);
+    }
+    let expected = (parameters(&model), state(&optimizer, &model));
+    let mut trainer = adam::<Plain>(dynamic(65536.0)).with_learning_rate(1e-2);
+    for i in 0..10 {
+        // In between, gradients beyond FP32 at this scale.
+        assert_eq!(train(&mut trainer, i, 1.0).progress, Stepped);
+        assert_eq!(train(&mut trainer, i, 1e38).progress, Skipped);
+    }
+    let (parameters, state, scaler) = all(&mut trainer);
+    assert_eq!((parameters, state), expected);
+    assert_eq!((scaler.taken_steps(), scaler.skipped_steps()), (10, 10));
+}
+
+#[test]
+fn the_model_may_be_changed_and_taken_out() {
+    let mut trainer = sgd::<A>(Precision::F16, dynamic(1024.0)).with_learning_rate(0.1);
+    train(&mut trainer, 1, 1.0);
+    let zeros = Tensor::<A, 2>::zeros([8, 16], &Default::default());
+    let id = trainer.model().first.weight.id;
+    trainer.model_mut().first.weight = Param::initialized(id, zeros.require_grad());
+    assert_eq!(data(trainer.model().first.weight.val()), [0.0; 128]);
+    assert!(train(&mut trainer, 2, 1.0).stepped());
+    assert_ne!(
+        data(trainer.model().first.weight.val()),
+        [0.0; 128],
+        "it is trained on"
+    );
+    let expected = parameters(trainer.model());
+    let model: Mlp<A> = trainer.into_model();
+    assert_eq!(parameters(&model), expected);
+}
+
+/// The run that is stopped and goes on: three micro-batches to a step, a scale that grows every third
+/// step, gradients that overflow, a loss that is not finite, clipping and a schedule.
+fn run() -> Trainer<A, ByAdam<A>, LinearLrScheduler> {
+    let config = Dynamic::new()
+        .with_init_scale(512.0)
+        .with_growth_interval(3)
+        .with_hysteresis(2);
+    adam::<A>(config.into())
+        .with_accumulation(3)
+        .with_grad_clipping_norm(0.2)
+        .with_scheduler(LinearLrSchedulerConfig::new(0.1, 0.001, 12).init().unwrap())
+}
+
+const BATCHES: u64 = 60;
+
+/// What a batch's loss is multiplied with: overflows at every place of a window, also twice in a row, and
+/// losses that are not finite at the first, second and third.
+fn factor(batch: u64) -> f32 {
+    match batch {
+        4 | 12 | 15 | 29 | 44 => OVERFLOW,
+        18 | 37 | 50 => f32::NAN,
+        _ => 1.0,
+    }
+}
+
+type Run = (
+    Vec<StepProgress>,
+    All,
+    LearningRate,
+    Option<burn_amp::LastStep>,
+);
+
+fn go_on(trainer: &mut Trainer<A, ByAdam<A>, LinearLrScheduler>, from: u64) -> Run {
+    let progress = (from..BATCHES)
+        .map(|i| train(trainer, i, factor(i)).progress)
+        .collect();
+    let next_rate = trainer.scheduler().clone().step();
+    (
+        progress,
+        all(trainer),
+        next_rate,
+        trainer.scaler().last_step(),
+    )
+}
+
+#[test]
+fn a_run_that_is_stopped_after_any_batch_goes_on_to_the_same_bits() {
+    let mut whole = run();
+    let expected = go_on(&mut whole, 0);
+    let scaler = expected.1.2;
+    assert_eq!((scaler.taken_steps(), scaler.skipped_steps()), (12, 8));
+    assert_eq!(scaler.non_finite_losses(), 3);
+    assert!(scaler.growth_tracker() > 0, "in the middle of an interval");
+
+    let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
+    let mut stopped = run();
+    for batch in 0..BATCHES {
+        // Recording changes nothing: the run that was recorded goes on.
+        let record = stopped.to_record();
+        let bytes = Recorder::<A>::record(&recorder, record, ()).unwrap();
+        let record = Recorder::<A>::load(&recorder, bytes, &Default::default()).unwrap();
+        let mut resumed = run().load_record(record);
+        assert_eq!(
+            all(&mut resumed),
+            all(&mut stopped),
+            "after {batch} batches"
+        );
+        let actual = go_on(&mut resumed, batch);
+        assert_eq!(
+            actual.0,
+            expected.0[batch as usize..],
+            "after {batch} batches"
+        );
+        assert_eq!(
+            (actual.1, actual.2, actual.3),
+            (expected.1.clone(), expected.2, expected.3.clone())
+        );
+        train(&mut stopped, batch, factor(batch));
+    }
+    assert_eq!(all(&mut stopped), expected.1);
+}
+
+fn files(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("trainer-{name}"))
+}
+
+/// Stops in the middle of a window, right after a loss that was not finite, and goes on from a file; then
+/// the file is damaged.
+fn through_a_file<R: FileRecorder<A>>(recorder: &R, name: &str) {
+    let path = files(name);
+    let device = Default::default();
+    let file = path.with_extension(R::file_extension());
+    let _ = std::fs::remove_file(&file);
+
+    let refused = |path: &Path| {
+        let error = run().load_file(path, recorder, &device).err().unwrap();
+        assert!(
+            matches!(error, AmpError::State { action: "read", .. }),
+            "{error}"
+        );
+        let text = error.to_string();
+        assert!(text.contains(&path.display().to_string()), "{text}");
+        text
+    };
+    refused(&path);
+
+    let expected = go_on(&mut run(), 0);
+    let stop = 38;
+    assert!(factor(stop - 1).is_nan() && stop % 3 != 0);
+    let mut stopped = run();
+    (0..stop).for_each(|i| _ = train(&mut stopped, i, factor(i)));
+    stopped.save_file(&path, recorder).unwrap();
+    let mut resumed = run().load_file(&path, recorder, &device).unwrap();
+    let actual = go_on(&mut resumed, stop);
+    assert_eq!(actual.0, expected.0[stop as usize..]);
+    assert_eq!(
+        (actual.1, actual.2, actual.3),
+        (expected.1, expected.2, expected.3)
+    );
+
+    let bytes = std::fs::read(&file).unwrap();
+    let cut = |eighths| &bytes[..bytes.len() * eighths / 8];
+    for damaged in [cut(1), cut(4), cut(7), b"", b"{\"no\": 1}"] {
+        std::fs::write(&file, damaged).unwrap();
+        refused(&path);
+    }
+    // A figure of the scaler, where the format is one to be edited.
+    let key = b"taken_steps";
+    if let Some(at) = bytes.windows(key.len()).position(|window| window == key) {
+        let mut damaged = bytes.clone();
+        damaged[at + key.len()] += 1;
+        std::fs::write(&file, damaged).unwrap();
+        let error = refused(&path);
+        assert!(error.contains("the state is damaged"), "{error}");
+    } else {
+        assert!(name == "gz", "{name} names its fields");
+    }
+    std::fs::remove_file(&file).unwrap();
+    refused(&path);
+
+    // A file where a folder has to be.
+    std::fs::write(&file, b"").unwrap();
+    let error = resumed.save_file(file.join("below"), recorder).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            AmpError::State {
+                action: "write",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn a_run_goes_on_from_a_file_and_a_damaged_file_is_refused() {
+    through_a_file(&NamedMpkFileRecorder::<FullPrecisionSettings>::new(), "mpk");
+    through_a_file(
+        &NamedMpkGzFileRecorder::<FullPrecisionSettings>::new(),
+        "gz",
+    );
+}
+
+#[test]
+fn a_record_of_another_trainer_takes_over_its_window() {
+    // Half a window that overflowed: it is skipped whoever finishes it.
+    let mut overflowed = adam::<A>(dynamic(1024.0)).with_accumulation(2);
+    train(&mut overflowed, 0, OVERFLOW);
+    let record = overflowed.to_record();
+    let mut trainer = adam::<A>(dynamic(8.0)).with_accumulation(2);
+    train(&mut trainer, 3, 1.0);
+    let mut trainer = trainer.load_record(record);
+    assert_eq!(train(&mut trainer, 1, 1.0).progress, Skipped);
+    assert_eq!(trainer.loss_scale(), 512.0);
+
+    // A trainer in the middle of a window that loads one between windows begins a new one.
+    let mut fresh = adam::<A>(dynamic(1024.0)).with_accumulation(2);
+    let record = fresh.to_record();
+    let mut trainer = adam::<A>(dynamic(1024.0)).with_accumulation(2);
+    train(&mut trainer, 0, f32::NAN);
+    let mut trainer = trainer.load_record(record);
+    let progress = [1, 2].map(|i| train(&mut trainer, i, 1.0).progress);
+    assert_eq!(progress, [Accumulated, Stepped]);
+}
+
+#[test]
+fn gradients_from_a_record_reach_the_optimizer_in_fp32() {
+    // Muon multiplies matrices; of these gradients one is from the record alone.
+    #[derive(Module, Debug)]
+    struct Two<B: Backend> {
+        one: Linear<B>,
+        other: Linear<B>,
+    }
+    type ByMuon = OptimizerAdaptor<Muon<<A as AutodiffBackend>::InnerBackend>, Two<A>, A>;
+    let new = || {
+        let layer = || {
+            LinearConfig::new(8, 8)
+                .with_bias(false)
+                .init(&Default::default())
+        };
+        let model: Two<A> = Two {
+            one: layer(),
+            other: layer(),
+        };
+        let optimizer: ByMuon = MuonConfig::new().init();
+        MixedPrecisionTrainer::new(
+            model.map(&mut Fill(0)),
+            optimizer,
+            Precision::F16,
+            dynamic(1024.0),
+        )
+        .unwrap()
+        .with_accumulation(2)
+        .with_learning_rate(0.1)
+    };
+    let x = || values::<A, 2>([16, 8], 1);
+    let first = |model: &Two<A>, x, ()| model.one.forward(x).powi_scalar(2).mean();
+    let second = |model: &Two<A>, x, ()| model.other.forward(x).powi_scalar(2).mean();
+
+    let mut whole = new();
+    whole.train_step(x(), (), first).unwrap();
+    let mut resumed = new().load_record(whole.to_record());
+    for trainer in [&mut whole, &mut resumed] {
+        assert!(trainer.train_step(x(), (), second).unwrap().stepped());
+    }
+    assert_eq!(all(&mut resumed), all(&mut whole));
+}
