@@ -49,8 +49,8 @@ pub enum AmpError {
 
     /// A scaler's state that cannot be written, or cannot be read as it is.
     #[error(
-        "cannot {action} the loss scaler's state, {place}: {reason}. The scaler is as it was; an older \
-         file may be whole, and a fresh scaler finds its scale again within some steps"
+        "cannot {action} the state, {place}: {reason}. What was there before is as it was; an older file \
+         may be whole, and a fresh scaler finds its scale again within some steps"
     )]
     State {
         /// "read" or "write".

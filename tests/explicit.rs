@@ -165,6 +165,27 @@ fn on_plain_autodiff_the_loss_is_scaled_and_the_gradients_are_as_without() {
     }
 }
 
+#[test]
+fn a_scale_that_is_set_within_a_step_holds_from_the_next_on() {
+    let model = Mlp::<Plain>::new();
+    let expected = GradientsParams::from_grads(model.loss(7).backward(), &model);
+    let scaler = scaler(1024.0);
+    for scale in [1024.0, 8.0] {
+        let loss = model.loss(7);
+        let scaled = scaler.scale(loss.clone());
+        assert_eq!(data(scaled.clone()), [data(loss)[0] * scale]);
+        scaler.set_scale(8.0).unwrap();
+        let grads = GradientsParams::from_grads(scaled.backward(), &model);
+        let grads = scaler.unscale(&model, grads).unwrap();
+        let [actual, expected] = [&grads, &expected].map(|grads| mlp::gradients(&model, grads));
+        assert_eq!(actual, expected);
+        scaler
+            .step(&mut adam(), 1e-2, model.clone(), grads)
+            .unwrap();
+        scaler.update().unwrap();
+    }
+}
+
 fn times(values: &[f32], factor: f32) -> Vec<f32> {
     values.iter().map(|v| v * factor).collect()
 }
@@ -756,8 +777,12 @@ fn a_loss_that_was_scaled_in_vain_leaves_other_backward_passes_alone() {
         assert!(panic.is_err());
         assert_implicit_is_checked();
 
-        // Where the pass runs in FP32 it scales nothing.
+        // Another pass in its place, in FP32, ends the waiting.
+        let _ = scaler.scale(model.loss());
         full_precision(|| model.loss().backward());
+        assert_implicit_is_checked();
+
+        // Where the pass runs in FP32 it scales nothing.
         let loss = scaler.scale(model.loss());
         full_precision(|| loss.backward());
         train(false);

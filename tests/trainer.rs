@@ -831,7 +831,8 @@ fn a_run_that_is_stopped_after_any_batch_goes_on_to_the_same_bits() {
         let record = stopped.to_record();
         let bytes = Recorder::<A>::record(&recorder, record, ()).unwrap();
         let record = Recorder::<A>::load(&recorder, bytes, &Default::default()).unwrap();
-        let mut resumed = run().load_record(record);
+        let mut resumed = run();
+        resumed.load_record(record);
         assert_eq!(
             all(&mut resumed),
             all(&mut stopped),
@@ -865,7 +866,11 @@ fn through_a_file<R: FileRecorder<A>>(recorder: &R, name: &str) {
     let _ = std::fs::remove_file(&file);
 
     let refused = |path: &Path| {
-        let error = run().load_file(path, recorder, &device).err().unwrap();
+        let mut trainer = run();
+        train(&mut trainer, 0, 1.0);
+        let before = all(&mut trainer);
+        let error = trainer.load_file(path, recorder, &device).unwrap_err();
+        assert_eq!(all(&mut trainer), before, "the trainer is as it was");
         assert!(
             matches!(error, AmpError::State { action: "read", .. }),
             "{error}"
@@ -882,7 +887,8 @@ fn through_a_file<R: FileRecorder<A>>(recorder: &R, name: &str) {
     let mut stopped = run();
     (0..stop).for_each(|i| _ = train(&mut stopped, i, factor(i)));
     stopped.save_file(&path, recorder).unwrap();
-    let mut resumed = run().load_file(&path, recorder, &device).unwrap();
+    let mut resumed = run();
+    resumed.load_file(&path, recorder, &device).unwrap();
     let actual = go_on(&mut resumed, stop);
     assert_eq!(actual.0, expected.0[stop as usize..]);
     assert_eq!(
@@ -943,7 +949,7 @@ fn a_record_of_another_trainer_takes_over_its_window() {
     let record = overflowed.to_record();
     let mut trainer = adam::<A>(dynamic(8.0)).with_accumulation(2);
     train(&mut trainer, 3, 1.0);
-    let mut trainer = trainer.load_record(record);
+    trainer.load_record(record);
     assert_eq!(train(&mut trainer, 1, 1.0).progress, Skipped);
     assert_eq!(trainer.loss_scale(), 512.0);
 
@@ -952,7 +958,7 @@ fn a_record_of_another_trainer_takes_over_its_window() {
     let record = fresh.to_record();
     let mut trainer = adam::<A>(dynamic(1024.0)).with_accumulation(2);
     train(&mut trainer, 0, f32::NAN);
-    let mut trainer = trainer.load_record(record);
+    trainer.load_record(record);
     let progress = [1, 2].map(|i| train(&mut trainer, i, 1.0).progress);
     assert_eq!(progress, [Accumulated, Stepped]);
 }
@@ -993,7 +999,8 @@ fn gradients_from_a_record_reach_the_optimizer_in_fp32() {
 
     let mut whole = new();
     whole.train_step(x(), (), first).unwrap();
-    let mut resumed = new().load_record(whole.to_record());
+    let mut resumed = new();
+    resumed.load_record(whole.to_record());
     for trainer in [&mut whole, &mut resumed] {
         assert!(trainer.train_step(x(), (), second).unwrap().stepped());
     }

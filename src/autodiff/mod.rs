@@ -53,8 +53,7 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         let device = loss.device();
         let half = device::mode::<Tape<B, C>>(&device) == Mode::On(DType::F16);
         // An untracked loss is autodiff's to refuse, which it would not if it were scaled first.
-        let scaler = (tracked && half)
-            .then(|| scaler::in_force::<B>(&device))
+        let scaler = scaler::in_force::<B>(&device, tracked && half)
             .filter(|scaler| scaler.handle().state().is_enabled());
         match scaler {
             None => {

@@ -11,7 +11,6 @@ use burn_core::tensor::{DType, FloatDType, Tensor};
 use burn_optim::{GradientsParams, LearningRate, Optimizer};
 use serde::{Deserialize, Serialize};
 
-use super::handle::Shared;
 use super::{GradScaler, LossScaler, Outcome, Transition};
 use crate::finite::FiniteCheck;
 use crate::policy::Mode;
@@ -23,8 +22,9 @@ use crate::{AmpError, device, full_precision};
 pub(super) struct Window {
     /// Losses given to `scale`, of however many micro-batches.
     losses_given: u32,
-    /// Whether one of them was to be scaled: where the step is then taken, its gradients are checked.
-    scaled: bool,
+    /// What those were scaled by that were to be scaled: where the step is then taken, its gradients are
+    /// checked.
+    scale: Option<f32>,
     /// The finite check of these losses, of the backend they were on, until it is read.
     losses: Option<Box<dyn Any + Send>>,
     /// Whether one of the losses was not finite, as far as that was read.
@@ -46,7 +46,7 @@ struct Unscaled {
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Begun {
     losses_given: u32,
-    scaled: bool,
+    scale: Option<f32>,
     non_finite_loss: bool,
 }
 
@@ -54,7 +54,7 @@ impl fmt::Debug for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Window")
             .field("losses_given", &self.losses_given)
-            .field("scaled", &self.scaled)
+            .field("scale", &self.scale)
             .field("unscaled", &self.unscaled.len())
             .field("steps", &self.steps)
             .finish_non_exhaustive()
@@ -64,8 +64,8 @@ impl fmt::Debug for Window {
 impl GradScaler {
     /// The loss to call `backward()` on, once for each micro-batch. A half loss comes back in FP32.
     ///
-    /// On an `AmpAutodiff` the loss comes back as it is: its next `backward()` on this thread scales it
-    /// by this scaler, and leaves the rest to the protocol. Where nothing is to be scaled (bf16 or FP32
+    /// On an `AmpAutodiff` the loss comes back as it is: the next `backward()` on this thread, which has to
+    /// be the loss's own, scales it by this scaler, and leaves the rest to the protocol. Where nothing is to be scaled (bf16 or FP32
     /// in force there, or a disabled scaler) this, like the whole protocol, does nothing and every step
     /// is taken. The counterpart of PyTorch's `GradScaler.scale`.
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
@@ -79,7 +79,9 @@ impl GradScaler {
         if !applies::<B>(&shared.scaler, &loss.device()) {
             return loss;
         }
-        shared.window.scaled = true;
+        // One scale for the whole window, also if another is set in the middle of it.
+        let scale = shared.scaler.scale();
+        let scale = *shared.window.scale.get_or_insert(scale);
         let mut losses = shared
             .window
             .losses
@@ -92,7 +94,6 @@ impl GradScaler {
         if of_amp {
             return loss;
         }
-        let scale = shared.scaler.scale();
         match loss.dtype() {
             DType::F16 | DType::BF16 => loss.cast(FloatDType::F32) * scale,
             _ => loss * scale,
@@ -146,18 +147,21 @@ impl GradScaler {
         grads: GradientsParams,
         found: &gradients::Found<B>,
     ) -> GradientsParams {
-        let Shared { scaler, window, .. } = &mut *self.shared();
+        let window = &mut self.shared().window;
+        let Some(scale) = window.scale else {
+            return grads;
+        };
         let scaled: Vec<_> = found
             .parameters
             .iter()
-            .filter(|(id, _)| window.scaled && !window.unscaled.contains_key(id))
+            .filter(|(id, _)| !window.unscaled.contains_key(id))
             .collect();
         if scaled.is_empty() {
             return grads;
         }
         let factor = match is_amp::<B>(&found.device) {
             true => None,
-            false => Some(1.0 / f64::from(scaler.scale())),
+            false => Some(1.0 / f64::from(scale)),
         };
         let mut check = window
             .losses
@@ -295,7 +299,7 @@ impl GradScaler {
         }
         Begun {
             losses_given: window.losses_given,
-            scaled: window.scaled,
+            scale: window.scale,
             non_finite_loss: window.non_finite_loss,
         }
     }
@@ -305,7 +309,7 @@ impl GradScaler {
         self.gives_up_next_backward();
         self.shared().window = Window {
             losses_given: begun.losses_given,
-            scaled: begun.scaled,
+            scale: begun.scale,
             non_finite_loss: begun.non_finite_loss,
             ..Window::default()
         };

@@ -18,7 +18,8 @@ use crate::AmpError;
 ///
 /// Each device has a scaler of its own, which every `backward()` on
 /// [`AmpAutodiff`](crate::AmpAutodiff) uses there, and nothing else is needed. Several models that train
-/// side by side get one each with [`scope`](GradScaler::scope).
+/// side by side get one each with [`scope`](GradScaler::scope), or by calling its methods; so do clones of
+/// one model, whose parameters have the same ids.
 ///
 /// # The explicit protocol
 ///
@@ -320,17 +321,19 @@ impl InForce {
     }
 }
 
-/// The scaler in force for the backward pass that now begins on this thread: the explicit
-/// protocol's, else the innermost scope's, else the device's.
-pub(crate) fn in_force<B: Backend>(device: &B::Device) -> InForce {
-    match NEXT.take() {
+/// The scaler in force for the backward pass that now begins on this thread, if one `is_wanted`: the
+/// explicit protocol's, else the innermost scope's, else the device's.
+pub(crate) fn in_force<B: Backend>(device: &B::Device, is_wanted: bool) -> Option<InForce> {
+    // Whatever becomes of this pass, it is the one that the protocol waited for.
+    let next = NEXT.take();
+    is_wanted.then(|| match next {
         Some(scaler) => InForce::Explicit(scaler),
         None => InForce::Implicit(
             IN_SCOPE
                 .with_borrow(|scalers| scalers.last().cloned())
                 .unwrap_or_else(|| GradScaler::of::<B>(device)),
         ),
-    }
+    })
 }
 
 fn report(step: &LastStep, transition: Transition, scaler: &LossScaler) {

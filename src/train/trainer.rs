@@ -378,14 +378,15 @@ where
     }
 
     /// Goes on from a record, with this trainer's own settings.
-    pub fn load_record(mut self, record: TrainerRecord<B, M, O, S>) -> Self {
+    pub fn load_record(&mut self, record: TrainerRecord<B, M, O, S>) {
         let (model, optimizer, (scheduler, scaler), accumulation) = record;
         let model = self
             .model
+            .take()
             .expect("the model is here between steps")
             .load_record(model);
-        self.optimizer = self.optimizer.load_record(optimizer);
-        self.scheduler = self.scheduler.load_record(scheduler);
+        self.optimizer = self.optimizer.clone().load_record(optimizer);
+        self.scheduler = self.scheduler.clone().load_record(scheduler);
         self.mixed.load_state(scaler);
         self.mixed.scaler().resume(accumulation.begun);
         self.micro_batches = accumulation.micro_batches;
@@ -393,10 +394,10 @@ where
         let grads = gradients::from_data::<B, M>(&model, accumulation.gradients);
         self.accumulator.accumulate(&model, grads);
         self.model = Some(model);
-        self
     }
 
-    /// Saves [`to_record`](MixedPrecisionTrainer::to_record) to a file.
+    /// Saves [`to_record`](MixedPrecisionTrainer::to_record) to a file, which afterwards holds all of it or is
+    /// as it was before. The recorder sets the file's extension.
     ///
     /// # Errors
     ///
@@ -410,27 +411,34 @@ where
         <M as burn_core::module::Module<B>>::Record: 'static,
     {
         let path = path.into();
+        let mut part = path.file_stem().unwrap_or_default().to_owned();
+        part.push("-part");
+        let part = path.with_file_name(part);
+        // The recorder puts its extension on the one, and so do we on the other.
+        let file = |path: &PathBuf| path.with_extension(R::file_extension());
         recorder
-            .record(self.to_record(), path.clone())
-            .map_err(|error| AmpError::state("write", path.display(), error))
+            .record(self.to_record(), part.clone())
+            .map_err(|error| error.to_string())
+            .and_then(|()| std::fs::rename(file(&part), file(&path)).map_err(|e| e.to_string()))
+            .map_err(|error| AmpError::state("write", file(&path).display(), error))
     }
 
     /// Goes on from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote.
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when it is missing or damaged; the trainer is then gone, and can be made again
-    /// as it was made.
+    /// [`AmpError::State`] when it is missing or damaged; the trainer is then as it was.
     pub fn load_file<R: FileRecorder<B>>(
-        self,
+        &mut self,
         path: impl Into<PathBuf>,
         recorder: &R,
         device: &B::Device,
-    ) -> Result<Self, AmpError> {
+    ) -> Result<(), AmpError> {
         let path = path.into();
         let record = recorder
             .load(path.clone(), device)
             .map_err(|error| AmpError::state("read", path.display(), error))?;
-        Ok(self.load_record(record))
+        self.load_record(record);
+        Ok(())
     }
 }
