@@ -49,8 +49,8 @@ pub enum AmpError {
 
     /// A scaler's state that cannot be written, or cannot be read as it is.
     #[error(
-        "cannot {action} the state, {place}: {reason}. What was there before is as it was; an older file \
-         may be whole, and a fresh scaler finds its scale again within some steps"
+        "cannot {action} the state, {place}: {reason}. What was there before is as it was{}",
+        remedy(action)
     )]
     State {
         /// "read" or "write".
@@ -140,6 +140,16 @@ pub enum AmpError {
         /// The precision that was asked for.
         precision: Precision,
     },
+}
+
+/// What helps against a state that cannot be read.
+fn remedy(action: &str) -> &'static str {
+    match action {
+        "read" => {
+            "; an older file may be whole, and a fresh scaler finds its scale again within some steps"
+        }
+        _ => "",
+    }
 }
 
 impl AmpError {

@@ -48,8 +48,8 @@ pub enum Transition {
 /// ```text
 /// finite:           growth_tracker += 1; at growth_interval:
 ///                       scale = min(scale * growth_factor, max_scale); growth_tracker = 0; refill hysteresis
-/// overflow:         growth_tracker = 0; hysteresis -= 1; at 0:
-///                       scale = max(scale * backoff_factor, min_scale); refill hysteresis for one
+/// overflow:         growth_tracker = 0; hysteresis -= 1, not below 0; at 0:
+///                       scale = max(scale * backoff_factor, min_scale)
 /// non-finite loss:  the scale and both counts stay
 /// ```
 ///
@@ -201,6 +201,7 @@ impl LossScaler {
 
     fn overflow(&mut self, dynamic: &Dynamic) -> Transition {
         self.growth_tracker = 0;
+        self.hysteresis_left = self.hysteresis_left.saturating_sub(1);
         if self.scale <= dynamic.min_scale {
             self.stuck = self.stuck.saturating_add(1);
             return match self.stuck == dynamic.stuck_after {
@@ -208,7 +209,6 @@ impl LossScaler {
                 false => Transition::Kept,
             };
         }
-        self.hysteresis_left = self.hysteresis_left.saturating_sub(1);
         if self.hysteresis_left > 0 {
             return Transition::Kept;
         }
