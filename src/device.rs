@@ -3,6 +3,7 @@
 use std::any::{TypeId, type_name};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -246,15 +247,19 @@ fn look_up<B: Backend>(device: &B::Device, key: DeviceKey) -> Settings {
     let known = lock().get(&key).copied();
     let settings = known.unwrap_or_else(|| {
         let settings = Settings::of::<B>(device);
-        *lock().entry(key).or_insert_with(|| {
+        let (first, settings) = match lock().entry(key) {
+            Entry::Occupied(known) => (false, *known.get()),
+            Entry::Vacant(entry) => (true, *entry.insert(settings)),
+        };
+        if first {
+            want_half(settings.precision);
             log::info!(
                 "burn-amp: {} computes in {}, as nothing else was configured",
                 name::<B>(device),
-                settings.auto
+                settings.precision
             );
-            want_half(settings.auto);
-            settings
-        })
+        }
+        settings
     });
     SEEN.with_borrow_mut(|seen| {
         if SEEN_GENERATION.replace(generation) != generation {
@@ -277,7 +282,7 @@ fn lock() -> std::sync::MutexGuard<'static, HashMap<DeviceKey, Settings>> {
 }
 
 fn want_half(precision: Precision) {
-    if precision.compute_dtype().is_some() {
+    if precision.compute_dtype().is_some() && !half_wanted() {
         HALF_WANTED.store(true, Ordering::Relaxed);
     }
 }

@@ -1,9 +1,9 @@
 //! Whether tensors are finite: any number of them, in one read-back.
 
 use burn_backend::tensor::{FloatTensor, IntTensor};
-use burn_backend::{Backend, FloatDType, Shape, TensorMetadata, get_device_settings};
+use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
 
-use crate::tensor::is_half;
+use crate::tensor::at_least_f32;
 
 /// Tests tensors for values that are not finite, all of them in one read-back.
 pub(crate) struct FiniteCheck<B: Backend> {
@@ -30,15 +30,15 @@ impl<B: Backend> FiniteCheck<B> {
     /// Counts the finite values of a tensor, without reading anything back.
     ///
     /// A value counts if it compares as at most the dtype's largest, which NaN never does, and an
-    /// integer sum cannot lose one. Unlike `x - x == 0` or a maximum, no compiler that assumes
-    /// finite values may fold that, and no backend's order of NaN matters.
+    /// integer sum cannot lose one. `x - x == 0` is what compilers fold that assume finite values, and
+    /// a maximum depends on the backend's order of NaN; this each backend has to be tested for.
     pub(crate) fn add(&mut self, tensor: FloatTensor<B>) {
         let settings = get_device_settings::<B>(&B::float_device(&tensor));
-        let tensor = match is_half(tensor.dtype()) {
-            true => B::float_cast(tensor, FloatDType::F32),
-            false => tensor,
+        let tensor = at_least_f32::<B>(tensor);
+        let largest = match tensor.dtype() {
+            DType::F64 => f64::MAX,
+            _ => f64::from(f32::MAX),
         };
-        let largest = tensor.dtype().finfo().expect("a float dtype").max;
         self.elements.push(tensor.shape().num_elements() as i64);
         let finite =
             B::float_lower_equal_elem(B::float_abs(tensor), largest.into(), settings.bool_dtype);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
 use crate::device;
 
@@ -26,6 +26,9 @@ pub(crate) struct Marks {
     pub demoted: bool,
     /// A gradient, or computed from one: never demoted, so optimizers stay FP32.
     pub gradient: bool,
+    /// The policy computed it, or something that it was computed from, in f16: a backward pass has to
+    /// scale, also one that begins after the region that said f16.
+    pub from_f16: bool,
 }
 
 /// The half copies of one FP32 tensor, shared by its clones and gone with the last of them.
@@ -189,6 +192,14 @@ impl<B: Backend> TensorMetadata for AmpTensor<B> {
 
 pub(crate) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// A tensor in FP32 where it is half, as it is where it is wider.
+pub(crate) fn at_least_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match is_half(tensor.dtype()) {
+        true => B::float_cast(tensor, FloatDType::F32),
+        false => tensor,
+    }
 }
 
 /// Data as it leaves: FP32 for a tensor that the policy had demoted.

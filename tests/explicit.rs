@@ -1000,3 +1000,92 @@ fn floats_are_converted_however_nested_and_nothing_else_is() {
         with_precision(precision, check::<A>);
     }
 }
+
+#[test]
+fn the_backward_pass_may_come_after_the_region() {
+    let expected = with_precision(Precision::F16, || {
+        let model = Mlp::<A>::new();
+        scaler(1024.0).scope(|| {
+            let grads = (model.loss(7) * 1e-6).backward();
+            mlp::gradients(&model, &GradientsParams::from_grads(grads, &model))
+        })
+    });
+    let forward =
+        |model: &Mlp<A>, factor: f32| with_precision(Precision::F16, || model.loss(7) * factor);
+    let model = Mlp::<A>::new();
+
+    // Implicit: scaled, checked and counted all the same.
+    let implicit = scaler(1024.0);
+    implicit.scope(|| {
+        let grads = forward(&model, 1e-6).backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        assert_eq!(mlp::gradients(&model, &grads), expected);
+        let grads = forward(&model, 1e9).backward();
+        assert!(GradientsParams::from_grads(grads, &model).is_empty());
+    });
+    let state = implicit.state();
+    assert_eq!((state.taken_steps(), state.skipped_steps()), (1, 1));
+
+    // Explicit: the loss is given to the scaler after the region.
+    let explicit = scaler(1024.0);
+    for (factor, taken) in [(1e-6, true), (1e9, false)] {
+        let grads = explicit.backward(forward(&model, factor), &model);
+        let grads = explicit.unscale(&model, grads).unwrap();
+        if taken {
+            assert_eq!(mlp::gradients(&model, &grads), expected);
+        }
+        let stepped = explicit
+            .step(&mut adam(), 1e-2, model.clone(), grads)
+            .unwrap()
+            .1;
+        assert_eq!(stepped, taken);
+        explicit.update().unwrap();
+    }
+    assert_eq!(explicit.state(), state);
+
+    // What the policy did not compute in f16 is not scaled.
+    for precision in [Precision::Bf16, Precision::F32] {
+        let idle = scaler(1024.0);
+        idle.scope(|| {
+            let loss = with_precision(precision, || model.loss(7));
+            loss.backward();
+        });
+        assert_eq!(idle.last_step(), None);
+    }
+}
+
+#[test]
+fn two_losses_may_be_scaled_before_their_backward_passes() {
+    with_precision(Precision::F16, || {
+        let (ours, others) = (scaler(1024.0), scaler(64.0));
+        let (model, other) = (Mlp::<A>::new(), Mlp::<A>::new());
+        let alone = |scaler: &GradScaler, factor: f32| {
+            let grads = scaler.backward(model.loss(7) * factor, &model);
+            scaler
+                .step(&mut adam(), 1e-2, model.clone(), grads)
+                .unwrap();
+            scaler.update().unwrap();
+        };
+        let [first, second] = [1.0, 1e9].map(|factor| ours.scale(model.loss(7) * factor));
+        let third = others.scale(other.loss(7));
+        let first = GradientsParams::from_grads(first.backward(), &model);
+        let second = GradientsParams::from_grads(second.backward(), &model);
+        let third = GradientsParams::from_grads(third.backward(), &other);
+        assert_eq!((first.len(), second.len(), third.len()), (4, 4, 4));
+        assert!(others.step(&mut adam(), 1e-2, other, third).unwrap().1);
+        others.update().unwrap();
+        // The overflow of the second is seen, though the gradients stepped are the first's.
+        let unscaled = ours.unscale(&model, second).unwrap();
+        assert!(
+            !ours
+                .step(&mut adam(), 1e-2, model.clone(), unscaled)
+                .unwrap()
+                .1
+        );
+        ours.update().unwrap();
+        assert_eq!((ours.loss_scale(), others.loss_scale()), (512.0, 64.0));
+        alone(&ours, 1.0);
+        assert_eq!(ours.state().taken_steps(), 1);
+        drop(first);
+    });
+}

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use burn::backend::{Autodiff, Flex};
+use burn::backend::{Autodiff, Flex, NdArray};
 use burn::lr_scheduler::LrScheduler;
 use burn::lr_scheduler::linear::{LinearLrScheduler, LinearLrSchedulerConfig};
 use burn::module::{AutodiffModule, Module, Param};
@@ -1005,4 +1005,40 @@ fn gradients_from_a_record_reach_the_optimizer_in_fp32() {
         assert!(trainer.train_step(x(), (), second).unwrap().stepped());
     }
     assert_eq!(all(&mut resumed), all(&mut whole));
+}
+
+#[test]
+fn a_record_of_another_precision_leaves_the_scaler_fresh() {
+    let default = LossScaleConfig::default();
+    for (from, to) in [
+        (Precision::Bf16, Precision::F16),
+        (Precision::F16, Precision::Bf16),
+    ] {
+        let mut before = sgd::<A>(from, default);
+        train(&mut before, 0, 1.0);
+        let mut after = sgd::<A>(to, default);
+        let own = after.scaler().state();
+        train(&mut after, 0, OVERFLOW);
+        after.load_record(before.to_record());
+        assert_eq!(parameters(after.model()), parameters(before.model()));
+        assert_eq!(after.scaler().state(), own, "from {from} to {to}");
+        assert!(train(&mut after, 1, 1.0).stepped());
+        assert_eq!(
+            after.scaler().state().taken_steps(),
+            u64::from(to == Precision::F16)
+        );
+    }
+}
+
+#[test]
+fn a_precision_that_the_device_cannot_do_is_an_error_before_the_first_step() {
+    type Cpu = AmpAutodiff<NdArray>;
+    let model = LinearConfig::new(2, 2).init::<Cpu>(&Default::default());
+    let optimizer = SgdConfig::new().init::<Cpu, Linear<Cpu>>();
+    let loss_scale = LossScaleConfig::default();
+    let error = MixedPrecisionTrainer::new(model, optimizer, Precision::F16, loss_scale).err();
+    assert!(
+        matches!(error, Some(AmpError::UnsupportedPrecision { .. })),
+        "{error:?}"
+    );
 }

@@ -10,7 +10,7 @@ use burn_autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn_backend::backend::AutodiffBackend;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
-use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 
 pub use gradients::AmpGradients;
 
@@ -18,7 +18,7 @@ use crate::finite::FiniteCheck;
 use crate::policy::Mode;
 use crate::precision::following;
 use crate::scaler::{self, InForce, Outcome};
-use crate::tensor::{Marks, is_half};
+use crate::tensor::{Marks, at_least_f32, is_half};
 use crate::{Amp, AmpTensor, GradScaler, device};
 
 /// The backend to train on: automatic mixed precision, in the forward and in the backward pass.
@@ -39,7 +39,7 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
 
     /// The backward pass of a loss of any shape and float dtype.
     ///
-    /// Where f16 is in force and loss scaling is not disabled, the loss is scaled before and the
+    /// Where f16 is in force or was where the loss was computed, and loss scaling is not disabled, the loss is scaled before and the
     /// gradients are unscaled after, in FP32 or wider; if one of them, or the loss, is not finite
     /// there are no gradients, the loss scaler in force is told, and the optimizer step that
     /// follows changes nothing. That costs one read-back from the device. In bf16 and FP32 this is
@@ -49,19 +49,23 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     ///
     /// As `Autodiff`, for a loss that no tape knows.
     fn backward(loss: FloatTensor<Self>) -> AmpGradients<B> {
-        let tracked = !loss.primitive().node.requirement.is_none();
         let device = loss.device();
-        let half = device::mode::<Tape<B, C>>(&device) == Mode::On(DType::F16);
+        let f16 =
+            loss.marks().from_f16 || device::mode::<Tape<B, C>>(&device) == Mode::On(DType::F16);
         // An untracked loss is autodiff's to refuse, which it would not if it were scaled first.
-        let scaler = scaler::in_force::<B>(&device, tracked && half)
+        let tracked = !loss.primitive().node.requirement.is_none();
+        let scaler = scaler::in_force::<B>(&device, tracked && f16)
             .filter(|scaler| scaler.handle().state().is_enabled());
         match scaler {
             None => {
                 let loss = loss.into_primitive();
                 AmpGradients::of_tape(following(|| Tape::<B, C>::backward(loss)))
             }
+            #[cfg(feature = "train")]
             Some(InForce::Explicit(scaler)) => {
-                AmpGradients::unscaled(scaled_backward::<B, C>(loss, scaler.loss_scale(), |_| {}))
+                let value = Self::inner(loss.clone());
+                let scale = scaler.scales::<Amp<B>>(&device, value);
+                AmpGradients::unscaled(scaled_backward::<B, C>(loss, scale, |_| {}))
             }
             Some(InForce::Implicit(scaler)) => checked_backward::<B, C>(loss, &scaler),
         }
@@ -116,6 +120,7 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     fn from_inner(tensor: AmpTensor<B>) -> FloatTensor<Self> {
         let marks = Marks {
             gradient: false,
+            from_f16: false,
             ..tensor.marks()
         };
         AmpTensor::new(Tape::<B, C>::from_inner(tensor.with_marks(marks)), marks)
@@ -198,9 +203,6 @@ fn checked_backward<B: Backend, C: CheckpointStrategy>(
 
 /// A gradient without the scale, in FP32 or wider.
 fn unscaled<B: Backend>(grad: FloatTensor<B>, scale: f32) -> FloatTensor<B> {
-    let grad = match is_half(grad.dtype()) {
-        true => B::float_cast(grad, FloatDType::F32),
-        false => grad,
-    };
+    let grad = at_least_f32::<B>(grad);
     B::float_mul_scalar(grad, (1.0 / f64::from(scale)).into())
 }

@@ -80,10 +80,6 @@ impl Call {
         operands: Operands,
         composed: bool,
     ) -> Self {
-        let marks = Marks {
-            demoted: !tensors.iter().all(|t| t.is_half_by_choice()),
-            gradient: tensors.iter().any(|t| t.marks().gradient),
-        };
         let mode = mode(tensors);
         let upper = mode != Mode::Off && B::ad_enabled(&tensors[0].device());
         let plan = match mode {
@@ -100,6 +96,12 @@ impl Call {
             mode => plan(class, operands, mode, || {
                 device::current::<B>(&tensors[0].device()).support()
             }),
+        };
+        let marks = Marks {
+            demoted: !tensors.iter().all(|t| t.is_half_by_choice()),
+            gradient: tensors.iter().any(|t| t.marks().gradient),
+            from_f16: plan.operands == Some(DType::F16)
+                || tensors.iter().any(|t| t.marks().from_f16),
         };
         Self {
             plan,
@@ -136,6 +138,11 @@ impl Call {
             true => following(op),
             false => op(),
         }
+    }
+
+    /// What the result is marked with.
+    pub(crate) fn marks(&self) -> Marks {
+        self.marks
     }
 
     /// A float result of the backend's operation.

@@ -14,10 +14,9 @@ use crate::policy::Class;
 use crate::tensor::is_half;
 use crate::{Amp, AmpTensor};
 
-/// A convolution and the three halves of its gradient, `$transposed` with the arguments that Burn
-/// gives them.
+/// A convolution and the gradient of its bias.
 macro_rules! conv_ops {
-    ($options:ty, $conv:ident, $x_backward:ident [$($operand:ident),+], $weight_backward:ident, $bias_backward:ident) => {
+    ($conv:ident, $bias_backward:ident, $options:ty) => {
         fn $conv(
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -27,24 +26,6 @@ macro_rules! conv_ops {
             contraction(class!($conv), 1, x, weight, bias, |x, weight, bias| {
                 B::$conv(x, weight, bias, options)
             })
-        }
-
-        fn $x_backward($($operand: FloatTensor<Self>,)+ options: $options) -> FloatTensor<Self> {
-            let call = Call::new(class!($x_backward), &[$(&$operand),+]);
-            $(let $operand = call.operand($operand);)+
-            call.result(call.run(|| B::$x_backward($($operand,)+ options)))
-        }
-
-        fn $weight_backward(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            output_grad: FloatTensor<Self>,
-            options: $options,
-        ) -> FloatTensor<Self> {
-            let call = Call::new(class!($weight_backward), &[&x, &weight, &output_grad]);
-            let (x, weight) = (call.operand(x), call.operand(weight));
-            let output_grad = call.operand(output_grad);
-            call.result(call.run(|| B::$weight_backward(x, weight, output_grad, options)))
         }
 
         /// Only the shapes of `x` and the bias take part: the gradient stands in for a half `x`,
@@ -68,12 +49,24 @@ macro_rules! conv_ops {
 }
 
 impl<B: Backend> ModuleOps<Self> for Amp<B> {
-    conv_ops!(ConvOptions<1>, conv1d, conv1d_x_backward[x, weight, output_grad], conv1d_weight_backward, conv1d_bias_backward);
-    conv_ops!(ConvOptions<2>, conv2d, conv2d_x_backward[x, weight, output_grad], conv2d_weight_backward, conv2d_bias_backward);
-    conv_ops!(ConvOptions<3>, conv3d, conv3d_x_backward[x, weight, output_grad], conv3d_weight_backward, conv3d_bias_backward);
-    conv_ops!(ConvTransposeOptions<1>, conv_transpose1d, conv_transpose1d_x_backward[weight, output_grad], conv_transpose1d_weight_backward, conv_transpose1d_bias_backward);
-    conv_ops!(ConvTransposeOptions<2>, conv_transpose2d, conv_transpose2d_x_backward[weight, output_grad], conv_transpose2d_weight_backward, conv_transpose2d_bias_backward);
-    conv_ops!(ConvTransposeOptions<3>, conv_transpose3d, conv_transpose3d_x_backward[weight, output_grad], conv_transpose3d_weight_backward, conv_transpose3d_bias_backward);
+    conv_ops!(conv1d, conv1d_bias_backward, ConvOptions<1>);
+    conv_ops!(conv2d, conv2d_bias_backward, ConvOptions<2>);
+    conv_ops!(conv3d, conv3d_bias_backward, ConvOptions<3>);
+    conv_ops!(
+        conv_transpose1d,
+        conv_transpose1d_bias_backward,
+        ConvTransposeOptions<1>
+    );
+    conv_ops!(
+        conv_transpose2d,
+        conv_transpose2d_bias_backward,
+        ConvTransposeOptions<2>
+    );
+    conv_ops!(
+        conv_transpose3d,
+        conv_transpose3d_bias_backward,
+        ConvTransposeOptions<3>
+    );
 
     fn linear(
         x: FloatTensor<Self>,
@@ -127,7 +120,8 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
                 && !call.is_bare_contraction(&query)
                 && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == dtype);
             if !whole {
-                return scaled_dot_product(query, key, value, mask, attn_bias, options);
+                let out = scaled_dot_product(query, key, value, mask, attn_bias, options);
+                return out.with_marks(call.marks());
             }
         }
         // Scores are scaled by way of the query: before scaling they may be beyond 65504.
@@ -208,6 +202,18 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
     }
 
     float_ops! {
+        conv1d_x_backward [x, weight, output_grad] (options: ConvOptions<1>);
+        conv1d_weight_backward [x, weight, output_grad] (options: ConvOptions<1>);
+        conv2d_x_backward [x, weight, output_grad] (options: ConvOptions<2>);
+        conv2d_weight_backward [x, weight, output_grad] (options: ConvOptions<2>);
+        conv3d_x_backward [x, weight, output_grad] (options: ConvOptions<3>);
+        conv3d_weight_backward [x, weight, output_grad] (options: ConvOptions<3>);
+        conv_transpose1d_x_backward [weight, output_grad] (options: ConvTransposeOptions<1>);
+        conv_transpose1d_weight_backward [x, weight, output_grad] (options: ConvTransposeOptions<1>);
+        conv_transpose2d_x_backward [weight, output_grad] (options: ConvTransposeOptions<2>);
+        conv_transpose2d_weight_backward [x, weight, output_grad] (options: ConvTransposeOptions<2>);
+        conv_transpose3d_x_backward [weight, output_grad] (options: ConvTransposeOptions<3>);
+        conv_transpose3d_weight_backward [x, weight, output_grad] (options: ConvTransposeOptions<3>);
         linear_x_backward [weight, output_grad] ();
         linear_bias_backward [output_grad] ();
         embedding [weights] (indices: IntTensor<Self>);

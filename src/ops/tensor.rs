@@ -103,6 +103,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
         let marks = Marks {
             gradient: false,
+            from_f16: false,
             ..tensor.marks()
         };
         let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);

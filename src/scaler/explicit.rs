@@ -1,9 +1,11 @@
 //! The explicit protocol: scale, unscale, step, update, as PyTorch's `GradScaler` has it.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
 use burn_core::module::{AutodiffModule, ParamId};
 use burn_core::record::{PrecisionSettings, Record};
 use burn_core::tensor::backend::AutodiffBackend;
@@ -64,40 +66,40 @@ impl fmt::Debug for Window {
 impl GradScaler {
     /// The loss to call `backward()` on, once for each micro-batch. A half loss comes back in FP32.
     ///
-    /// On an `AmpAutodiff` the loss comes back as it is: the next `backward()` on this thread, which has to
-    /// be the loss's own, scales it by this scaler, and leaves the rest to the protocol. Where nothing is to be scaled (bf16 or FP32
-    /// in force there, or a disabled scaler) this, like the whole protocol, does nothing and every step
-    /// is taken. The counterpart of PyTorch's `GradScaler.scale`.
+    /// On an `AmpAutodiff` the loss comes back as it is: its `backward()`, the next one on this thread that
+    /// no other scaled loss waits for, scales it by this scaler if there is f16 in it, and leaves the rest to
+    /// the protocol. Where nothing is to be scaled (bf16 or FP32, or a disabled scaler) this, like the whole
+    /// protocol, does nothing and every step is taken. The counterpart of PyTorch's `GradScaler.scale`.
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
-        let of_amp = is_amp::<B>(&loss.device());
-        if of_amp && is_f16::<B>(&loss.device()) {
-            // Disabled as well: the scaler of the device is not to scale in its place.
-            self.takes_next_backward();
-        }
-        let mut shared = self.shared();
-        shared.window.losses_given += 1;
-        if !applies::<B>(&shared.scaler, &loss.device()) {
+        let device = loss.device();
+        self.shared().window.losses_given += 1;
+        if is_amp::<B>(&device) {
+            self.waits_for_backward();
             return loss;
         }
-        // One scale for the whole window, also if another is set in the middle of it.
-        let scale = shared.scaler.scale();
-        let scale = *shared.window.scale.get_or_insert(scale);
-        let mut losses = shared
-            .window
-            .losses
-            .take()
-            .and_then(|losses| losses.downcast::<FiniteCheck<B::InnerBackend>>().ok())
-            .map(|losses| *losses)
-            .unwrap_or_else(|| FiniteCheck::new(loss.device()));
-        losses.add(loss.clone().inner().into_primitive().tensor());
-        shared.window.losses = Some(Box::new(losses));
-        if of_amp {
+        if !self.state().is_enabled() {
             return loss;
         }
+        let value = loss.clone().inner().into_primitive().tensor();
+        let scale = self.scales::<B::InnerBackend>(&device, value);
         match loss.dtype() {
             DType::F16 | DType::BF16 => loss.cast(FloatDType::F32) * scale,
             _ => loss * scale,
         }
+    }
+
+    /// What a loss that is now to be scaled is scaled by; whether it is finite is found out later. One scale
+    /// for the whole window, also if another is set in the middle of it.
+    pub(crate) fn scales<I: Backend>(&self, device: &I::Device, loss: FloatTensor<I>) -> f32 {
+        let (scale, losses) = {
+            let shared = &mut *self.shared();
+            let scale = *shared.window.scale.get_or_insert(shared.scaler.scale());
+            (scale, shared.window.losses.take())
+        };
+        let mut losses = check_of::<I>(losses, device);
+        losses.add(loss);
+        self.shared().window.losses = Some(Box::new(losses));
+        scale
     }
 
     /// The backward pass of a loss, for a model's parameters:
@@ -110,7 +112,7 @@ impl GradScaler {
         struct Done<'a>(&'a GradScaler);
         impl Drop for Done<'_> {
             fn drop(&mut self) {
-                self.0.gives_up_next_backward();
+                self.0.waits_no_longer();
             }
         }
         let _done = Done(self);
@@ -147,33 +149,34 @@ impl GradScaler {
         grads: GradientsParams,
         found: &gradients::Found<B>,
     ) -> GradientsParams {
-        let window = &mut self.shared().window;
-        let Some(scale) = window.scale else {
-            return grads;
+        let (scale, losses, scaled) = {
+            let window = &mut self.shared().window;
+            let Some(scale) = window.scale else {
+                return grads;
+            };
+            let scaled: Vec<_> = found
+                .parameters
+                .iter()
+                .filter(|(id, _)| !window.unscaled.contains_key(id))
+                .collect();
+            if scaled.is_empty() {
+                return grads;
+            }
+            (scale, window.losses.take(), scaled)
         };
-        let scaled: Vec<_> = found
-            .parameters
-            .iter()
-            .filter(|(id, _)| !window.unscaled.contains_key(id))
-            .collect();
-        if scaled.is_empty() {
-            return grads;
-        }
         let factor = match is_amp::<B>(&found.device) {
             true => None,
             false => Some(1.0 / f64::from(scale)),
         };
-        let mut check = window
-            .losses
-            .take()
-            .and_then(|losses| losses.downcast::<FiniteCheck<B::InnerBackend>>().ok())
-            .map(|losses| *losses)
-            .unwrap_or_else(|| FiniteCheck::new(found.device.clone()));
+        let mut check = check_of::<B::InnerBackend>(losses, &found.device);
         let losses = check.len();
-        let is_scaled = |id| !window.unscaled.contains_key(&id);
+        let ids: HashSet<_> = scaled.iter().map(|(id, _)| *id).collect();
+        let is_scaled = |id| ids.contains(&id);
         let grads = gradients::unscaled::<B, M>(model, grads, is_scaled, factor, &mut check);
         let finite = check.read();
         let (losses, gradients) = finite.split_at(losses);
+
+        let window = &mut self.shared().window;
         window.non_finite_loss |= losses.iter().any(|finite| !finite);
         for ((id, path), finite) in scaled.into_iter().zip(gradients) {
             let (finite, stepped) = (*finite, false);
@@ -247,7 +250,7 @@ impl GradScaler {
             }
             std::mem::take(&mut shared.window)
         };
-        self.gives_up_next_backward();
+        self.waits_no_longer();
         // Nothing was checked where nothing was scaled.
         if window.unscaled.is_empty() {
             return Ok(Transition::Kept);
@@ -291,12 +294,13 @@ impl GradScaler {
 
     /// What a record has to keep of a step that has begun.
     pub(crate) fn begun<B: AutodiffBackend>(&self) -> Begun {
+        let losses = self.shared().window.losses.take();
+        let known = match losses.map(|losses| losses.downcast::<FiniteCheck<B::InnerBackend>>()) {
+            Some(Ok(losses)) => losses.read(),
+            _ => Vec::new(),
+        };
         let window = &mut self.shared().window;
-        if let Some(losses) = window.losses.take()
-            && let Ok(losses) = losses.downcast::<FiniteCheck<B::InnerBackend>>()
-        {
-            window.non_finite_loss |= losses.read().iter().any(|finite| !finite);
-        }
+        window.non_finite_loss |= known.iter().any(|finite| !finite);
         Begun {
             losses_given: window.losses_given,
             scale: window.scale,
@@ -306,7 +310,7 @@ impl GradScaler {
 
     /// Goes on with a step that had begun when it was recorded; by default with none.
     pub(crate) fn resume(&self, begun: Begun) {
-        self.gives_up_next_backward();
+        self.waits_no_longer();
         self.shared().window = Window {
             losses_given: begun.losses_given,
             scale: begun.scale,
@@ -325,6 +329,14 @@ impl GradScaler {
     }
 }
 
+/// A check that has begun on a backend, or a new one.
+fn check_of<I: Backend>(begun: Option<Box<dyn Any + Send>>, device: &I::Device) -> FiniteCheck<I> {
+    begun
+        .and_then(|begun| begun.downcast::<FiniteCheck<I>>().ok())
+        .map(|begun| *begun)
+        .unwrap_or_else(|| FiniteCheck::new(device.clone()))
+}
+
 /// Whether this scaler scales on that backend.
 fn applies<B: AutodiffBackend>(scaler: &LossScaler, at: &B::Device) -> bool {
     scaler.is_enabled() && (!is_amp::<B>(at) || is_f16::<B>(at))
@@ -336,11 +348,11 @@ fn is_f16<B: AutodiffBackend>(at: &B::Device) -> bool {
 }
 
 /// Whether a backend is an `AmpAutodiff`, which scales by itself.
-fn is_amp<B: AutodiffBackend>(at: &B::Device) -> bool {
+pub(crate) fn is_amp<B: AutodiffBackend>(at: &B::Device) -> bool {
     B::name(at).starts_with("amp<")
 }
 
-impl<B: burn_core::tensor::backend::Backend> Record<B> for LossScaler {
+impl<B: Backend> Record<B> for LossScaler {
     type Item<S: PrecisionSettings> = Self;
 
     fn into_item<S: PrecisionSettings>(self) -> Self {

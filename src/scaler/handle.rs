@@ -3,6 +3,8 @@
 use std::any::TypeId;
 use std::cell::RefCell;
 use std::collections::HashMap;
+#[cfg(feature = "train")]
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -92,7 +94,9 @@ static OF_DEVICES: LazyLock<Mutex<HashMap<DeviceKey, GradScaler>>> = LazyLock::n
 
 thread_local! {
     static IN_SCOPE: RefCell<Vec<GradScaler>> = const { RefCell::new(Vec::new()) };
-    static NEXT: RefCell<Option<GradScaler>> = const { RefCell::new(None) };
+    /// The scalers whose losses wait for their backward pass, the oldest first.
+    #[cfg(feature = "train")]
+    static WAITING: RefCell<VecDeque<GradScaler>> = const { RefCell::new(VecDeque::new()) };
 }
 
 impl GradScaler {
@@ -135,7 +139,7 @@ impl GradScaler {
         *self.state().config()
     }
 
-    /// What the next loss is multiplied with.
+    /// What the next loss is multiplied with where f16 is in force; in bf16 and FP32 nothing is.
     pub fn loss_scale(&self) -> f32 {
         self.state().scale()
     }
@@ -182,7 +186,7 @@ impl GradScaler {
     /// Goes on from a state, for example one that was restored from a record. A step that the explicit
     /// protocol has begun is forgotten.
     pub fn load_state(&self, state: LossScaler) {
-        self.gives_up_next_backward();
+        self.waits_no_longer();
         *self.shared() = Shared {
             scaler: state,
             ..Shared::default()
@@ -193,7 +197,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when it cannot be written.
+    /// [`AmpError::State`] when it cannot be written; what the writer took may then be a part of it.
     pub fn to_writer(&self, writer: impl Write) -> Result<(), AmpError> {
         self.written(writer)
             .map_err(|error| AmpError::state("write", "the writer", error))
@@ -261,16 +265,19 @@ impl GradScaler {
         non_finite_gradients: usize,
         parameters: Vec<String>,
     ) -> Transition {
-        let mut shared = self.shared();
-        let step = LastStep {
-            scale: shared.scaler.scale(),
-            outcome,
-            non_finite_gradients,
-            parameters,
+        let (step, transition, scaler) = {
+            let mut shared = self.shared();
+            let step = LastStep {
+                scale: shared.scaler.scale(),
+                outcome,
+                non_finite_gradients,
+                parameters,
+            };
+            let transition = shared.scaler.update(outcome);
+            shared.last_step = Some(step.clone());
+            (step, transition, shared.scaler)
         };
-        let transition = shared.scaler.update(outcome);
-        report(&step, transition, &shared.scaler);
-        shared.last_step = Some(step);
+        report(&step, transition, &scaler);
         transition
     }
 
@@ -278,17 +285,18 @@ impl GradScaler {
         lock(&self.shared)
     }
 
-    /// Leaves the next backward pass of this thread to the explicit protocol.
+    /// Leaves the next backward pass of this thread that nobody waits for to the explicit protocol.
     #[cfg(feature = "train")]
-    pub(super) fn takes_next_backward(&self) {
-        NEXT.set(Some(self.clone()));
+    pub(super) fn waits_for_backward(&self) {
+        WAITING.with_borrow_mut(|waiting| waiting.push_back(self.clone()));
     }
 
-    /// Undoes [`takes_next_backward`](GradScaler::takes_next_backward) where that pass never came, so that
+    /// Undoes [`waits_for_backward`](GradScaler::waits_for_backward) where that pass never came, so that
     /// no other loss's pass is taken for it.
-    pub(super) fn gives_up_next_backward(&self) {
-        NEXT.with_borrow_mut(|next| {
-            next.take_if(|scaler| Arc::ptr_eq(&scaler.shared, &self.shared));
+    pub(super) fn waits_no_longer(&self) {
+        #[cfg(feature = "train")]
+        WAITING.with_borrow_mut(|waiting| {
+            waiting.retain(|scaler| !Arc::ptr_eq(&scaler.shared, &self.shared));
         });
     }
 }
@@ -310,13 +318,16 @@ pub(crate) enum InForce {
     /// The pass itself checks the gradients and takes or skips the step.
     Implicit(GradScaler),
     /// The explicit protocol does.
+    #[cfg(feature = "train")]
     Explicit(GradScaler),
 }
 
 impl InForce {
     pub(crate) fn handle(&self) -> &GradScaler {
         match self {
-            InForce::Implicit(scaler) | InForce::Explicit(scaler) => scaler,
+            InForce::Implicit(scaler) => scaler,
+            #[cfg(feature = "train")]
+            InForce::Explicit(scaler) => scaler,
         }
     }
 }
@@ -325,14 +336,16 @@ impl InForce {
 /// explicit protocol's, else the innermost scope's, else the device's.
 pub(crate) fn in_force<B: Backend>(device: &B::Device, is_wanted: bool) -> Option<InForce> {
     // Whatever becomes of this pass, it is the one that the protocol waited for.
-    let next = NEXT.take();
-    is_wanted.then(|| match next {
-        Some(scaler) => InForce::Explicit(scaler),
-        None => InForce::Implicit(
+    #[cfg(feature = "train")]
+    if let Some(scaler) = WAITING.with_borrow_mut(VecDeque::pop_front) {
+        return is_wanted.then_some(InForce::Explicit(scaler));
+    }
+    is_wanted.then(|| {
+        InForce::Implicit(
             IN_SCOPE
                 .with_borrow(|scalers| scalers.last().cloned())
                 .unwrap_or_else(|| GradScaler::of::<B>(device)),
-        ),
+        )
     })
 }
 
@@ -367,7 +380,7 @@ fn report(step: &LastStep, transition: Transition, scaler: &LossScaler) {
     }
 }
 
-/// A poisoned lock is taken as it is: every state behind these locks is replaced whole.
+/// A poisoned lock is taken as it is: nothing is called while these are held, and so nothing panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

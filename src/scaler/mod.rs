@@ -2,7 +2,7 @@
 
 mod config;
 #[cfg(feature = "train")]
-mod explicit;
+pub(crate) mod explicit;
 mod handle;
 mod saved;
 mod state;

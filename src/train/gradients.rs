@@ -150,7 +150,10 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Norm<'_, B> {
         {
             let square = grad.cast(FloatDType::F32).powi_scalar(2).sum();
             self.squares = Some(match self.squares.take() {
-                Some(squares) => squares + square,
+                Some(squares) => {
+                    let square = square.to_device(&squares.device());
+                    squares + square
+                }
                 None => square,
             });
         }
@@ -167,7 +170,8 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Scale<B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) {
             let dtype = grad.dtype();
-            let factor = self.factor.clone().cast(dtype).reshape([1; D]);
+            let factor = self.factor.clone().to_device(&grad.device());
+            let factor = factor.cast(dtype).reshape([1; D]);
             self.scaled.register(param.id, grad * factor);
         }
     }

@@ -143,8 +143,22 @@ impl MixedPrecision {
         self.scaler.state()
     }
 
-    /// Goes on from a state that was saved.
+    /// Goes on from a state that was saved, its settings included. A state of bf16 or FP32, where nothing is
+    /// scaled, is none for f16, nor the other way round: the scaler then stays fresh, and the log says so.
     pub fn load_state(&self, state: LossScaler) {
-        self.scaler.load_state(state);
+        if state.is_enabled() == self.scaler.state().is_enabled() {
+            self.scaler.load_state(state);
+        } else {
+            log::warn!(
+                "burn-amp: the loss scaler that was saved is {}, and {} needs one that is not: it starts anew",
+                if state.is_enabled() {
+                    "enabled"
+                } else {
+                    "disabled"
+                },
+                self.precision
+            );
+            self.scaler.reset();
+        }
     }
 }

@@ -8,11 +8,16 @@ use burn_optim::lr_scheduler::LrScheduler;
 use burn_optim::{GradientsAccumulator, GradientsParams, LearningRate, Optimizer};
 use serde::{Deserialize, Serialize};
 
+use std::fs::{self, File};
 use std::path::PathBuf;
 
 use super::{MixedPrecision, gradients};
 use crate::scaler::Begun;
-use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, Transition};
+use crate::scaler::explicit::is_amp;
+use crate::{
+    AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, Transition, precision_of,
+    with_precision,
+};
 
 /// Trains a model in mixed precision, a call a batch: forward and backward pass, loss scaling,
 /// accumulation, clipping, learning rate, and the state of all of it in one record.
@@ -74,7 +79,7 @@ pub enum StepProgress {
 /// A batch's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The loss of this batch, without any scale.
+    /// The loss of this batch, without any scale. Reading it waits for the device, once a batch.
     pub loss: f64,
     /// What the loss was multiplied with; 1 in bf16 and FP32.
     pub scale: f32,
@@ -138,12 +143,16 @@ where
     ///
     /// - [`AmpError::InvalidLossScale`] when a setting is out of its range.
     /// - [`AmpError::LossScaleWithoutF16`] when another than the default is given with bf16 or FP32.
+    /// - [`AmpError::UnsupportedPrecision`] when a device of the model cannot do the precision.
     pub fn new(
         model: M,
         optimizer: O,
         precision: Precision,
         loss_scale: LossScaleConfig,
     ) -> Result<Self, AmpError> {
+        for device in model.devices().iter().filter(|device| is_amp::<B>(device)) {
+            with_precision(precision, || precision_of::<B>(device))?;
+        }
         let scaler = GradScaler::new(loss_scale)?;
         let scaler = match loss_scale == LossScaleConfig::default() {
             true if !precision.scales_loss() && precision != Precision::Auto => None,
@@ -206,7 +215,15 @@ where
 
     /// Scales the unscaled gradients down where the norm of all of them together is above `max_norm`, as
     /// PyTorch's `clip_grad_norm_`.
+    ///
+    /// # Panics
+    ///
+    /// For a norm that is not positive.
     pub fn with_grad_clipping_norm(mut self, max_norm: f32) -> Self {
+        assert!(
+            max_norm > 0.0,
+            "a norm to clip at is positive, {max_norm} was given"
+        );
         self.max_norm = Some(max_norm);
         self
     }
@@ -225,6 +242,10 @@ where
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch is then
     ///   dropped with its window.
     /// - [`AmpError::StuckAtMinimum`] when that was asked for. The trainer can go on.
+    ///
+    /// # Panics
+    ///
+    /// As the backend's `backward()`, for a loss that no tape knows.
     pub fn train_step<I, T>(
         &mut self,
         input: I,
@@ -377,7 +398,9 @@ where
         )
     }
 
-    /// Goes on from a record, with this trainer's own settings.
+    /// Goes on from a record. Precision, accumulation and clipping are this trainer's own; the scaler's
+    /// settings are the record's, but for one of a precision that scales where this one does not, or the other
+    /// way round: see [`MixedPrecision::load_state`].
     pub fn load_record(&mut self, record: TrainerRecord<B, M, O, S>) {
         let (model, optimizer, (scheduler, scaler), accumulation) = record;
         let model = self
@@ -416,11 +439,19 @@ where
         let part = path.with_file_name(part);
         // The recorder puts its extension on the one, and so do we on the other.
         let file = |path: &PathBuf| path.with_extension(R::file_extension());
+        let whole = || {
+            File::open(file(&part))?.sync_all()?;
+            fs::rename(file(&part), file(&path))
+        };
         recorder
             .record(self.to_record(), part.clone())
             .map_err(|error| error.to_string())
-            .and_then(|()| std::fs::rename(file(&part), file(&path)).map_err(|e| e.to_string()))
-            .map_err(|error| AmpError::state("write", file(&path).display(), error))
+            .and_then(|()| whole().map_err(|error| error.to_string()))
+            .map_err(|error| {
+                // Half a file helps nobody, and may not even be there.
+                let _ = fs::remove_file(file(&part));
+                AmpError::state("write", file(&path).display(), error)
+            })
     }
 
     /// Goes on from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote.

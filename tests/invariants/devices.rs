@@ -2,9 +2,13 @@
 
 use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig};
+use burn::optim::SgdConfig;
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_amp::policy::{Class, class};
-use burn_amp::{Amp, AmpConfig, AmpError, Precision, precision_of, with_precision};
+use burn_amp::{
+    Amp, AmpConfig, AmpError, LossScaleConfig, MixedPrecisionTrainer, Precision, precision_of,
+    with_precision,
+};
 use burn_backend::{Backend, DTypeUsage, DTypeUsageSet, TensorPrimitive};
 
 use crate::checked::{Checked, CheckedDevice, Counts, is_contraction};
@@ -325,5 +329,47 @@ fn half_tensors_are_quantized_from_fp32() {
             product.into_primitive(),
             TensorPrimitive::Float(_) | TensorPrimitive::QFloat(_)
         ));
+    }
+}
+
+#[test]
+fn a_model_on_two_devices_is_clipped_by_the_norm_of_both() {
+    #[derive(Module, Debug)]
+    struct Spanning<B: Backend> {
+        near: Linear<B>,
+        far: Linear<B>,
+    }
+    for precision in HALVES {
+        let [near, far] = [(); 2].map(|()| device_in(precision));
+        let model = Spanning::<Keeping> {
+            near: LinearConfig::new(4, 8).init(&near),
+            far: LinearConfig::new(8, 2).init(&far),
+        };
+        let optimizer = SgdConfig::new().init::<Keeping, Spanning<Keeping>>();
+        let loss_scale = LossScaleConfig::default();
+        let mut trainer = MixedPrecisionTrainer::new(model, optimizer, precision, loss_scale)
+            .unwrap()
+            .with_learning_rate(1.0)
+            .with_grad_clipping_norm(1e-3);
+        let weights = |model: &Spanning<Keeping>| {
+            let parts = [&model.near, &model.far].map(|layer| {
+                let bias = layer.bias.as_ref().expect("a bias").val();
+                [read(layer.weight.val().inner()), read(bias.inner())].concat()
+            });
+            parts.concat()
+        };
+        let before = weights(trainer.model());
+        let metrics = trainer.train_step(input::<_, 2>([3, 4], 1, &near), (), |model, x, ()| {
+            let hidden = model.near.forward(x).to_device(&far);
+            model.far.forward(hidden).mean()
+        });
+        assert!(metrics.expect("a step").stepped());
+        let after = weights(trainer.model());
+        let moved = before
+            .iter()
+            .zip(&after)
+            .map(|(b, a)| f64::from(b - a).powi(2));
+        let norm = moved.sum::<f64>().sqrt();
+        assert!((norm - 1e-3).abs() < 1e-6, "{norm}");
     }
 }

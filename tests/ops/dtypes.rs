@@ -246,3 +246,15 @@ fn modules_keep_their_dtypes_when_valid() {
         });
     }
 }
+
+everywhere! {
+    /// However attention is carried out: whole, or step by step with a softmax in FP32 between.
+    fn attention_on_halves_of_the_user_is_the_users<B>(precision, half) {
+        let x = || Tensor::<B, 4>::ones([1, 1, 2, 4], &Default::default());
+        let attend = |x: Tensor<B, 4>| {
+            burn::tensor::module::attention(x.clone(), x.clone(), x, None, None, Default::default())
+        };
+        assert_dtypes(&format!("theirs in {precision}"), attend(x().cast(half)), half, half);
+        assert_dtypes(&format!("ours in {precision}"), attend(x()), half, DType::F32);
+    }
+}

@@ -36,11 +36,12 @@ type Amp = AmpAutodiff<Flex>;
 
 pub fn bench(kind: Kind, json: Option<PathBuf>) -> anyhow::Result<()> {
     let mut report = serde_json::Map::new();
-    if matches!(kind, Kind::Memory | Kind::All) {
-        report.insert("memory".into(), memories());
-    }
+    // First, while nothing in the process has asked for half precision.
     if matches!(kind, Kind::Overhead | Kind::All) {
         report.insert("overhead".into(), overheads());
+    }
+    if matches!(kind, Kind::Memory | Kind::All) {
+        report.insert("memory".into(), memories());
     }
     if let Some(path) = json {
         fs::write(&path, format!("{:#}\n", Value::from(report)))
@@ -65,20 +66,12 @@ fn memories() -> Value {
 
 fn memory<M: Bench<Plain>, A: Bench<Amp>>(model: &str) -> Vec<Value> {
     let plain = held::<Plain, M>();
-    let runs =
-        [("burn", plain)]
-            .into_iter()
-            .chain(
-                [Precision::F32, Precision::F16, Precision::Bf16].map(|precision| {
-                    let name = match precision {
-                        Precision::F32 => "f32",
-                        Precision::F16 => "f16",
-                        _ => "bf16",
-                    };
-                    (name, with_precision(precision, held::<Amp, A>))
-                }),
-            );
-    runs.map(|(precision, held): (&str, Held)| {
+    let amp = [Precision::F32, Precision::F16, Precision::Bf16].map(|precision| {
+        let held = with_precision(precision, held::<Amp, A>);
+        (precision.to_string(), held)
+    });
+    let runs = [("burn".to_string(), plain)].into_iter().chain(amp);
+    runs.map(|(precision, held): (String, Held)| {
         let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
         let ratio = held.kept_bytes as f64 / plain.kept_bytes as f64;
         let peak_ratio = held.peak_bytes as f64 / plain.peak_bytes as f64;
