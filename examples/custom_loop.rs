@@ -1,5 +1,5 @@
-//! The explicit protocol in a training loop of one's own: scale, backward, unscale, clip, step, update,
-//! as with PyTorch's `torch.amp.GradScaler`.
+//! The explicit protocol in a training loop of one's own: scale, backward, unscale, clip, step,
+//! update, as with PyTorch's `torch.amp.GradScaler`.
 //!
 //! A small network learns a wavy surface. The scale is made to grow every 50 steps, so that it soon
 //! overflows and steps are seen to be skipped.
@@ -104,7 +104,8 @@ fn train(precision: Precision) -> Result<(), AmpError> {
 
             let grads = scaler.scale(loss).backward();
             let grads = GradientsParams::from_grads(grads, &model);
-            // Clipping is of the true gradients; a loop that does not clip leaves unscaling to `step`.
+            // Clipping is of the true gradients; a loop that does not clip leaves unscaling to
+            // `step`.
             let grads = scaler.unscale(&model, grads)?;
             let grads = clipped(&model, grads, &clipping);
             // A step that overflowed gives the model back as it was, and says so.

@@ -61,8 +61,8 @@ impl AmpConfig {
     /// The device is left as it was when
     /// - the device cannot do the precision: [`AmpError::UnsupportedPrecision`],
     /// - a loss scale setting is out of range: [`AmpError::InvalidLossScale`],
-    /// - a loss scale is given with bf16 or FP32: [`AmpError::LossScaleWithoutF16`]. With `Auto` the
-    ///   same is a warning in the log, for the device has chosen.
+    /// - a loss scale is given with bf16 or FP32: [`AmpError::LossScaleWithoutF16`]. With `Auto`
+    ///   the same is a warning in the log, for the device has chosen.
     pub fn apply<B: Backend>(&self, device: &B::Device) -> Result<Precision, AmpError> {
         let mut settings = Settings::of::<B>(device);
         let precision = match self.precision {

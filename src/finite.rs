@@ -30,8 +30,8 @@ impl<B: Backend> FiniteCheck<B> {
     /// Counts the finite values of a tensor, without reading anything back.
     ///
     /// A value counts if it compares as at most the dtype's largest, which NaN never does, and an
-    /// integer sum cannot lose one. `x - x == 0` is what compilers fold that assume finite values, and
-    /// a maximum depends on the backend's order of NaN; this each backend has to be tested for.
+    /// integer sum cannot lose one. `x - x == 0` is what compilers fold that assume finite values,
+    /// and a maximum depends on the backend's order of NaN; this each backend has to be tested for.
     pub(crate) fn add(&mut self, tensor: FloatTensor<B>) {
         let settings = get_device_settings::<B>(&B::float_device(&tensor));
         let tensor = at_least_f32::<B>(tensor);

@@ -36,7 +36,8 @@ pub enum Precision {
     F16,
     /// bfloat16: 8 bits of significand, the range of FP32. Needs no loss scaling.
     Bf16,
-    /// No half precision: on FP32 and F64 tensors every operation is the backend's own, bit for bit.
+    /// No half precision: on FP32 and F64 tensors every operation is the backend's own, bit for
+    /// bit.
     F32,
 }
 
@@ -124,9 +125,9 @@ impl<T: Copy + 'static> Drop for Restore<T> {
 /// Runs `f` with every AMP operation of this thread in `precision`, whatever the devices are
 /// configured to. Regions nest, the innermost holds; a panic leaves the region as well.
 ///
-/// The counterpart of PyTorch's `torch.autocast(..., dtype=..)`: the backward pass may be in the region
-/// or after it. A region holds on this thread alone: code that moves work to other threads opens it
-/// there.
+/// The counterpart of PyTorch's `torch.autocast(..., dtype=..)`: the backward pass may be in the
+/// region or after it. A region holds on this thread alone: code that moves work to other threads
+/// opens it there.
 ///
 /// # Panics
 ///

@@ -26,8 +26,8 @@ pub(crate) struct Marks {
     pub demoted: bool,
     /// A gradient, or computed from one: never demoted, so optimizers stay FP32.
     pub gradient: bool,
-    /// The policy computed it, or something that it was computed from, in f16: a backward pass has to
-    /// scale, also one that begins after the region that said f16.
+    /// The policy computed it, or something that it was computed from, in f16: a backward pass has
+    /// to scale, also one that begins after the region that said f16.
     pub from_f16: bool,
 }
 

@@ -1,5 +1,6 @@
-//! The explicit protocol of `GradScaler`, on `AmpAutodiff` and on plain `Autodiff`: what it computes, what
-//! it skips, what it says, and what it refuses. `MixedPrecision` and `ConvertFloat`, which are made for it.
+//! The explicit protocol of `GradScaler`, on `AmpAutodiff` and on plain `Autodiff`: what it
+//! computes, what it skips, what it says, and what it refuses. `MixedPrecision` and `ConvertFloat`,
+//! which are made for it.
 
 mod common;
 
@@ -37,7 +38,8 @@ fn all<B: AutodiffBackend, M: AutodiffModule<B>>(optimizer: &Training<B, M>, mod
     (parameters(model), state(optimizer, model))
 }
 
-/// One whole step of the protocol: the model, whether the step was taken, and what became of the scale.
+/// One whole step of the protocol: the model, whether the step was taken, and what became of the
+/// scale.
 fn step<B: AutodiffBackend, M: AutodiffModule<B>>(
     scaler: &GradScaler,
     optimizer: &mut Training<B, M>,
@@ -228,8 +230,8 @@ fn a_half_or_double_loss_is_scaled_as_well() {
     }
 }
 
-/// A gradient that is not finite although the loss is: the step is skipped, the scale backs off, and the
-/// parameters are named.
+/// A gradient that is not finite although the loss is: the step is skipped, the scale backs off,
+/// and the parameters are named.
 fn planted_overflow<B: AutodiffBackend>() {
     let scaler = scaler(1024.0);
     let (mut optimizer, mut model) = (adam(), Net::<B>::new());
@@ -415,7 +417,8 @@ fn a_disabled_scaler_does_nothing() {
 
 #[test]
 fn the_check_does_not_depend_on_where_the_step_is_taken() {
-    // Forward and backward pass in a region, as PyTorch's users write it, and the step outside of it.
+    // Forward and backward pass in a region, as PyTorch's users write it, and the step outside of
+    // it.
     let scaler = scaler(1024.0);
     let (mut optimizer, model) = (adam(), Net::<A>::new());
     let before = all(&optimizer, &model);
@@ -606,8 +609,9 @@ fn a_part_of_the_gradients_may_be_unscaled_before_the_step() {
     assert_eq!(all(&optimizer, &model), expected);
 }
 
-/// A generator and a discriminator, with an optimizer and a scaler each. Says which of the two losses is
-/// multiplied so that its gradients overflow, for each of the steps; gives which models were changed.
+/// A generator and a discriminator, with an optimizer and a scaler each. Says which of the two
+/// losses is multiplied so that its gradients overflow, for each of the steps; gives which models
+/// were changed.
 fn gan(overflows: &[[bool; 2]]) -> (Vec<[bool; 2]>, [LossScaler; 2]) {
     let scalers = [scaler(1024.0), scaler(2048.0)];
     let mut generator = Mlp::<A>::new();
@@ -655,8 +659,8 @@ fn of_two_models_with_a_scaler_each_only_the_one_that_overflows_is_skipped() {
     }
 }
 
-/// Two models with an optimizer each and one scaler, by a loss each or by the sum of both; the gradients of
-/// those that `overflows` names are not finite.
+/// Two models with an optimizer each and one scaler, by a loss each or by the sum of both; the
+/// gradients of those that `overflows` names are not finite.
 fn multi_task<B: AutodiffBackend>(overflows: [bool; 2], sum: bool) -> ([bool; 2], GradScaler) {
     let scaler = scaler(1024.0);
     let models = [Net::<B>::new(), Net::<B>::new()];
@@ -736,7 +740,8 @@ fn small_gradients_train_with_scaling_and_are_lost_without() {
     });
 }
 
-/// An implicit step on a gradient that is not finite, which has to be checked by the scaler in scope.
+/// An implicit step on a gradient that is not finite, which has to be checked by the scaler in
+/// scope.
 #[track_caller]
 fn assert_implicit_is_checked() {
     let other = scaler(256.0);

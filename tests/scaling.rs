@@ -1,5 +1,5 @@
-//! The loss scale: its rule against PyTorch's published one, its invariants under any configuration and
-//! any outcomes, and its saved state through every format, whole or damaged.
+//! The loss scale: its rule against PyTorch's published one, its invariants under any configuration
+//! and any outcomes, and its saved state through every format, whole or damaged.
 
 use std::fmt::Debug;
 use std::fs;
@@ -107,7 +107,8 @@ fn the_scale_follows_pytorchs_rule_over_10000_outcomes() {
         let mut expected = PyTorch::of(&dynamic);
         let mut overflows = 0;
         for step in 0..10_000 {
-            // As in training, gradients of any size are the likelier to overflow the larger the scale.
+            // As in training, gradients of any size are the likelier to overflow the larger the
+            // scale.
             let gradient = 2f32.powf(random.random_range(-16.0..24.0));
             let found_inf = gradient * expected.scale > 65504.0;
             overflows += u64::from(found_inf);
@@ -169,8 +170,8 @@ fn within_bounds_it_is_pytorchs_rule_clamped() {
     }
 }
 
-/// PyTorch has no floor: 600 steps with 15% overflows, which never leave it 2000 good steps in a row,
-/// end at 65536 / 2^90 or so. Here they end at the minimum.
+/// PyTorch has no floor: 600 steps with 15% overflows, which never leave it 2000 good steps in a
+/// row, end at 65536 / 2^90 or so. Here they end at the minimum.
 #[test]
 fn the_scale_does_not_collapse() {
     let mut random = StdRng::seed_from_u64(0);
@@ -496,8 +497,8 @@ proptest! {
 
 // ---- Burn's recorders ----
 
-/// States in which, together, every field is something else than it was at first, with numbers that no
-/// half precision holds.
+/// States in which, together, every field is something else than it was at first, with numbers that
+/// no half precision holds.
 fn states() -> Vec<LossScaler> {
     let dynamic = Dynamic {
         init_scale: 123_456.79,
@@ -931,8 +932,9 @@ fn mutated_files<R: FileRecorder<B>>(format: &str, recorder: R, from: impl Fn(&[
     });
 }
 
-/// Where the state begins in bincode. Before it are Burn's metadata, of which a damaged length makes
-/// bincode ask for as much memory as it says, without a look at what there is: that may end the process.
+/// Where the state begins in bincode. Before it are Burn's metadata, of which a damaged length
+/// makes bincode ask for as much memory as it says, without a look at what there is: that may end
+/// the process.
 fn item(bytes: &[u8]) -> usize {
     let settings = b"FullPrecisionSettings";
     let last = bytes

@@ -1,5 +1,5 @@
-//! `MixedPrecisionTrainer`: what a hand-written loop gets from it, and that a run which is stopped anywhere
-//! goes on as if it had not been.
+//! `MixedPrecisionTrainer`: what a hand-written loop gets from it, and that a run which is stopped
+//! anywhere goes on as if it had not been.
 
 mod common;
 
@@ -260,7 +260,8 @@ fn an_overflow_anywhere_skips_its_whole_window() {
     }
 }
 
-/// At which the parameters are small to what is taken off them, so that this is as exact as a gradient.
+/// At which the parameters are small to what is taken off them, so that this is as exact as a
+/// gradient.
 const RATE: f32 = 1024.0;
 
 /// Of one step, what was taken off the parameters, over the learning rate.
@@ -770,8 +771,8 @@ fn the_model_may_be_changed_and_taken_out() {
     assert_eq!(parameters(&model), expected);
 }
 
-/// The run that is stopped and goes on: three micro-batches to a step, a scale that grows every third
-/// step, gradients that overflow, a loss that is not finite, clipping and a schedule.
+/// The run that is stopped and goes on: three micro-batches to a step, a scale that grows every
+/// third step, gradients that overflow, a loss that is not finite, clipping and a schedule.
 fn run() -> Trainer<A, ByAdam<A>, LinearLrScheduler> {
     let config = Dynamic::new()
         .with_init_scale(512.0)
@@ -785,8 +786,8 @@ fn run() -> Trainer<A, ByAdam<A>, LinearLrScheduler> {
 
 const BATCHES: u64 = 60;
 
-/// What a batch's loss is multiplied with: overflows at every place of a window, also twice in a row, and
-/// losses that are not finite at the first, second and third.
+/// What a batch's loss is multiplied with: overflows at every place of a window, also twice in a
+/// row, and losses that are not finite at the first, second and third.
 fn factor(batch: u64) -> f32 {
     match batch {
         4 | 12 | 15 | 29 | 44 => OVERFLOW,
@@ -857,8 +858,8 @@ fn files(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("trainer-{name}"))
 }
 
-/// Stops in the middle of a window, right after a loss that was not finite, and goes on from a file; then
-/// the file is damaged.
+/// Stops in the middle of a window, right after a loss that was not finite, and goes on from a
+/// file; then the file is damaged.
 fn through_a_file<R: FileRecorder<A>>(recorder: &R, name: &str) {
     let path = files(name);
     let device = Default::default();

@@ -1,5 +1,5 @@
-//! A generator and a discriminator, trained against each other on handwritten digits in f16: two models,
-//! two optimizers, and a loss scaler for each.
+//! A generator and a discriminator, trained against each other on handwritten digits in f16: two
+//! models, two optimizers, and a loss scaler for each.
 //!
 //! ```sh
 //! cargo run --release --example gan

@@ -1,5 +1,5 @@
-//! The training loop: each of the two models takes its steps by a scaler of its own, so that an overflow
-//! of one skips no step of the other.
+//! The training loop: each of the two models takes its steps by a scaler of its own, so that an
+//! overflow of one skips no step of the other.
 
 use burn::module::AutodiffModule;
 use burn::nn::loss::BinaryCrossEntropyLossConfig;
@@ -61,8 +61,8 @@ impl<M, O> Player<M, O> {
         })
     }
 
-    /// One step against a loss. Parameters of the other model, which the loss went through as well, get no
-    /// part of it.
+    /// One step against a loss. Parameters of the other model, which the loss went through as well,
+    /// get no part of it.
     fn step<B>(&mut self, loss: Tensor<B, 1>, lr: f64) -> Result<f64, AmpError>
     where
         B: AutodiffBackend,
@@ -96,7 +96,8 @@ fn all(digits: &Digits) -> Vec<&Digit> {
     digits.train.iter().chain(&digits.test).collect()
 }
 
-/// Trains both models from `seed`. `after_step` is told the generator's and the discriminator's loss.
+/// Trains both models from `seed`. `after_step` is told the generator's and the discriminator's
+/// loss.
 pub fn train<B: AutodiffBackend>(
     digits: &Digits,
     epochs: usize,

@@ -1,4 +1,5 @@
-//! The leaves whose gradients a backward pass has to look at, remembered weakly where they are made.
+//! The leaves whose gradients a backward pass has to look at, remembered weakly where they are
+//! made.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;

@@ -39,11 +39,11 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
 
     /// The backward pass of a loss of any shape and float dtype.
     ///
-    /// Where f16 is in force or was where the loss was computed, and loss scaling is not disabled, the loss is scaled before and the
-    /// gradients are unscaled after, in FP32 or wider; if one of them, or the loss, is not finite
-    /// there are no gradients, the loss scaler in force is told, and the optimizer step that
-    /// follows changes nothing. That costs one read-back from the device. In bf16 and FP32 this is
-    /// autodiff's own backward pass.
+    /// Where f16 is in force or was where the loss was computed, and loss scaling is not disabled,
+    /// the loss is scaled before and the gradients are unscaled after, in FP32 or wider; if one of
+    /// them, or the loss, is not finite there are no gradients, the loss scaler in force is told,
+    /// and the optimizer step that follows changes nothing. That costs one read-back from the
+    /// device. In bf16 and FP32 this is autodiff's own backward pass.
     ///
     /// # Panics
     ///
@@ -154,8 +154,8 @@ fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType, of: Marks) -> AmpTenso
     AmpTensor::new(grad.into_dtype(dtype), marks)
 }
 
-/// The backward pass of a scaled loss: the gradients of the leaves, without the scale, by the ids of
-/// their nodes. `seen` is shown each of them in FP32 or wider.
+/// The backward pass of a scaled loss: the gradients of the leaves, without the scale, by the ids
+/// of their nodes. `seen` is shown each of them in FP32 or wider.
 fn scaled_backward<B: Backend, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
     scale: f32,

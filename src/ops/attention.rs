@@ -12,8 +12,8 @@ pub(super) fn scale<T: TensorMetadata>(query: &T, options: &AttentionModuleOptio
     options.scale.unwrap_or_else(|| 1.0 / (head as f64).sqrt())
 }
 
-/// softmax(softcap(scale Q Kᵀ) + bias) V for `[batch, heads, length, head]`, where masked scores are
-/// minus infinity and a row that is masked throughout gives zeros.
+/// softmax(softcap(scale Q Kᵀ) + bias) V for `[batch, heads, length, head]`, where masked scores
+/// are minus infinity and a row that is masked throughout gives zeros.
 ///
 /// As Burn's `attention_fallback`, but the query is scaled before the product, which in f16 would
 /// overflow beyond 65504, and a row that is masked throughout has a gradient of zeros, not NaN.
@@ -63,7 +63,8 @@ fn masked_softmax<B: Backend>(scores: FloatTensor<Amp<B>>) -> FloatTensor<Amp<B>
     let exps = A::<B>::float_exp(A::<B>::float_sub(scores, largest));
     let sums = A::<B>::float_sum_dim(exps.clone(), dim);
     // A row sums to 1 at least, for its largest score counts as 1; a masked one to 0. Half of one
-    // leaves room for rounding and, unlike the smallest positive number, can be squared in backward.
+    // leaves room for rounding and, unlike the smallest positive number, can be squared in
+    // backward.
     A::<B>::float_div(exps, A::<B>::float_clamp_min(sums, 0.5.into()))
 }
 

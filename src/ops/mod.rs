@@ -65,8 +65,8 @@ impl Call {
         Self::decide(class, tensors, operands(tensors), true)
     }
 
-    /// As [`composed`](Call::composed) for an operation that is `Wide` for its gradient alone: without
-    /// autodiff it moves data.
+    /// As [`composed`](Call::composed) for an operation that is `Wide` for its gradient alone:
+    /// without autodiff it moves data.
     pub(crate) fn summed_backward<B: Backend>(class: Class, tensor: &AmpTensor<B>) -> Self {
         match B::ad_enabled(&tensor.device()) {
             true => Self::composed(class, &[tensor]),

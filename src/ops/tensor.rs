@@ -376,8 +376,8 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 }
 
-/// A tensor in the dtype asked for. Where that is one the device only stores and multiplies matrices
-/// in, it is made in FP32 and cast.
+/// A tensor in the dtype asked for. Where that is one the device only stores and multiplies
+/// matrices in, it is made in FP32 and cast.
 pub(super) fn made<B: Backend>(
     device: &B::Device,
     dtype: FloatDType,

@@ -35,7 +35,8 @@ pub struct Dynamic {
     pub max_scale: f32,
     /// Overflows that are needed before the scale backs off; refilled when it grows. Default 1.
     pub hysteresis: u32,
-    /// Steps skipped in a row at `min_scale` before [`StuckAtMinimum`](crate::Transition::StuckAtMinimum). Default 20.
+    /// Steps skipped in a row at `min_scale` before
+    /// [`StuckAtMinimum`](crate::Transition::StuckAtMinimum). Default 20.
     pub stuck_after: u32,
 }
 

@@ -24,8 +24,8 @@ use crate::{AmpError, device, full_precision};
 pub(super) struct Window {
     /// Losses given to `scale`, of however many micro-batches.
     losses_given: u32,
-    /// What those were scaled by that were to be scaled: where the step is then taken, its gradients are
-    /// checked.
+    /// What those were scaled by that were to be scaled: where the step is then taken, its
+    /// gradients are checked.
     scale: Option<f32>,
     /// The finite check of these losses, of the backend they were on, until it is read.
     losses: Option<Box<dyn Any + Send>>,
@@ -66,10 +66,11 @@ impl fmt::Debug for Window {
 impl GradScaler {
     /// The loss to call `backward()` on, once for each micro-batch. A half loss comes back in FP32.
     ///
-    /// On an `AmpAutodiff` the loss comes back as it is: its `backward()`, the next one on this thread that
-    /// no other scaled loss waits for, scales it by this scaler if there is f16 in it, and leaves the rest to
-    /// the protocol. Where nothing is to be scaled (bf16 or FP32, or a disabled scaler) this, like the whole
-    /// protocol, does nothing and every step is taken. The counterpart of PyTorch's `GradScaler.scale`.
+    /// On an `AmpAutodiff` the loss comes back as it is: its `backward()`, the next one on this
+    /// thread that no other scaled loss waits for, scales it by this scaler if there is f16 in it,
+    /// and leaves the rest to the protocol. Where nothing is to be scaled (bf16 or FP32, or a
+    /// disabled scaler) this, like the whole protocol, does nothing and every step is taken. The
+    /// counterpart of PyTorch's `GradScaler.scale`.
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
         let device = loss.device();
         self.shared().window.losses_given += 1;
@@ -88,8 +89,8 @@ impl GradScaler {
         }
     }
 
-    /// What a loss that is now to be scaled is scaled by; whether it is finite is found out later. One scale
-    /// for the whole window, also if another is set in the middle of it.
+    /// What a loss that is now to be scaled is scaled by; whether it is finite is found out later.
+    /// One scale for the whole window, also if another is set in the middle of it.
     pub(crate) fn scales<I: Backend>(&self, device: &I::Device, loss: FloatTensor<I>) -> f32 {
         let (scale, losses) = {
             let shared = &mut *self.shared();
@@ -119,14 +120,15 @@ impl GradScaler {
         GradientsParams::from_grads(self.scale(loss).backward(), model)
     }
 
-    /// The gradients without the scale, in FP32, to look at or to clip before [`step`](GradScaler::step);
-    /// [`step`](GradScaler::step) does it where it was not done. Costs the one read-back of the step. The
-    /// counterpart of PyTorch's `GradScaler.unscale_`.
+    /// The gradients without the scale, in FP32, to look at or to clip before
+    /// [`step`](GradScaler::step); [`step`](GradScaler::step) does it where it was not done. Costs
+    /// the one read-back of the step. The counterpart of PyTorch's `GradScaler.unscale_`.
     ///
     /// # Errors
     ///
     /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
-    /// - [`AmpError::AlreadyUnscaled`] when it was called for these parameters since the last update.
+    /// - [`AmpError::AlreadyUnscaled`] when it was called for these parameters since the last
+    ///   update.
     /// - [`AmpError::ForeignGradients`] when gradients are not of this model, or there are none.
     ///
     /// The gradients are then gone, and the scaler is as it was.
@@ -188,14 +190,15 @@ impl GradScaler {
         grads
     }
 
-    /// The optimizer's step, if the losses and this model's gradients are finite; else the model comes
-    /// back as it was, and the optimizer is untouched. Says whether the step was taken. The counterpart of
-    /// PyTorch's `GradScaler.step`.
+    /// The optimizer's step, if the losses and this model's gradients are finite; else the model
+    /// comes back as it was, and the optimizer is untouched. Says whether the step was taken. The
+    /// counterpart of PyTorch's `GradScaler.step`.
     ///
     /// # Errors
     ///
     /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
-    /// - [`AmpError::AlreadyStepped`] when it was called for these parameters since the last update.
+    /// - [`AmpError::AlreadyStepped`] when it was called for these parameters since the last
+    ///   update.
     /// - [`AmpError::ForeignGradients`] when gradients are not of this model, or there are none.
     ///
     /// Model and gradients are then gone; the optimizer and the scaler are as they were.
@@ -229,19 +232,21 @@ impl GradScaler {
             finite
         };
         match finite {
-            // Gradients from a record no longer say that they are gradients: an optimizer that multiplies
-            // matrices would do so in half.
+            // Gradients from a record no longer say that they are gradients: an optimizer that
+            // multiplies matrices would do so in half.
             true => Ok((full_precision(|| optimizer.step(lr, model, grads)), true)),
             false => Ok((model, false)),
         }
     }
 
-    /// Ends the step: the scale grows, stays or backs off by what all of the steps since the last update
-    /// found, and the next loss may be scaled. The counterpart of PyTorch's `GradScaler.update`.
+    /// Ends the step: the scale grows, stays or backs off by what all of the steps since the last
+    /// update found, and the next loss may be scaled. The counterpart of PyTorch's
+    /// `GradScaler.update`.
     ///
     /// # Errors
     ///
-    /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last update.
+    /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last
+    /// update.
     pub fn update(&self) -> Result<Transition, AmpError> {
         let window = {
             let mut shared = self.shared();
@@ -319,7 +324,8 @@ impl GradScaler {
         };
     }
 
-    /// What a loss on that backend is multiplied with here and now: 1 where nothing is to be scaled.
+    /// What a loss on that backend is multiplied with here and now: 1 where nothing is to be
+    /// scaled.
     pub(crate) fn scale_at<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
         let scaler = self.state();
         match applies::<B>(&scaler, at) {

@@ -19,9 +19,9 @@ use crate::AmpError;
 /// A handle on a loss scaler, cheap to clone; the clones share one state.
 ///
 /// Each device has a scaler of its own, which every `backward()` on
-/// [`AmpAutodiff`](crate::AmpAutodiff) uses there, and nothing else is needed. Several models that train
-/// side by side get one each with [`scope`](GradScaler::scope), or by calling its methods; so do clones of
-/// one model, whose parameters have the same ids.
+/// [`AmpAutodiff`](crate::AmpAutodiff) uses there, and nothing else is needed. Several models that
+/// train side by side get one each with [`scope`](GradScaler::scope), or by calling its methods; so
+/// do clones of one model, whose parameters have the same ids.
 ///
 /// # The explicit protocol
 ///
@@ -76,8 +76,8 @@ pub struct LastStep {
     pub outcome: Outcome,
     /// How many parameters had a gradient that was not finite.
     pub non_finite_gradients: usize,
-    /// The paths of these parameters in their module, as `encoder.layers.2.weight`, where the step was
-    /// taken with the module at hand: by the explicit protocol or a trainer.
+    /// The paths of these parameters in their module, as `encoder.layers.2.weight`, where the step
+    /// was taken with the module at hand: by the explicit protocol or a trainer.
     pub parameters: Vec<String>,
 }
 
@@ -159,8 +159,8 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidLossScale`] when the configuration does not allow the scale; the scaler is
-    /// then as it was.
+    /// [`AmpError::InvalidLossScale`] when the configuration does not allow the scale; the scaler
+    /// is then as it was.
     pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
         self.shared().scaler.set_scale(scale)
     }
@@ -183,8 +183,8 @@ impl GradScaler {
             .expect("a configuration in force is valid");
     }
 
-    /// Goes on from a state, for example one that was restored from a record. A step that the explicit
-    /// protocol has begun is forgotten.
+    /// Goes on from a state, for example one that was restored from a record. A step that the
+    /// explicit protocol has begun is forgotten.
     pub fn load_state(&self, state: LossScaler) {
         self.waits_no_longer();
         *self.shared() = Shared {
@@ -197,7 +197,8 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when it cannot be written; what the writer took may then be a part of it.
+    /// [`AmpError::State`] when it cannot be written; what the writer took may then be a part of
+    /// it.
     pub fn to_writer(&self, writer: impl Write) -> Result<(), AmpError> {
         self.written(writer)
             .map_err(|error| AmpError::state("write", "the writer", error))
@@ -213,8 +214,8 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when the state is damaged, cut short or of a newer version; the scaler is
-    /// then as it was.
+    /// [`AmpError::State`] when the state is damaged, cut short or of a newer version; the scaler
+    /// is then as it was.
     pub fn from_reader(&self, reader: impl Read) -> Result<(), AmpError> {
         let state = serde_json::from_reader(reader)
             .map_err(|error| AmpError::state("read", "the reader", error))?;
@@ -247,8 +248,8 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when the file is missing, or its state is damaged, cut short or of a newer
-    /// version; the scaler is then as it was.
+    /// [`AmpError::State`] when the file is missing, or its state is damaged, cut short or of a
+    /// newer version; the scaler is then as it was.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
         let failed = |error: &dyn std::fmt::Display| AmpError::state("read", path.display(), error);
@@ -291,8 +292,8 @@ impl GradScaler {
         WAITING.with_borrow_mut(|waiting| waiting.push_back(self.clone()));
     }
 
-    /// Undoes [`waits_for_backward`](GradScaler::waits_for_backward) where that pass never came, so that
-    /// no other loss's pass is taken for it.
+    /// Undoes [`waits_for_backward`](GradScaler::waits_for_backward) where that pass never came, so
+    /// that no other loss's pass is taken for it.
     pub(super) fn waits_no_longer(&self) {
         #[cfg(feature = "train")]
         WAITING.with_borrow_mut(|waiting| {
@@ -332,8 +333,8 @@ impl InForce {
     }
 }
 
-/// The scaler in force for the backward pass that now begins on this thread, if one `is_wanted`: the
-/// explicit protocol's, else the innermost scope's, else the device's.
+/// The scaler in force for the backward pass that now begins on this thread, if one `is_wanted`:
+/// the explicit protocol's, else the innermost scope's, else the device's.
 pub(crate) fn in_force<B: Backend>(device: &B::Device, is_wanted: bool) -> Option<InForce> {
     // Whatever becomes of this pass, it is the one that the protocol waited for.
     #[cfg(feature = "train")]
@@ -380,7 +381,8 @@ fn report(step: &LastStep, transition: Transition, scaler: &LossScaler) {
     }
 }
 
-/// A poisoned lock is taken as it is: nothing is called while these are held, and so nothing panics.
+/// A poisoned lock is taken as it is: nothing is called while these are held, and so nothing
+/// panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! The scaler's state as it is saved: every field, a version, and a checksum over the values, so that
-//! a damaged state is refused whatever format it was kept in.
+//! The scaler's state as it is saved: every field, a version, and a checksum over the values, so
+//! that a damaged state is refused whatever format it was kept in.
 
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};

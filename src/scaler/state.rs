@@ -57,8 +57,8 @@ pub enum Transition {
 /// hysteresis is Megatron-LM's and Apex's: that many overflows are tolerated before the scale backs
 /// off, then each one counts until the scale has grown again.
 ///
-/// Saved with serde or as a Burn record, every field is restored, and a state that is damaged or of a
-/// newer version is refused.
+/// Saved with serde or as a Burn record, every field is restored, and a state that is damaged or of
+/// a newer version is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Saved", try_from = "Saved")]
 pub struct LossScaler {

@@ -60,8 +60,8 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Find<'_, B> {
     }
 }
 
-/// The gradients, those of which `is_scaled` holds times `factor`, in FP32 or wider while that is done,
-/// and added to `check` in the order of [`found`].
+/// The gradients, those of which `is_scaled` holds times `factor`, in FP32 or wider while that is
+/// done, and added to `check` in the order of [`found`].
 pub(crate) fn unscaled<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     grads: GradientsParams,

@@ -13,9 +13,9 @@ use crate::{
 /// Mixed precision for a training framework of your own: a precision and a scaler, with what a loop
 /// does with them. The shape of Lightning Fabric's precision plugin.
 ///
-/// The precision holds where this type is asked to do something, whatever the device is configured to;
-/// on a backend that is not an [`AmpAutodiff`](crate::AmpAutodiff) the model computes as ever, and only
-/// the loss is scaled.
+/// The precision holds where this type is asked to do something, whatever the device is configured
+/// to; on a backend that is not an [`AmpAutodiff`](crate::AmpAutodiff) the model computes as ever,
+/// and only the loss is scaled.
 #[derive(Debug, Clone)]
 pub struct MixedPrecision {
     precision: Precision,
@@ -98,8 +98,8 @@ impl MixedPrecision {
         self.forward_context(|| self.scaler.unscale::<B, M>(model, grads))
     }
 
-    /// The optimizer's step, or the model as it was, and the scale for the next one. Says whether the
-    /// step was taken. See [`GradScaler::step`] and [`GradScaler::update`].
+    /// The optimizer's step, or the model as it was, and the scale for the next one. Says whether
+    /// the step was taken. See [`GradScaler::step`] and [`GradScaler::update`].
     ///
     /// # Errors
     ///
@@ -143,8 +143,9 @@ impl MixedPrecision {
         self.scaler.state()
     }
 
-    /// Goes on from a state that was saved, its settings included. A state of bf16 or FP32, where nothing is
-    /// scaled, is none for f16, nor the other way round: the scaler then stays fresh, and the log says so.
+    /// Goes on from a state that was saved, its settings included. A state of bf16 or FP32, where
+    /// nothing is scaled, is none for f16, nor the other way round: the scaler then stays fresh,
+    /// and the log says so.
     pub fn load_state(&self, state: LossScaler) {
         if state.is_enabled() == self.scaler.state().is_enabled() {
             self.scaler.load_state(state);

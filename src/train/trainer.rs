@@ -22,8 +22,9 @@ use crate::{
 /// Trains a model in mixed precision, a call a batch: forward and backward pass, loss scaling,
 /// accumulation, clipping, learning rate, and the state of all of it in one record.
 ///
-/// An overflow anywhere in an accumulation window skips the whole window; the scale is updated once for
-/// each optimizer step, and the learning-rate scheduler advances over steps that are taken alone.
+/// An overflow anywhere in an accumulation window skips the whole window; the scale is updated once
+/// for each optimizer step, and the learning-rate scheduler advances over steps that are taken
+/// alone.
 ///
 /// ```
 /// use burn::{backend::Flex, nn::{Linear, LinearConfig}, optim::SgdConfig, tensor::Tensor};
@@ -98,8 +99,8 @@ impl StepMetrics {
     }
 }
 
-/// Everything a trainer needs to go on exactly: the model, the optimizer, the scheduler and the scaler, and
-/// the part of an accumulation window that was there.
+/// Everything a trainer needs to go on exactly: the model, the optimizer, the scheduler and the
+/// scaler, and the part of an accumulation window that was there.
 pub type TrainerRecord<B, M, O, S> = (
     <M as burn_core::module::Module<B>>::Record,
     <O as Optimizer<M, B>>::Record,
@@ -137,12 +138,14 @@ where
     /// [`with_learning_rate`](MixedPrecisionTrainer::with_learning_rate) or
     /// [`with_scheduler`](MixedPrecisionTrainer::with_scheduler) say otherwise.
     ///
-    /// `loss_scale` is for f16; with bf16 and FP32 it has to be the default or disabled, and is not used.
+    /// `loss_scale` is for f16; with bf16 and FP32 it has to be the default or disabled, and is not
+    /// used.
     ///
     /// # Errors
     ///
     /// - [`AmpError::InvalidLossScale`] when a setting is out of its range.
-    /// - [`AmpError::LossScaleWithoutF16`] when another than the default is given with bf16 or FP32.
+    /// - [`AmpError::LossScaleWithoutF16`] when another than the default is given with bf16 or
+    ///   FP32.
     /// - [`AmpError::UnsupportedPrecision`] when a device of the model cannot do the precision.
     pub fn new(
         model: M,
@@ -186,7 +189,8 @@ where
     O: Optimizer<M, B>,
     S: LrScheduler,
 {
-    /// Sets a learning-rate scheduler. It advances with every step that is taken, and with no other.
+    /// Sets a learning-rate scheduler. It advances with every step that is taken, and with no
+    /// other.
     pub fn with_scheduler<T: LrScheduler>(self, scheduler: T) -> MixedPrecisionTrainer<B, M, O, T> {
         MixedPrecisionTrainer {
             model: self.model,
@@ -213,8 +217,8 @@ where
         self
     }
 
-    /// Scales the unscaled gradients down where the norm of all of them together is above `max_norm`, as
-    /// PyTorch's `clip_grad_norm_`.
+    /// Scales the unscaled gradients down where the norm of all of them together is above
+    /// `max_norm`, as PyTorch's `clip_grad_norm_`.
     ///
     /// # Panics
     ///
@@ -228,19 +232,20 @@ where
         self
     }
 
-    /// Makes [`AmpError::StuckAtMinimum`] of a scale that is stuck at its minimum, which otherwise only the
-    /// log tells.
+    /// Makes [`AmpError::StuckAtMinimum`] of a scale that is stuck at its minimum, which otherwise
+    /// only the log tells.
     pub fn with_stuck_as_error(mut self) -> Self {
         self.stuck_is_error = true;
         self
     }
 
-    /// Trains on one batch. `loss_fn` gives the loss, of one element, from the model, `input` and `target`.
+    /// Trains on one batch. `loss_fn` gives the loss, of one element, from the model, `input` and
+    /// `target`.
     ///
     /// # Errors
     ///
-    /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch is then
-    ///   dropped with its window.
+    /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
+    ///   is then dropped with its window.
     /// - [`AmpError::StuckAtMinimum`] when that was asked for. The trainer can go on.
     ///
     /// # Panics
@@ -376,8 +381,8 @@ where
         self.mixed.scaler()
     }
 
-    /// Everything that is needed to go on exactly, also in the middle of an accumulation window, for any of
-    /// Burn's recorders. One of full precision is needed for that.
+    /// Everything that is needed to go on exactly, also in the middle of an accumulation window,
+    /// for any of Burn's recorders. One of full precision is needed for that.
     pub fn to_record(&mut self) -> TrainerRecord<B, M, O, S> {
         let grads: GradientsParams = self.accumulator.grads();
         let accumulation = AccumulationRecord {
@@ -398,9 +403,9 @@ where
         )
     }
 
-    /// Goes on from a record. Precision, accumulation and clipping are this trainer's own; the scaler's
-    /// settings are the record's, but for one of a precision that scales where this one does not, or the other
-    /// way round: see [`MixedPrecision::load_state`].
+    /// Goes on from a record. Precision, accumulation and clipping are this trainer's own; the
+    /// scaler's settings are the record's, but for one of a precision that scales where this one
+    /// does not, or the other way round: see [`MixedPrecision::load_state`].
     pub fn load_record(&mut self, record: TrainerRecord<B, M, O, S>) {
         let (model, optimizer, (scheduler, scaler), accumulation) = record;
         let model = self
@@ -419,8 +424,8 @@ where
         self.model = Some(model);
     }
 
-    /// Saves [`to_record`](MixedPrecisionTrainer::to_record) to a file, which afterwards holds all of it or is
-    /// as it was before. The recorder sets the file's extension.
+    /// Saves [`to_record`](MixedPrecisionTrainer::to_record) to a file, which afterwards holds all
+    /// of it or is as it was before. The recorder sets the file's extension.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! A small model with reproducible parameters and data, what it is trained with, and its state in full.
+//! A small model with reproducible parameters and data, what it is trained with, and its state in
+//! full.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
@@ -109,7 +110,8 @@ pub fn gradients<B: AutodiffBackend>(module: &impl Module<B>, grads: &GradientsP
     collect.1
 }
 
-/// The optimizer's state of each parameter that it has one of, by the parameter's place in the module.
+/// The optimizer's state of each parameter that it has one of, by the parameter's place in the
+/// module.
 pub fn state<B, M, O>(
     optimizer: &OptimizerAdaptor<O, M, B>,
     module: &impl Module<B>,

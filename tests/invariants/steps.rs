@@ -1,5 +1,5 @@
-//! Training steps of many kinds of model: what they compute is a loss, its gradients and what ran on
-//! the device for them.
+//! Training steps of many kinds of model: what they compute is a loss, its gradients and what ran
+//! on the device for them.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};

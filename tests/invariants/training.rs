@@ -1,5 +1,5 @@
-//! Training steps of every kind under both checkpointing strategies: the backend refuses none of it,
-//! the gradients are right, and each operation runs in the dtype of its class.
+//! Training steps of every kind under both checkpointing strategies: the backend refuses none of
+//! it, the gradients are right, and each operation runs in the dtype of its class.
 
 use burn::nn::LayerNormConfig;
 use burn::tensor::activation::{log_softmax, softmax};

@@ -66,7 +66,8 @@ fn backward() -> Vec<Case> {
         // Flex itself sums these in f16.
         ":conv1d, weight", x(&[2, 8, N / 2]).w(&[8, 8, 1]).summed().only(Precision::Bf16), half(0.0, 0.0) => |a| module::conv1d(a.t(0), a.t(1), None, ConvOptions::new([1], [0], [1], 1));
         ":conv2d, weight", x(&[4, 8, 32, 32]).w(&[8, 8, 1, 1]).summed().only(Precision::Bf16), half(0.0, 0.0) => |a| module::conv2d(a.t(0), a.t(1), None, ConvOptions::new([1, 1], [0, 0], [1, 1], 1));
-        // An FP32 weight in 512 half operations, as in a recurrent layer: each gives its part in FP32.
+        // An FP32 weight in 512 half operations, as in a recurrent layer: each gives its part in
+        // FP32.
         ":shared weight", x(&[2, 4]).w(&[4, 4]).summed(), half(512.0, 512.0) => |a| (0..512).map(|_| a.t::<2>(0).detach().matmul(a.t(1)).sum()).reduce(|x, y| x + y).unwrap().cast(a.t::<2>(0).dtype());
     }
 }

@@ -1,5 +1,5 @@
-//! Compares the traits of the resolved `burn-backend` with what the library overrides. A method that
-//! is left to its default silently loses the inner backend's own kernel.
+//! Compares the traits of the resolved `burn-backend` with what the library overrides. A method
+//! that is left to its default silently loses the inner backend's own kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
