@@ -66,7 +66,10 @@ impl AmpConfig {
     pub fn apply<B: Backend>(&self, device: &B::Device) -> Result<Precision, AmpError> {
         let mut settings = Settings::of::<B>(device);
         let precision = match self.precision {
-            Precision::Auto => settings.auto,
+            Precision::Auto => {
+                settings.log_auto::<B>(device);
+                settings.auto
+            }
             asked => settings.check::<B>(asked, device)?,
         };
         let scaled = self
@@ -104,17 +107,23 @@ pub fn precision_of<B: Backend>(device: &B::Device) -> Result<Precision, AmpErro
 pub(crate) struct Settings {
     precision: Precision,
     auto: Precision,
+    why_auto: &'static str,
     support: Support,
 }
 
 impl Settings {
+    fn log_auto<B: Backend>(&self, device: &B::Device) {
+        let (name, auto, why) = (name::<B>(device), self.auto, self.why_auto);
+        log::info!("burn-amp: auto on {name} is {auto}: {why}");
+    }
+
     fn of<B: Backend>(device: &B::Device) -> Self {
         let usage = |dtype| B::dtype_usage(device, dtype);
-        let (auto, why) = auto(usage(DType::F16), usage(DType::BF16));
-        log::debug!("burn-amp: auto on {} is {auto}: {why}", name::<B>(device));
+        let (auto, why_auto) = auto(usage(DType::F16), usage(DType::BF16));
         Self {
             precision: auto,
             auto,
+            why_auto,
             support: Support {
                 f16: half_support(usage(DType::F16)),
                 bf16: half_support(usage(DType::BF16)),
@@ -253,11 +262,7 @@ fn look_up<B: Backend>(device: &B::Device, key: DeviceKey) -> Settings {
         };
         if first {
             want_half(settings.precision);
-            log::info!(
-                "burn-amp: {} computes in {}, as nothing else was configured",
-                name::<B>(device),
-                settings.precision
-            );
+            settings.log_auto::<B>(device);
         }
         settings
     });

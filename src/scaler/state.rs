@@ -54,8 +54,8 @@ pub enum Transition {
 /// ```
 ///
 /// With hysteresis 1 and away from the bounds this is the rule of PyTorch's `_amp_update_scale_`;
-/// hysteresis is Megatron-LM's and Apex's: that many overflows are tolerated before the scale backs
-/// off, then each one counts until the scale has grown again.
+/// hysteresis is Megatron-LM's and Apex's: so many overflows are needed before the scale backs off,
+/// then each one counts until a growth interval is complete.
 ///
 /// Saved with serde or as a Burn record, every field is restored, and a state that is damaged or of
 /// a newer version is refused.
