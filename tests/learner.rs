@@ -155,6 +155,7 @@ impl MetricsRenderer for Silent {
 #[test]
 fn a_learner_trains_in_every_precision() {
     let untrained = {
+        <A as Backend>::seed(&Default::default(), 5);
         let model = Model::<A>::new(&Default::default()).valid();
         let batch = Points.batch(points(), &Default::default());
         model.regress(batch).loss.into_scalar()
