@@ -22,6 +22,7 @@ pub(crate) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
 ) -> Found<B> {
     let mut find = Find {
         grads,
+        seen: HashSet::new(),
         path: Vec::new(),
         parameters: Vec::new(),
         device: None,
@@ -35,6 +36,7 @@ pub(crate) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
 
 struct Find<'a, B: AutodiffBackend> {
     grads: &'a GradientsParams,
+    seen: HashSet<ParamId>,
     path: Vec<String>,
     parameters: Vec<(ParamId, String)>,
     device: Option<B::Device>,
@@ -45,7 +47,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Find<'_, B> {
         if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
             self.device.get_or_insert_with(|| grad.device());
             // A parameter that two places share counts once.
-            if self.parameters.iter().all(|(id, _)| *id != param.id) {
+            if self.seen.insert(param.id) {
                 self.parameters.push((param.id, self.path.join(".")));
             }
         }
