@@ -4,14 +4,14 @@ use std::any::{TypeId, type_name};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use burn_backend::{Backend, DType, DTypeUsage, DTypeUsageSet, DeviceId, DeviceOps};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::{HalfSupport, Mode, Support};
-use crate::precision::region;
+use crate::precision::{region, want_half};
 use crate::{AmpError, GradScaler, LossScaleConfig, Precision};
 
 /// How a device computes: its precision and its loss scaling.
@@ -131,6 +131,13 @@ impl Settings {
         }
     }
 
+    /// Tells the process that half precision is in use, where it is.
+    fn announce(&self) {
+        if self.precision.compute_dtype().is_some() {
+            want_half();
+        }
+    }
+
     fn possible(&self, precision: Precision) -> bool {
         let dtype = precision.compute_dtype().unwrap_or(DType::F32);
         self.support.of(dtype) != HalfSupport::None
@@ -229,8 +236,6 @@ type DeviceKey = (TypeId, DeviceId);
 static DEVICES: LazyLock<Mutex<HashMap<DeviceKey, Settings>>> = LazyLock::new(Mutex::default);
 /// Grows with every change of [`DEVICES`], so that threads know when their copies are stale.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
-/// Whether half precision was ever asked for in this process.
-static HALF_WANTED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static SEEN_GENERATION: Cell<u64> = const { Cell::new(0) };
@@ -261,7 +266,7 @@ fn look_up<B: Backend>(device: &B::Device, key: DeviceKey) -> Settings {
             Entry::Vacant(entry) => (true, *entry.insert(settings)),
         };
         if first {
-            want_half(settings.precision);
+            settings.announce();
             settings.log_auto::<B>(device);
         }
         settings
@@ -277,24 +282,13 @@ fn look_up<B: Backend>(device: &B::Device, key: DeviceKey) -> Settings {
 
 fn store<B: Backend>(device: &B::Device, settings: Settings) {
     let key = (TypeId::of::<B::Device>(), device.id());
-    want_half(settings.precision);
+    settings.announce();
     lock().insert(key, settings);
     GENERATION.fetch_add(1, Ordering::Release);
 }
 
 fn lock() -> std::sync::MutexGuard<'static, HashMap<DeviceKey, Settings>> {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn want_half(precision: Precision) {
-    if precision.compute_dtype().is_some() && !half_wanted() {
-        HALF_WANTED.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Whether half copies are worth sharing: false in a process that never left FP32.
-pub(crate) fn half_wanted() -> bool {
-    HALF_WANTED.load(Ordering::Relaxed)
 }
 
 /// The mode of an operation on `device`, before what its operands say.
@@ -308,10 +302,7 @@ pub(crate) fn mode<B: Backend>(device: &B::Device) -> Mode {
         .in_force::<B>(device)
         .unwrap_or_else(|error| panic!("{error}"));
     match precision.compute_dtype() {
-        Some(dtype) => {
-            want_half(precision);
-            Mode::On(dtype)
-        }
+        Some(dtype) => Mode::On(dtype),
         None => Mode::Off,
     }
 }

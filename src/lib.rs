@@ -35,6 +35,7 @@ mod ops;
 pub mod policy;
 mod precision;
 mod scaler;
+mod tail;
 mod tensor;
 #[cfg(feature = "train")]
 mod train;

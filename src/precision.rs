@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_backend::DType;
 use serde::{Deserialize, Serialize};
@@ -103,6 +104,24 @@ thread_local! {
     static FOLLOW: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether half precision was ever asked for in this process.
+static HALF_WANTED: AtomicBool = AtomicBool::new(false);
+
+/// From now on half tensors may come into being.
+pub(crate) fn want_half() {
+    // Written once: the flag is read by every operation of every thread.
+    if !half_wanted() {
+        HALF_WANTED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether the policy has anything to do: false in a process that never left FP32, where an
+/// operation costs no more than this question.
+#[inline]
+pub(crate) fn half_wanted() -> bool {
+    HALF_WANTED.load(Ordering::Relaxed)
+}
+
 /// Sets a thread-local for as long as it lives, also when the thread unwinds.
 struct Restore<T: Copy + 'static> {
     cell: &'static std::thread::LocalKey<Cell<T>>,
@@ -134,6 +153,9 @@ impl<T: Copy + 'static> Drop for Restore<T> {
 /// The first operation in the region panics with [`AmpError::UnsupportedPrecision`]'s text on a
 /// device that cannot do `precision`.
 pub fn with_precision<T>(precision: Precision, f: impl FnOnce() -> T) -> T {
+    if precision != Precision::F32 {
+        want_half();
+    }
     let _region = Restore::set(&REGION, Some(precision));
     f()
 }
@@ -145,18 +167,21 @@ pub fn full_precision<T>(f: impl FnOnce() -> T) -> T {
 }
 
 /// The precision of the innermost region of this thread.
+#[inline]
 pub(crate) fn region() -> Option<Precision> {
     REGION.get()
 }
 
 /// Runs `f` with the lower layer following the dtypes it is given instead of demoting FP32: while
 /// the upper layer calls through autodiff, and throughout the backward pass.
+#[inline]
 pub(crate) fn following<T>(f: impl FnOnce() -> T) -> T {
     let _follow = Restore::set(&FOLLOW, true);
     f()
 }
 
 /// Whether the current thread is inside [`following`].
+#[inline]
 pub(crate) fn is_following() -> bool {
     FOLLOW.get()
 }

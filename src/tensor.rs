@@ -7,34 +7,24 @@ use std::sync::{Arc, OnceLock};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
-use crate::device;
+use crate::precision::half_wanted;
+pub(crate) use crate::tail::Marks;
+use crate::tail::Tail;
 
 /// A float tensor of [`Amp<B>`](crate::Amp).
 ///
 /// `dtype()` tells the truth. Data that leaves is FP32 where the policy had made it half.
 pub struct AmpTensor<B: Backend> {
     primitive: FloatTensor<B>,
-    marks: Marks,
-    halves: OnceLock<Arc<Halves<FloatTensor<B>>>>,
+    tail: Tail<Shared<B>>,
+}
+
+/// What the clones of a tensor share, gone with the last of them.
+struct Shared<B: Backend> {
     leaf: Option<Arc<Leaf<B>>>,
-}
-
-/// What the policy remembers of a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Marks {
-    /// Half because the policy made it so; of no meaning for other dtypes.
-    pub demoted: bool,
-    /// A gradient, or computed from one: never demoted, so optimizers stay FP32.
-    pub gradient: bool,
-    /// The policy computed it, or something that it was computed from, in f16: a backward pass has
-    /// to scale, also one that begins after the region that said f16.
-    pub from_f16: bool,
-}
-
-/// The half copies of one FP32 tensor, shared by its clones and gone with the last of them.
-struct Halves<P> {
-    f16: OnceLock<P>,
-    bf16: OnceLock<P>,
+    /// The half copies of an FP32 tensor.
+    f16: OnceLock<FloatTensor<B>>,
+    bf16: OnceLock<FloatTensor<B>>,
 }
 
 /// A tensor whose gradient is wanted. Its clones hold it, and nothing else does: what is left of it
@@ -45,36 +35,40 @@ pub(crate) struct Leaf<B: Backend> {
 }
 
 impl<B: Backend> AmpTensor<B> {
+    #[inline(always)]
     pub(crate) fn new(primitive: FloatTensor<B>, marks: Marks) -> Self {
         Self {
             primitive,
-            marks,
-            halves: OnceLock::new(),
-            leaf: None,
+            tail: Tail::new(marks),
         }
     }
 
     /// A tensor as the user made it.
+    #[inline(always)]
     pub(crate) fn plain(primitive: FloatTensor<B>) -> Self {
-        Self::new(primitive, Marks::default())
+        Self::new(primitive, Marks::empty())
     }
 
     /// The tensor of the backend below.
+    #[inline(always)]
     pub(crate) fn primitive(&self) -> &FloatTensor<B> {
         &self.primitive
     }
 
     /// The tensor of the backend below, without the marks.
+    #[inline(always)]
     pub(crate) fn into_primitive(self) -> FloatTensor<B> {
         self.primitive
     }
 
+    #[inline(always)]
     pub(crate) fn marks(&self) -> Marks {
-        self.marks
+        self.tail.marks()
     }
 
+    #[inline(always)]
     pub(crate) fn with_marks(mut self, marks: Marks) -> Self {
-        self.marks = marks;
+        self.tail.set_marks(marks);
         self
     }
 
@@ -83,27 +77,30 @@ impl<B: Backend> AmpTensor<B> {
     }
 
     /// Half because the policy made it so.
+    #[inline(always)]
     pub(crate) fn is_demoted(&self) -> bool {
-        self.marks.demoted && is_half(self.dtype())
+        self.marks().contains(Marks::DEMOTED) && is_half(self.dtype())
     }
 
     /// Half because the user made it so.
+    #[inline(always)]
     pub(crate) fn is_half_by_choice(&self) -> bool {
-        !self.marks.demoted && is_half(self.dtype())
+        !self.marks().contains(Marks::DEMOTED) && is_half(self.dtype())
     }
 
     /// The leaf that this tensor is, if its gradient is wanted.
     pub(crate) fn leaf(&self) -> Option<&Arc<Leaf<B>>> {
-        self.leaf.as_ref()
+        self.tail.shared()?.leaf.as_ref()
     }
 
     /// Makes this tensor a leaf that its clones hold.
     pub(crate) fn into_leaf(mut self) -> (Self, Arc<Leaf<B>>) {
         let leaf = Arc::new(Leaf {
             tensor: self.primitive.clone(),
-            marks: self.marks,
+            marks: self.marks(),
         });
-        self.leaf = Some(leaf.clone());
+        self.tail = Tail::new(self.marks());
+        self.tail.share(|| Shared::new(Some(leaf.clone())));
         (self, leaf)
     }
 
@@ -113,43 +110,42 @@ impl<B: Backend> AmpTensor<B> {
         if self.dtype() == dtype {
             return self.primitive;
         }
-        let Some((halves, copy)) = self
-            .halves
-            .get()
-            .and_then(|halves| Some((halves, halves.of(self.dtype(), dtype)?)))
-        else {
-            return B::float_cast(self.primitive, dtype.into());
-        };
-        match copy.get() {
-            Some(copy) => copy.clone(),
-            // Nobody is left to share it with.
-            None if Arc::strong_count(halves) == 1 => B::float_cast(self.primitive, dtype.into()),
-            None => copy
+        let copy = self.tail.shared().and_then(|s| s.half(self.dtype(), dtype));
+        match copy.map(|copy| (copy, copy.get())) {
+            Some((_, Some(copy))) => copy.clone(),
+            Some((copy, None)) if !self.tail.is_alone() => copy
                 .get_or_init(|| B::float_cast(self.primitive.clone(), dtype.into()))
                 .clone(),
+            // Nobody is there to share it with.
+            _ => B::float_cast(self.primitive, dtype.into()),
         }
     }
 }
 
 impl<B: Backend> Clone for AmpTensor<B> {
+    #[inline(always)]
     fn clone(&self) -> Self {
-        let halves = OnceLock::new();
-        if device::half_wanted() && self.dtype() == DType::F32 && !B::ad_enabled(&self.device()) {
-            let shared = self.halves.get_or_init(Default::default).clone();
-            let _ = halves.set(shared);
+        if half_wanted() && self.dtype() == DType::F32 && !B::ad_enabled(&self.device()) {
+            self.tail.share(|| Shared::new(None));
         }
         Self {
             primitive: self.primitive.clone(),
-            marks: self.marks,
-            halves,
-            leaf: self.leaf.clone(),
+            tail: self.tail.clone(),
         }
     }
 }
 
-impl<P> Halves<P> {
+impl<B: Backend> Shared<B> {
+    fn new(leaf: Option<Arc<Leaf<B>>>) -> Self {
+        Self {
+            leaf,
+            f16: OnceLock::new(),
+            bf16: OnceLock::new(),
+        }
+    }
+
     /// Where the copy of an FP32 tensor in a half dtype is; no other cast is shared.
-    fn of(&self, from: DType, to: DType) -> Option<&OnceLock<P>> {
+    fn half(&self, from: DType, to: DType) -> Option<&OnceLock<FloatTensor<B>>> {
         match (from, to) {
             (DType::F32, DType::F16) => Some(&self.f16),
             (DType::F32, DType::BF16) => Some(&self.bf16),
@@ -158,38 +154,33 @@ impl<P> Halves<P> {
     }
 }
 
-impl<P> Default for Halves<P> {
-    fn default() -> Self {
-        Self {
-            f16: OnceLock::new(),
-            bf16: OnceLock::new(),
-        }
-    }
-}
-
 impl<B: Backend> fmt::Debug for AmpTensor<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AmpTensor")
             .field("primitive", &self.primitive)
-            .field("marks", &self.marks)
+            .field("marks", &self.marks())
             .finish_non_exhaustive()
     }
 }
 
 impl<B: Backend> TensorMetadata for AmpTensor<B> {
+    #[inline(always)]
     fn dtype(&self) -> DType {
         self.primitive.dtype()
     }
 
+    #[inline(always)]
     fn shape(&self) -> Shape {
         self.primitive.shape()
     }
 
+    #[inline(always)]
     fn rank(&self) -> usize {
         self.primitive.rank()
     }
 }
 
+#[inline(always)]
 pub(crate) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }

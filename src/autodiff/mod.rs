@@ -50,8 +50,8 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     /// As `Autodiff`, for a loss that no tape knows.
     fn backward(loss: FloatTensor<Self>) -> AmpGradients<B> {
         let device = loss.device();
-        let f16 =
-            loss.marks().from_f16 || device::mode::<Tape<B, C>>(&device) == Mode::On(DType::F16);
+        let f16 = loss.marks().contains(Marks::FROM_F16)
+            || device::mode::<Tape<B, C>>(&device) == Mode::On(DType::F16);
         // An untracked loss is autodiff's to refuse, which it would not if it were scaled first.
         let tracked = !loss.primitive().node.requirement.is_none();
         let scaler = scaler::in_force::<B>(&device, tracked && f16)
@@ -118,11 +118,7 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
 
     /// A parameter that an optimizer computed from gradients is no gradient itself.
     fn from_inner(tensor: AmpTensor<B>) -> FloatTensor<Self> {
-        let marks = Marks {
-            gradient: false,
-            from_f16: false,
-            ..tensor.marks()
-        };
+        let marks = tensor.marks() & Marks::DEMOTED;
         AmpTensor::new(Tape::<B, C>::from_inner(tensor.with_marks(marks)), marks)
     }
 
@@ -147,11 +143,7 @@ fn node_id<B: Backend, C: CheckpointStrategy>(tensor: &FloatTensor<Tape<B, C>>) 
 /// A gradient as the user gets it: in its tensor's dtype, leaving as the tensor would, and never
 /// demoted from here on.
 fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType, of: Marks) -> AmpTensor<B> {
-    let marks = Marks {
-        gradient: true,
-        ..of
-    };
-    AmpTensor::new(grad.into_dtype(dtype), marks)
+    AmpTensor::new(grad.into_dtype(dtype), of | Marks::GRADIENT)
 }
 
 /// The backward pass of a scaled loss: the gradients of the leaves, without the scale, by the ids

@@ -14,7 +14,7 @@ use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use crate::device;
 use crate::policy::{Class, HalfSupport, Mode, Operands, Plan, holds, plan};
-use crate::precision::{following, is_following};
+use crate::precision::{following, half_wanted, is_following};
 use crate::tensor::{AmpTensor, Marks};
 
 /// One operation, decided: how its operands are cast, and what its result is.
@@ -26,14 +26,33 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// In a process that never left FP32: the backend's own operation.
+    const UNTOUCHED: Self = Self {
+        plan: Plan {
+            operands: None,
+            result: None,
+        },
+        marks: Marks::empty(),
+        mode: Mode::Off,
+        upper: false,
+    };
+
     /// Decides an operation on these operands, where another may stand in for one that is absent.
     /// `Wide` gives back the first operand's dtype.
+    #[inline(always)]
     pub(crate) fn new<B: Backend>(class: Class, tensors: &[&AmpTensor<B>]) -> Self {
+        if !half_wanted() {
+            return Self::UNTOUCHED;
+        }
         Self::decide(class, tensors, operands(tensors), false)
     }
 
     /// As [`new`](Call::new) for backward functions, where `Wide` gives the widest dtype.
+    #[inline(always)]
     pub(crate) fn backward<B: Backend>(class: Class, tensors: &[&AmpTensor<B>]) -> Self {
+        if !half_wanted() {
+            return Self::UNTOUCHED;
+        }
         let operands = operands(tensors);
         let widest = Operands::one(operands.widest());
         let operands = tensors.iter().fold(widest, |all, t| all.and(t.dtype()));
@@ -42,11 +61,15 @@ impl Call {
 
     /// As [`new`](Call::new) for an operation with scalars: in FP32 when the operand's dtype does
     /// not hold one of them.
+    #[inline(always)]
     pub(crate) fn with_scalars<B: Backend>(
         class: Class,
         tensor: &AmpTensor<B>,
         scalars: &[Scalar],
     ) -> Self {
+        if !half_wanted() {
+            return Self::UNTOUCHED;
+        }
         let mut call = Self::new(class, &[tensor]);
         let dtype = tensor.dtype();
         if call.plan.operands.is_none()
@@ -61,7 +84,11 @@ impl Call {
 
     /// As [`new`](Call::new) for an operation that autodiff composes of others: a `Wide` one is
     /// widened above autodiff, where it would otherwise be composed of steps in half.
+    #[inline(always)]
     pub(crate) fn composed<B: Backend>(class: Class, tensors: &[&AmpTensor<B>]) -> Self {
+        if !half_wanted() {
+            return Self::UNTOUCHED;
+        }
         Self::decide(class, tensors, operands(tensors), true)
     }
 
@@ -74,6 +101,7 @@ impl Call {
         }
     }
 
+    #[inline(never)]
     fn decide<B: Backend>(
         class: Class,
         tensors: &[&AmpTensor<B>],
@@ -97,12 +125,17 @@ impl Call {
                 device::current::<B>(&tensors[0].device()).support()
             }),
         };
-        let marks = Marks {
-            demoted: !tensors.iter().all(|t| t.is_half_by_choice()),
-            gradient: tensors.iter().any(|t| t.marks().gradient),
-            from_f16: plan.operands == Some(DType::F16)
-                || tensors.iter().any(|t| t.marks().from_f16),
-        };
+        let any = tensors
+            .iter()
+            .fold(Marks::empty(), |all, t| all | t.marks());
+        let mut marks = any & (Marks::GRADIENT | Marks::FROM_F16);
+        marks.set(
+            Marks::DEMOTED,
+            !tensors.iter().all(|t| t.is_half_by_choice()),
+        );
+        if plan.operands == Some(DType::F16) {
+            marks |= Marks::FROM_F16;
+        }
         Self {
             plan,
             marks,
@@ -125,6 +158,7 @@ impl Call {
     }
 
     /// An operand as the backend gets it.
+    #[inline(always)]
     pub(crate) fn operand<B: Backend>(&self, tensor: AmpTensor<B>) -> FloatTensor<B> {
         match self.plan.operands {
             Some(dtype) => tensor.into_dtype(dtype),
@@ -133,6 +167,7 @@ impl Call {
     }
 
     /// Runs the backend's operation.
+    #[inline(always)]
     pub(crate) fn run<T>(&self, op: impl FnOnce() -> T) -> T {
         match self.upper {
             true => following(op),
@@ -141,11 +176,13 @@ impl Call {
     }
 
     /// What the result is marked with.
+    #[inline(always)]
     pub(crate) fn marks(&self) -> Marks {
         self.marks
     }
 
     /// A float result of the backend's operation.
+    #[inline(always)]
     pub(crate) fn result<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
         let primitive = match self.plan.result {
             Some(dtype) if primitive.dtype() != dtype => B::float_cast(primitive, dtype.into()),
@@ -165,7 +202,7 @@ fn operands<B: Backend>(tensors: &[&AmpTensor<B>]) -> Operands {
 
 /// How the policy applies to these operands.
 fn mode<B: Backend>(tensors: &[&AmpTensor<B>]) -> Mode {
-    if is_following() || tensors.iter().any(|t| t.marks().gradient) {
+    if is_following() || tensors.iter().any(|t| t.marks().contains(Marks::GRADIENT)) {
         return Mode::Follow;
     }
     device::mode::<B>(&tensors[0].device())
@@ -187,6 +224,9 @@ macro_rules! class {
 macro_rules! float_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*);)*) => {$(
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> FloatTensor<Self> {
+            if !$crate::precision::half_wanted() {
+                return $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*));
+            }
             let call = Call::new(class!($op), &[$(&$t),+]);
             $(let $t = call.operand($t);)+
             call.result(call.run(|| B::$op($($t,)+ $($a),*)))
@@ -199,6 +239,9 @@ macro_rules! backward_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*);)*) => {$(
         #[allow(clippy::too_many_arguments)]
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> FloatTensor<Self> {
+            if !$crate::precision::half_wanted() {
+                return $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*));
+            }
             let call = Call::backward(class!($op), &[$(&$t),+]);
             $(let $t = call.operand($t);)+
             call.result(call.run(|| B::$op($($t,)+ $($a),*)))
@@ -210,12 +253,17 @@ macro_rules! backward_ops {
 macro_rules! scalar_ops {
     ($($op:ident [$t:ident] ($($s:ident),+) -> $out:ident $(, $a:ident: $ty:ty)*;)*) => {$(
         fn $op($t: FloatTensor<Self>, $($s: Scalar,)+ $($a: $ty),*) -> $out<Self> {
+            if !$crate::precision::half_wanted() {
+                let out = B::$op($t.into_primitive(), $($s,)+ $($a),*);
+                return scalar_ops!(@ $out, plain, out);
+            }
             let call = Call::with_scalars(class!($op), &$t, &[$($s),+]);
             let $t = call.operand($t);
             let out = call.run(|| B::$op($t, $($s,)+ $($a),*));
             scalar_ops!(@ $out, call, out)
         }
     )*};
+    (@ FloatTensor, plain, $out:ident) => { $crate::AmpTensor::plain($out) };
     (@ FloatTensor, $call:ident, $out:ident) => { $call.result($out) };
     (@ BoolTensor, $call:ident, $out:ident) => { $out };
 }
@@ -224,6 +272,9 @@ macro_rules! scalar_ops {
 macro_rules! measuring_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*) -> $out:ident;)*) => {$(
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> $out<Self> {
+            if !$crate::precision::half_wanted() {
+                return B::$op($($t.into_primitive(),)+ $($a),*);
+            }
             let call = Call::new(class!($op), &[$(&$t),+]);
             $(let $t = call.operand($t);)+
             call.run(|| B::$op($($t,)+ $($a),*))

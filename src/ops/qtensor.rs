@@ -8,7 +8,7 @@ use burn_backend::{
     Backend, BoolDType, FloatDType, IntDType, Scalar, Shape, Slice, TensorData, TensorPrimitive,
 };
 
-use super::tensor::made;
+use super::tensor::{known, made};
 use super::{Call, class, delegate};
 use crate::{Amp, AmpTensor};
 
@@ -100,8 +100,12 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
         fn q_erf(tensor: QuantizedTensor<Self>);
     }
 
+    fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {
+        known::<B>(device);
+        B::q_from_data(data, device)
+    }
+
     delegate! {
-        fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self>;
         fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self>;
         fn q_to_device(tensor: QuantizedTensor<Self>, device: &Device<Self>) -> QuantizedTensor<Self>;
         fn q_reshape(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self>;

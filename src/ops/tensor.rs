@@ -12,7 +12,7 @@ use burn_backend::{
 use super::{Call, class, float_ops, measuring_ops, scalar_ops};
 use crate::autodiff::leaves;
 use crate::device;
-use crate::policy::{Class, HalfSupport};
+use crate::policy::{Class, HalfSupport, Support};
 use crate::tensor::{Marks, is_half, leaving};
 use crate::{Amp, AmpTensor};
 
@@ -20,6 +20,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     // Made in the dtype asked for.
 
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
+        known::<B>(device);
         AmpTensor::plain(B::float_from_data(data, device))
     }
 
@@ -29,6 +30,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
+        known::<B>(device);
         if !is_half(dtype.into()) {
             return AmpTensor::plain(B::float_random(shape, distribution, device, dtype));
         }
@@ -72,16 +74,14 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
+        known::<B>(device);
         let marks = tensor.marks();
         AmpTensor::new(B::float_to_device(tensor.into_primitive(), device), marks)
     }
 
     /// What the user says: the result is theirs, half or not.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let marks = Marks {
-            demoted: false,
-            ..tensor.marks()
-        };
+        let marks = tensor.marks() & (Marks::GRADIENT | Marks::FROM_F16);
         AmpTensor::new(tensor.into_dtype(dtype.into()), marks)
     }
 
@@ -101,11 +101,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         if require_grad && tensor.leaf().is_some() {
             return tensor;
         }
-        let marks = Marks {
-            gradient: false,
-            from_f16: false,
-            ..tensor.marks()
-        };
+        let marks = tensor.marks() & Marks::DEMOTED;
         let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);
         let wanted = B::float_is_require_grad(&primitive);
         let tensor = AmpTensor::new(primitive, marks);
@@ -376,6 +372,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 }
 
+/// What a device on which a tensor comes into being can do. Operations ask for it only once half
+/// precision is wanted, so it is here that a device whose default is half makes that known.
+pub(super) fn known<B: Backend>(device: &B::Device) -> Support {
+    device::current::<B>(device).support()
+}
+
 /// A tensor in the dtype asked for. Where that is one the device only stores and multiplies
 /// matrices in, it is made in FP32 and cast.
 pub(super) fn made<B: Backend>(
@@ -383,8 +385,9 @@ pub(super) fn made<B: Backend>(
     dtype: FloatDType,
     make: impl FnOnce(FloatDType) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let only_stored = is_half(dtype.into())
-        && device::current::<B>(device).support().of(dtype.into()) == HalfSupport::Contractions;
+    let support = known::<B>(device);
+    let only_stored =
+        is_half(dtype.into()) && support.of(dtype.into()) == HalfSupport::Contractions;
     AmpTensor::plain(match only_stored {
         true => B::float_cast(make(FloatDType::F32), dtype),
         false => make(dtype),
