@@ -6,6 +6,7 @@ use burn_backend::backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError
 use burn_backend::{DType, TensorData};
 
 use crate::AmpTensor;
+use crate::autodiff::tape;
 
 /// Automatic mixed precision on a backend.
 ///
@@ -78,6 +79,8 @@ impl<B: Backend> Backend for Amp<B> {
     }
 
     fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        // The upper layer asks this, through an autodiff whose tape only this one can name.
+        tape::register::<B>();
         B::dtype_usage(device, dtype)
     }
 

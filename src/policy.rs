@@ -18,10 +18,14 @@ pub enum Class {
     /// Computed in FP32, the result back in the operand's dtype: sensitive inside, bounded by its
     /// input. Backward functions give the widest of their operands' dtypes.
     Wide,
-    /// Operands of different dtypes are brought to the widest of them.
+    /// Operands of different dtypes are brought to the widest of them, where FP32 constants follow
+    /// a half tensor.
     Widest,
     /// Computed in the dtype it is given.
     Keep,
+    /// As `Keep`, but FP32 that half holds as well, as the result of a composed norm, is brought to
+    /// half: what the next layer would do with it.
+    Activation,
     /// Moves or makes data and computes nothing.
     Move,
 }
@@ -41,7 +45,7 @@ const fn row(class: Class, op: &'static str, why: &'static str) -> Row {
     Row { op, class, why }
 }
 
-use Class::{Full, Half, Keep, Move, Wide, Widest};
+use Class::{Activation, Full, Half, Keep, Move, Wide, Widest};
 
 /// Every operation that takes or gives a float tensor. Integer, boolean and quantized operations
 /// are the backend's own.
@@ -163,12 +167,12 @@ pub const TABLE: &[Row] = &[
     row(Widest, "relu_backward", "passes the gradient through where a mask says so"),
     row(Widest, "max_pool1d_with_indices_backward", "passes the gradient through where a mask says so"),
     row(Widest, "max_pool2d_with_indices_backward", "passes the gradient through where a mask says so"),
-    row(Keep, "relu", "bounded by its input, rounded once"),
-    row(Keep, "leaky_relu", "bounded by its input, rounded once"),
-    row(Keep, "gelu", "bounded by its input, rounded once"),
-    row(Keep, "sigmoid", "bounded by its input, rounded once"),
-    row(Keep, "hard_sigmoid", "bounded by its input, rounded once"),
-    row(Keep, "float_tanh", "bounded by its input, rounded once"),
+    row(Activation, "relu", "bounded by its input, rounded once"),
+    row(Activation, "leaky_relu", "bounded by its input, rounded once"),
+    row(Activation, "gelu", "bounded by its input, rounded once"),
+    row(Activation, "sigmoid", "bounded by its input, rounded once"),
+    row(Activation, "hard_sigmoid", "bounded by its input, rounded once"),
+    row(Activation, "float_tanh", "bounded by its input, rounded once"),
     row(Keep, "float_sin", "bounded by its input, rounded once"),
     row(Keep, "float_cos", "bounded by its input, rounded once"),
     row(Keep, "float_atan", "bounded by its input, rounded once"),
@@ -211,10 +215,10 @@ pub const TABLE: &[Row] = &[
     row(Keep, "float_sort", "selects values, makes none"),
     row(Keep, "float_sort_with_indices", "selects values, makes none"),
     row(Keep, "float_argsort", "selects values, makes none"),
-    row(Keep, "max_pool1d", "selects values, makes none"),
-    row(Keep, "max_pool1d_with_indices", "selects values, makes none"),
-    row(Keep, "max_pool2d", "selects values, makes none"),
-    row(Keep, "max_pool2d_with_indices", "selects values, makes none"),
+    row(Activation, "max_pool1d", "selects values, makes none"),
+    row(Activation, "max_pool1d_with_indices", "selects values, makes none"),
+    row(Activation, "max_pool2d", "selects values, makes none"),
+    row(Activation, "max_pool2d_with_indices", "selects values, makes none"),
     row(Keep, "float_is_nan", "selects values, makes none"),
     row(Keep, "float_is_inf", "selects values, makes none"),
     row(Keep, "float_into_int", "selects values, makes none"),
@@ -329,6 +333,8 @@ pub enum Mode {
 pub struct Operands {
     first: DType,
     seen: u8,
+    constants: u8,
+    widened: bool,
 }
 
 const F64: u8 = 1 << 4;
@@ -344,6 +350,52 @@ impl Operands {
         Self {
             first: dtype,
             seen: bit(dtype),
+            constants: 0,
+            widened: false,
+        }
+    }
+
+    /// As [`one`](Operands::one) for FP32 that half holds as well.
+    pub fn widened() -> Self {
+        Self {
+            widened: true,
+            ..Self::one(DType::F32)
+        }
+    }
+
+    /// As [`one`](Operands::one) for a constant that half holds as well.
+    pub fn constant(dtype: DType) -> Self {
+        Self {
+            first: dtype,
+            seen: 0,
+            constants: bit(dtype),
+            widened: false,
+        }
+    }
+
+    /// One more operand, a constant that half holds as well.
+    pub fn and_constant(self, dtype: DType) -> Self {
+        Self {
+            constants: self.constants | bit(dtype),
+            ..self
+        }
+    }
+
+    /// The operands where constants count as any other.
+    fn whole(self) -> Self {
+        Self {
+            seen: self.seen | self.constants,
+            constants: 0,
+            ..self
+        }
+    }
+
+    /// The half dtype that constants follow.
+    fn followed(self) -> Option<DType> {
+        match self.constants {
+            0 => None,
+            _ if self.seen & !HALVES != 0 => None,
+            _ => self.half(),
         }
     }
 
@@ -357,7 +409,7 @@ impl Operands {
 
     /// Whether any is F16 or BF16.
     pub fn any_half(self) -> bool {
-        self.seen & HALVES != 0
+        (self.seen | self.constants) & HALVES != 0
     }
 
     fn mixed(self) -> bool {
@@ -375,11 +427,11 @@ impl Operands {
 
     /// The widest: F64, F32, Flex32, a half. F16 and BF16 together are F32, which holds both.
     pub fn widest(self) -> DType {
-        match self.seen {
+        match self.seen | self.constants {
             seen if seen & F64 != 0 => DType::F64,
             seen if seen & F32 != 0 => DType::F32,
             seen if seen & FLEX32 != 0 => DType::Flex32,
-            _ => self.half().unwrap_or(DType::F32),
+            _ => self.whole().half().unwrap_or(DType::F32),
         }
     }
 }
@@ -425,10 +477,17 @@ pub fn plan(class: Class, operands: Operands, mode: Mode, support: impl Fn() -> 
     if mode == Mode::Off {
         return Plan::default();
     }
+    let computes_in = |dtype| support().of(dtype) == HalfSupport::Arithmetic;
+    if let (Mode::On(_), Class::Widest, Some(half)) = (mode, class, operands.followed()) {
+        return Plan::cast(match computes_in(half) {
+            true => half,
+            false => DType::F32,
+        });
+    }
+    let operands = operands.whole();
     if operands.seen & (F64 | FLEX32) != 0 {
         return Plan::cast_if(operands.mixed(), operands.widest());
     }
-    let computes_in = |dtype| support().of(dtype) == HalfSupport::Arithmetic;
     match class {
         Class::Half => {
             let half = match mode {
@@ -449,7 +508,11 @@ pub fn plan(class: Class, operands: Operands, mode: Mode, support: impl Fn() -> 
             result: (operands.first != DType::F32 && computes_in(operands.first))
                 .then_some(operands.first),
         },
-        Class::Widest | Class::Keep => {
+        Class::Activation if operands.widened => match mode {
+            Mode::On(dtype) => Plan::cast_if(computes_in(dtype), dtype),
+            _ => Plan::default(),
+        },
+        Class::Widest | Class::Keep | Class::Activation => {
             let widest = operands.widest();
             match operands.half() == Some(widest) && !computes_in(widest) {
                 true => Plan::cast(DType::F32),
@@ -523,7 +586,7 @@ mod tests {
 
     #[test]
     fn off_does_nothing() {
-        for class in [Half, Full, Wide, Widest, Keep, Move] {
+        for class in [Half, Full, Wide, Widest, Keep, Activation, Move] {
             let operands = of(&[DType::F32, DType::F16]);
             assert_eq!(plan(class, operands, Mode::Off, || ALL), NEVER);
         }
@@ -568,7 +631,7 @@ mod tests {
             plan(Half, of(&[DType::BF16]), Mode::Follow, || CONTRACTIONS),
             contraction
         );
-        for class in [Full, Wide, Widest, Keep] {
+        for class in [Full, Wide, Widest, Keep, Activation] {
             assert_eq!(bf16(class, &[DType::BF16]), Plan::cast(DType::F32));
         }
         assert_eq!(bf16(Move, &[DType::BF16]), NEVER);
@@ -613,8 +676,47 @@ mod tests {
     }
 
     #[test]
+    fn an_activation_brings_what_half_holds_to_half() {
+        let widened = |mode| plan(Activation, Operands::widened(), mode, || ALL);
+        assert_eq!(widened(Mode::On(DType::BF16)), Plan::cast(DType::BF16));
+        assert_eq!(widened(Mode::Follow), NEVER);
+        assert_eq!(on(Activation, &[DType::F32]), NEVER);
+        assert_eq!(on(Activation, &[DType::F16]), NEVER);
+        let (operands, mode) = (Operands::widened(), Mode::On(DType::BF16));
+        assert_eq!(plan(Activation, operands, mode, || CONTRACTIONS), NEVER);
+        assert_eq!(plan(Keep, operands, mode, || ALL), NEVER);
+    }
+
+    #[test]
+    fn constants_follow_a_half_tensor_and_nothing_else() {
+        let on = |operands| plan(Widest, operands, Mode::On(DType::F16), || ALL);
+        let half = Operands::one(DType::F16).and_constant(DType::F32);
+        assert_eq!(on(half), Plan::cast(DType::F16));
+        assert_eq!(
+            on(Operands::constant(DType::F32).and(DType::F16)),
+            Plan::cast(DType::F16)
+        );
+        assert_eq!(on(half.and(DType::F32)), Plan::cast(DType::F32));
+        assert_eq!(on(half.and(DType::BF16)), Plan::cast(DType::F32));
+        assert_eq!(
+            on(Operands::one(DType::F32).and_constant(DType::F32)),
+            NEVER
+        );
+        assert_eq!(on(Operands::constant(DType::F32)), NEVER);
+        assert_eq!(
+            plan(Widest, half, Mode::Follow, || ALL),
+            Plan::cast(DType::F32)
+        );
+        let bf16 = Operands::one(DType::BF16).and_constant(DType::F32);
+        assert_eq!(
+            plan(Widest, bf16, Mode::On(DType::BF16), || CONTRACTIONS),
+            Plan::cast(DType::F32)
+        );
+    }
+
+    #[test]
     fn f64_is_left_alone_but_for_mixed_operands() {
-        for class in [Half, Full, Wide, Widest, Keep, Move] {
+        for class in [Half, Full, Wide, Widest, Keep, Activation, Move] {
             assert_eq!(on(class, &[DType::F64, DType::F64]), NEVER);
             assert_eq!(on(class, &[DType::F16, DType::F64]), Plan::cast(DType::F64));
             assert_eq!(on(class, &[DType::Flex32]), NEVER);

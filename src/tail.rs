@@ -30,11 +30,13 @@ bitflags! {
         const CONSTANT = 1 << 4;
         /// Zeros and ones at random: the noise of a dropout.
         const BINARY = 1 << 5;
+        /// FP32 that the user cast from half: a half copy loses nothing.
+        const EXACT = 1 << 6;
     }
 }
 
 /// Room in a pointer for all marks.
-#[repr(align(64))]
+#[repr(align(128))]
 struct Roomy<T>(T);
 
 /// Marks, and an `Arc` where there is something to share.

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
+use crate::autodiff::tape;
 use crate::precision::half_wanted;
 pub(crate) use crate::tail::Marks;
 use crate::tail::Tail;
@@ -19,10 +20,15 @@ pub struct AmpTensor<B: Backend> {
     tail: Tail<Shared<B>>,
 }
 
-/// What the clones of a tensor share, gone with the last of them.
-struct Shared<B: Backend> {
-    leaf: Option<Arc<Leaf<B>>>,
-    /// The half copies of an FP32 tensor.
+/// What the clones of a tensor share, gone with the last of them. A tensor that autodiff tracks
+/// shares no copies: its casts are nodes of the tape, which a backward pass consumes.
+enum Shared<B: Backend> {
+    Leaf(Arc<Leaf<B>>),
+    Halves(Halves<B>),
+}
+
+/// The half copies of an FP32 tensor.
+struct Halves<B: Backend> {
     f16: OnceLock<FloatTensor<B>>,
     bf16: OnceLock<FloatTensor<B>>,
 }
@@ -88,9 +94,17 @@ impl<B: Backend> AmpTensor<B> {
         !self.marks().contains(Marks::DEMOTED) && is_half(self.dtype())
     }
 
+    /// Half, or FP32 that half holds as well.
+    pub(crate) fn fits_half(&self) -> bool {
+        is_half(self.dtype()) || self.marks().contains(Marks::WIDENED)
+    }
+
     /// The leaf that this tensor is, if its gradient is wanted.
     pub(crate) fn leaf(&self) -> Option<&Arc<Leaf<B>>> {
-        self.tail.shared()?.leaf.as_ref()
+        match self.tail.shared()? {
+            Shared::Leaf(leaf) => Some(leaf),
+            Shared::Halves(_) => None,
+        }
     }
 
     /// Makes this tensor a leaf that its clones hold.
@@ -100,7 +114,7 @@ impl<B: Backend> AmpTensor<B> {
             marks: self.marks(),
         });
         self.tail = Tail::new(self.marks());
-        self.tail.share(|| Shared::new(Some(leaf.clone())));
+        self.tail.share(|| Shared::Leaf(leaf.clone()));
         (self, leaf)
     }
 
@@ -117,7 +131,7 @@ impl<B: Backend> AmpTensor<B> {
                 .get_or_init(|| B::float_cast(self.primitive.clone(), dtype.into()))
                 .clone(),
             // Nobody is there to share it with.
-            _ => B::float_cast(self.primitive, dtype.into()),
+            _ => cast::<B>(self.primitive, dtype),
         }
     }
 }
@@ -126,7 +140,7 @@ impl<B: Backend> Clone for AmpTensor<B> {
     #[inline(always)]
     fn clone(&self) -> Self {
         if half_wanted() && self.dtype() == DType::F32 && !B::ad_enabled(&self.device()) {
-            self.tail.share(|| Shared::new(None));
+            self.tail.share(Shared::halves);
         }
         Self {
             primitive: self.primitive.clone(),
@@ -136,19 +150,18 @@ impl<B: Backend> Clone for AmpTensor<B> {
 }
 
 impl<B: Backend> Shared<B> {
-    fn new(leaf: Option<Arc<Leaf<B>>>) -> Self {
-        Self {
-            leaf,
+    fn halves() -> Self {
+        Self::Halves(Halves {
             f16: OnceLock::new(),
             bf16: OnceLock::new(),
-        }
+        })
     }
 
     /// Where the copy of an FP32 tensor in a half dtype is; no other cast is shared.
     fn half(&self, from: DType, to: DType) -> Option<&OnceLock<FloatTensor<B>>> {
-        match (from, to) {
-            (DType::F32, DType::F16) => Some(&self.f16),
-            (DType::F32, DType::BF16) => Some(&self.bf16),
+        match (self, from, to) {
+            (Self::Halves(halves), DType::F32, DType::F16) => Some(&halves.f16),
+            (Self::Halves(halves), DType::F32, DType::BF16) => Some(&halves.bf16),
             _ => None,
         }
     }
@@ -183,6 +196,18 @@ impl<B: Backend> TensorMetadata for AmpTensor<B> {
 #[inline(always)]
 pub(crate) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// A cast, on the tape where there is one of ours: gradient checkpointing then computes it again.
+pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    let device = B::float_device(&tensor);
+    match half_wanted() && B::ad_enabled(&device) {
+        true => match tape::of::<B>(&device) {
+            Some(tape) => tape.cast(tensor, dtype),
+            None => B::float_cast(tensor, dtype.into()),
+        },
+        false => B::float_cast(tensor, dtype.into()),
+    }
 }
 
 /// A tensor in FP32 where it is half, as it is where it is wider.

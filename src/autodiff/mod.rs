@@ -2,6 +2,8 @@
 
 mod gradients;
 pub(crate) mod leaves;
+mod recorded;
+pub(crate) mod tape;
 
 use std::collections::HashMap;
 

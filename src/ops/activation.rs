@@ -1,22 +1,20 @@
 //! Activations.
 
-use burn_backend::ops::ActivationOps;
+use burn_backend::ops::{ActivationOps, FloatTensorOps};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, Scalar};
 
-use super::{Call, backward_ops, class, float_ops, scalar_ops};
-use crate::Amp;
+use super::arithmetic::kept;
+use super::{Call, backward_ops, class, float_ops, recording, scalar_ops};
+use crate::autodiff::tape::Softmax;
 use crate::policy::Class;
+use crate::{Amp, AmpTensor};
 
 impl<B: Backend> ActivationOps<Self> for Amp<B> {
     float_ops! {
-        relu [tensor] ();
         gelu [tensor] ();
         sigmoid [tensor] ();
         log_sigmoid [tensor] ();
-        softmax [tensor] (dim: usize);
-        log_softmax [tensor] (dim: usize);
-        softmin [tensor] (dim: usize);
     }
 
     backward_ops! {
@@ -31,6 +29,39 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
         hard_sigmoid [tensor] (alpha, beta) -> FloatTensor;
     }
 
+    fn relu(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let call = Call::new(class!(relu), &[&tensor]);
+        let tape = recording(&[&tensor]);
+        let tensor = call.operand(tensor);
+        call.result(call.run(|| match tape {
+            Some((tape, _)) => tape.relu(tensor),
+            None => B::relu(tensor),
+        }))
+    }
+
+    fn softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        probabilities(Softmax::Plain, class!(softmax), tensor, dim, B::softmax)
+    }
+
+    fn log_softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        probabilities(
+            Softmax::Log,
+            class!(log_softmax),
+            tensor,
+            dim,
+            B::log_softmax,
+        )
+    }
+
+    fn softmin(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        if recording(&[&tensor]).is_some() {
+            return Self::softmax(Self::float_neg(tensor), dim);
+        }
+        let call = Call::new(class!(softmin), &[&tensor]);
+        let tensor = call.operand(tensor);
+        call.result(call.run(|| B::softmin(tensor, dim)))
+    }
+
     /// Not a contraction: on a device that only multiplies matrices in half it runs in FP32.
     fn prelu(tensor: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
         let call = Call::new(class!(prelu), &[&tensor, &alpha]);
@@ -41,4 +72,24 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
         let (tensor, alpha) = (call.operand(tensor), call.operand(alpha));
         call.result(call.run(|| B::prelu(tensor, alpha)))
     }
+}
+
+/// A softmax in FP32, of which half probabilities are kept for the backward pass if it is one of
+/// half scores.
+fn probabilities<B: Backend>(
+    kind: Softmax,
+    class: Class,
+    tensor: AmpTensor<B>,
+    dim: usize,
+    op: impl FnOnce(FloatTensor<B>, usize) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let call = Call::new(class, &[&tensor]);
+    if let Some((tape, half)) = recording(&[&tensor]) {
+        let kept = kept(&tensor, half);
+        let tensor = tensor.into_primitive();
+        let out = call.run(|| tape.softmax(kind, tensor, dim, kept));
+        return AmpTensor::new(out, call.marks());
+    }
+    let tensor = call.operand(tensor);
+    call.result(call.run(|| op(tensor, dim)))
 }

@@ -2,9 +2,14 @@
 
 use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, get_device_settings};
+use burn_backend::{Backend, FloatDType, Shape, TensorMetadata, get_device_settings};
 
-use crate::Amp;
+use super::arithmetic::kept;
+use super::recording;
+use crate::autodiff::tape::Softmax;
+use crate::precision::following;
+use crate::tensor::{Marks, is_half};
+use crate::{Amp, AmpTensor};
 
 /// The factor on the scores: the option's, else 1/sqrt(head dimension).
 pub(super) fn scale<T: TensorMetadata>(query: &T, options: &AttentionModuleOptions) -> f64 {
@@ -45,27 +50,35 @@ pub(super) fn scaled_dot_product<B: Backend>(
     if let Some(bias) = attn_bias {
         scores = A::<B>::float_add(scores, bias);
     }
-    A::<B>::float_matmul(masked_softmax::<B>(scores), value)
+    let dim = scores.rank() - 1;
+    let probabilities = match recording(&[&scores]) {
+        Some((tape, half)) => {
+            let marks = scores.marks() - Marks::WIDENED;
+            let kept = kept(&scores, half);
+            let scores = scores.into_primitive();
+            let out = following(|| tape.softmax(Softmax::Masked, scores, dim, kept));
+            AmpTensor::new(out, marks)
+        }
+        None => masked_softmax::<A<B>>(scores, dim),
+    };
+    A::<B>::float_matmul(probabilities, value)
 }
 
-/// The softmax over the last dimension, in FP32; zeros for a row of minus infinities.
-fn masked_softmax<B: Backend>(scores: FloatTensor<Amp<B>>) -> FloatTensor<Amp<B>> {
-    type A<B> = Amp<B>;
-
-    let dim = scores.rank() - 1;
-    let scores = match scores.dtype() {
-        DType::F64 => scores,
-        _ => A::<B>::float_cast(scores, FloatDType::F32),
+/// The softmax over a dimension, in FP32; zeros for a row of minus infinities.
+pub(crate) fn masked_softmax<B: Backend>(scores: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
+    let scores = match is_half(scores.dtype()) {
+        true => B::float_cast(scores, FloatDType::F32),
+        false => scores,
     };
     let info = scores.dtype().finfo().expect("a float dtype");
-    let largest = A::<B>::float_max_dim(A::<B>::float_detach(scores.clone()), dim);
-    let largest = A::<B>::float_clamp_min(largest, info.min.into());
-    let exps = A::<B>::float_exp(A::<B>::float_sub(scores, largest));
-    let sums = A::<B>::float_sum_dim(exps.clone(), dim);
+    let largest = B::float_max_dim(B::float_detach(scores.clone()), dim);
+    let largest = B::float_clamp_min(largest, info.min.into());
+    let exps = B::float_exp(B::float_sub(scores, largest));
+    let sums = B::float_sum_dim(exps.clone(), dim);
     // A row sums to 1 at least, for its largest score counts as 1; a masked one to 0. Half of one
     // leaves room for rounding and, unlike the smallest positive number, can be squared in
     // backward.
-    A::<B>::float_div(exps, A::<B>::float_clamp_min(sums, 0.5.into()))
+    B::float_div(exps, B::float_clamp_min(sums, 0.5.into()))
 }
 
 /// True where a key lies in the future of its query, the last of both being aligned.

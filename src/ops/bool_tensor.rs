@@ -8,7 +8,7 @@ use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, BoolDType, FloatDType, IntDType, Scalar, Shape, Slice, TensorData};
 
 use super::delegate;
-use super::tensor::made;
+use super::tensor::{constant, made};
 use crate::Amp;
 
 impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
@@ -25,9 +25,10 @@ impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
 
     fn bool_into_float(tensor: BoolTensor<Self>, out_dtype: FloatDType) -> FloatTensor<Self> {
         let device = B::bool_device(&tensor);
-        made(&device, out_dtype, |dtype| {
+        let made = made(&device, out_dtype, |dtype| {
             B::bool_into_float(tensor, dtype)
-        })
+        });
+        constant(1.into(), made)
     }
 
     delegate! {

@@ -1,6 +1,7 @@
 //! The backend's operations, one file per trait of Burn's. Here: how any of them is forwarded.
 
 mod activation;
+mod arithmetic;
 mod attention;
 mod bool_tensor;
 mod int_tensor;
@@ -12,10 +13,13 @@ mod transaction;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
+use crate::autodiff::tape::{self, Tape};
 use crate::device;
 use crate::policy::{Class, HalfSupport, Mode, Operands, Plan, holds, plan};
 use crate::precision::{following, half_wanted, is_following};
-use crate::tensor::{AmpTensor, Marks};
+use crate::tensor::{AmpTensor, Marks, cast};
+
+pub(crate) use attention::masked_softmax;
 
 /// One operation, decided: how its operands are cast, and what its result is.
 pub(crate) struct Call {
@@ -72,6 +76,11 @@ impl Call {
         }
         let mut call = Self::new(class, &[tensor]);
         let dtype = tensor.dtype();
+        if let Mode::On(half) = call.mode
+            && scalars.iter().any(|s| !holds(half, s.elem::<f64>()))
+        {
+            call.marks -= Marks::WIDENED;
+        }
         if call.plan.operands.is_none()
             && operands(&[tensor]).any_half()
             && scalars.iter().any(|s| !holds(dtype, s.elem::<f64>()))
@@ -125,10 +134,16 @@ impl Call {
                 device::current::<B>(&tensors[0].device()).support()
             }),
         };
-        let any = tensors
-            .iter()
-            .fold(Marks::empty(), |all, t| all | t.marks());
+        let all = tensors.iter().map(|t| t.marks());
+        let any = all.clone().fold(Marks::empty(), |any, marks| any | marks);
+        let common = all.fold(Marks::all(), |common, marks| common & marks);
         let mut marks = any & (Marks::GRADIENT | Marks::FROM_F16);
+        marks |= match class {
+            Class::Move => common & (Marks::WIDENED | Marks::CONSTANT),
+            Class::Keep | Class::Activation => common & Marks::WIDENED,
+            Class::Widest if tensors.iter().all(|t| t.fits_half()) => any & Marks::WIDENED,
+            _ => Marks::empty(),
+        };
         marks.set(
             Marks::DEMOTED,
             !tensors.iter().all(|t| t.is_half_by_choice()),
@@ -185,7 +200,7 @@ impl Call {
     #[inline(always)]
     pub(crate) fn result<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
         let primitive = match self.plan.result {
-            Some(dtype) if primitive.dtype() != dtype => B::float_cast(primitive, dtype.into()),
+            Some(dtype) if primitive.dtype() != dtype => cast::<B>(primitive, dtype),
             _ => primitive,
         };
         AmpTensor::new(primitive, self.marks)
@@ -195,9 +210,30 @@ impl Call {
 /// The dtypes of an operation's operands.
 fn operands<B: Backend>(tensors: &[&AmpTensor<B>]) -> Operands {
     let (first, others) = tensors.split_first().expect("an operand");
-    others
-        .iter()
-        .fold(Operands::one(first.dtype()), |all, t| all.and(t.dtype()))
+    let is_constant = |t: &AmpTensor<B>| t.marks().contains(Marks::CONSTANT);
+    let first = match first.dtype() {
+        DType::F32 if first.marks().contains(Marks::WIDENED) => Operands::widened(),
+        dtype if is_constant(first) => Operands::constant(dtype),
+        dtype => Operands::one(dtype),
+    };
+    others.iter().fold(first, |all, t| match is_constant(t) {
+        true => all.and_constant(t.dtype()),
+        false => all.and(t.dtype()),
+    })
+}
+
+/// The tape to record an operation on these operands on, and the half dtype in force, where the
+/// policy records it itself.
+fn recording<B: Backend>(tensors: &[&AmpTensor<B>]) -> Option<(&'static dyn Tape<B>, DType)> {
+    let device = tensors[0].device();
+    if !half_wanted() || !B::ad_enabled(&device) {
+        return None;
+    }
+    let ours = |t: &&AmpTensor<B>| matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    match mode(tensors) {
+        Mode::On(half) if tensors.iter().all(ours) => Some((tape::of::<B>(&device)?, half)),
+        _ => None,
+    }
 }
 
 /// How the policy applies to these operands.

@@ -8,8 +8,9 @@ use burn_backend::ops::{
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, Shape, TensorMetadata};
 
+use super::arithmetic::kept;
 use super::attention::{scale, scaled_dot_product};
-use super::{Call, backward_ops, class, float_ops};
+use super::{Call, backward_ops, class, float_ops, recording};
 use crate::policy::Class;
 use crate::tensor::is_half;
 use crate::{Amp, AmpTensor};
@@ -150,6 +151,21 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
     ) -> FloatTensor<Self> {
         let shift = beta.as_ref().unwrap_or(&gamma);
         let call = Call::composed(class!(layer_norm), &[&tensor, &gamma, shift]);
+        if let Some((tape, half)) = recording(&[&tensor, &gamma, shift]) {
+            let mut shape = vec![1; tensor.rank()];
+            shape[tensor.rank() - 1] = gamma.shape().num_elements();
+            let kept = kept(&tensor, half);
+            let (tensor, gamma) = (tensor.into_primitive(), gamma.into_primitive());
+            let scaled = call.run(|| tape.layer_norm(tensor, gamma, epsilon, kept));
+            let scaled = AmpTensor::new(scaled, call.marks());
+            let out = match beta {
+                Some(beta) => {
+                    Self::float_add(scaled, Self::float_reshape(beta, Shape::from(shape)))
+                }
+                None => scaled,
+            };
+            return call.result(out.into_primitive());
+        }
         let (tensor, gamma) = (call.operand(tensor), call.operand(gamma));
         let beta = beta.map(|beta| call.operand(beta));
         call.result(call.run(|| B::layer_norm(tensor, gamma, beta, epsilon)))

@@ -6,13 +6,17 @@ use burn_backend::backend::ExecutionError;
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
 use burn_backend::{
-    Backend, BoolDType, Distribution, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+    Backend, BoolDType, DType, Distribution, FloatDType, IntDType, Scalar, Shape, Slice,
+    TensorData, TensorMetadata,
 };
 
+use super::arithmetic::{product, square, sum};
 use super::{Call, class, float_ops, measuring_ops, scalar_ops};
 use crate::autodiff::leaves;
+use crate::autodiff::tape::Arithmetic;
 use crate::device;
-use crate::policy::{Class, HalfSupport, Support};
+use crate::policy::{Class, HalfSupport, Mode, Support, holds};
+use crate::precision::{half_wanted, is_following};
 use crate::tensor::{Marks, is_half, leaving};
 use crate::{Amp, AmpTensor};
 
@@ -31,19 +35,25 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
         known::<B>(device);
+        let marks = match distribution {
+            Distribution::Bernoulli(_) => Marks::BINARY,
+            _ => Marks::empty(),
+        };
         if !is_half(dtype.into()) {
-            return AmpTensor::plain(B::float_random(shape, distribution, device, dtype));
+            return AmpTensor::new(B::float_random(shape, distribution, device, dtype), marks);
         }
         let drawn = B::float_random(shape, distribution, device, FloatDType::F32);
-        AmpTensor::plain(B::float_cast(drawn, dtype))
+        AmpTensor::new(B::float_cast(drawn, dtype), marks)
     }
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        made(device, dtype, |dtype| B::float_zeros(shape, device, dtype))
+        let made = made(device, dtype, |dtype| B::float_zeros(shape, device, dtype));
+        constant(0.into(), made)
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        made(device, dtype, |dtype| B::float_ones(shape, device, dtype))
+        let made = made(device, dtype, |dtype| B::float_ones(shape, device, dtype));
+        constant(1.into(), made)
     }
 
     fn float_full(
@@ -52,13 +62,16 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        made(device, dtype, |dtype| {
+        let made = made(device, dtype, |dtype| {
             B::float_full(shape, fill_value, device, dtype)
-        })
+        });
+        constant(fill_value, made)
     }
 
     fn float_empty(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        made(device, dtype, |dtype| B::float_empty(shape, device, dtype))
+        let made = made(device, dtype, |dtype| B::float_empty(shape, device, dtype));
+        // What is written over it counts.
+        constant(0.into(), made)
     }
 
     // Where a tensor is, and how it leaves.
@@ -81,7 +94,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     /// What the user says: the result is theirs, half or not.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let marks = tensor.marks() & (Marks::GRADIENT | Marks::FROM_F16);
+        let mut marks = tensor.marks() & (Marks::GRADIENT | Marks::FROM_F16);
+        let exact = dtype == FloatDType::F32
+            && is_half(tensor.dtype())
+            && !is_following()
+            && device::mode::<B>(&tensor.device()) == Mode::On(tensor.dtype());
+        marks.set(Marks::EXACT, exact);
         AmpTensor::new(tensor.into_dtype(dtype.into()), marks)
     }
 
@@ -115,21 +133,56 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         B::float_is_require_grad(tensor.primitive())
     }
 
+    // Arithmetic.
+
+    fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        match half_wanted() {
+            true => sum(class!(float_add), lhs, rhs, B::float_add),
+            false => AmpTensor::plain(B::float_add(lhs.into_primitive(), rhs.into_primitive())),
+        }
+    }
+
+    fn float_sub(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        match half_wanted() {
+            true => sum(class!(float_sub), lhs, rhs, B::float_sub),
+            false => AmpTensor::plain(B::float_sub(lhs.into_primitive(), rhs.into_primitive())),
+        }
+    }
+
+    fn float_mul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        match half_wanted() {
+            true => product(Arithmetic::Mul, class!(float_mul), lhs, rhs),
+            false => AmpTensor::plain(B::float_mul(lhs.into_primitive(), rhs.into_primitive())),
+        }
+    }
+
+    fn float_div(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        match half_wanted() {
+            true => product(Arithmetic::Div, class!(float_div), lhs, rhs),
+            false => AmpTensor::plain(B::float_div(lhs.into_primitive(), rhs.into_primitive())),
+        }
+    }
+
+    fn float_powi_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
+        let class = class!(float_powi_scalar);
+        if rhs.elem::<f64>() == 2.0 {
+            return square(class, lhs);
+        }
+        let call = Call::new(class, &[&lhs]);
+        let lhs = call.operand(lhs);
+        call.result(call.run(|| B::float_powi_scalar(lhs, rhs)))
+    }
+
     // From float tensors to a float tensor.
 
     float_ops! {
         float_matmul [lhs, rhs] ();
         float_cross [lhs, rhs] (dim: usize);
 
-        float_add [lhs, rhs] ();
-        float_sub [lhs, rhs] ();
-        float_mul [lhs, rhs] ();
-        float_div [lhs, rhs] ();
         float_remainder [lhs, rhs] ();
         float_atan2 [lhs, rhs] ();
         float_powf [lhs, rhs] ();
         float_powi [lhs] (rhs: IntTensor<Self>);
-        float_powi_scalar [lhs] (rhs: Scalar);
         float_powi_scalar_impl [lhs] (rhs: Scalar);
         float_powf_scalar [tensor] (value: Scalar);
         float_powf_scalar_impl [tensor] (value: Scalar);
@@ -392,6 +445,16 @@ pub(super) fn made<B: Backend>(
         true => B::float_cast(make(FloatDType::F32), dtype),
         false => make(dtype),
     })
+}
+
+/// An FP32 tensor of one value, which follows half tensors if both half dtypes hold that.
+pub(super) fn constant<B: Backend>(value: Scalar, tensor: AmpTensor<B>) -> AmpTensor<B> {
+    let value = value.elem::<f64>();
+    let held = holds(DType::F16, value) && holds(DType::BF16, value);
+    match held && tensor.dtype() == DType::F32 {
+        true => tensor.with_marks(Marks::CONSTANT),
+        false => tensor,
+    }
 }
 
 /// A leaf whose gradient the backward pass will find.

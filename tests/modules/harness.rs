@@ -82,6 +82,10 @@ pub trait Case {
     fn run<B: Run>(lab: &mut Lab<B>);
 }
 
+/// The tolerance on FP32 inputs of an operation that is recorded otherwise than by Burn: FP32's own
+/// roundings, a thousandth of f16's.
+pub const RECORDED: f64 = 1e-3;
+
 /// Cases, each with its tolerances, in roundoffs, on FP32 inputs and on half ones; the body gives
 /// the module's output. Zero on FP32 inputs: nothing is demoted, and the result is Burn's own.
 ///

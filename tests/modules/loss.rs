@@ -6,7 +6,7 @@ use burn::prelude::*;
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::loss::cross_entropy_with_logits;
 
-use crate::harness::{Lab, Run};
+use crate::harness::{Lab, RECORDED, Run};
 
 fn predictions_and_targets<B: Run>(lab: &mut Lab<B>) -> [Tensor<B, 2>; 2] {
     [lab.input([6, 8]), lab.constant([6, 8])]
@@ -30,26 +30,26 @@ fn sequences<B: Run>(lab: &Lab<B>) -> (Tensor<B, 2, Int>, Tensor<B, 1, Int>, Ten
 }
 
 cases! {
-    cross_entropy(0.0, 1.0) |lab| {
+    cross_entropy(RECORDED, 1.0) |lab| {
         let (logits, labels) = logits_and_labels(lab);
         CrossEntropyLossConfig::new().init(&lab.device).forward(logits, labels)
     };
-    cross_entropy_smoothed(0.0, 1.0) |lab| {
+    cross_entropy_smoothed(RECORDED, 1.0) |lab| {
         let (logits, labels) = logits_and_labels(lab);
         let config = CrossEntropyLossConfig::new().with_smoothing(Some(0.1));
         config.init(&lab.device).forward(logits, labels)
     };
-    cross_entropy_weighted(0.0, 1.0) |lab| {
+    cross_entropy_weighted(RECORDED, 1.0) |lab| {
         let (logits, labels) = logits_and_labels(lab);
         let config = CrossEntropyLossConfig::new().with_weights(Some(WEIGHTS.to_vec()));
         config.init(&lab.device).forward(logits, labels)
     };
-    cross_entropy_padded(0.0, 1.0) |lab| {
+    cross_entropy_padded(RECORDED, 1.0) |lab| {
         let (logits, labels) = logits_and_labels(lab);
         let config = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![0]));
         config.init(&lab.device).forward(logits, labels)
     };
-    cross_entropy_smoothed_weighted_padded(0.0, 1.0) |lab| {
+    cross_entropy_smoothed_weighted_padded(RECORDED, 1.0) |lab| {
         let (logits, labels) = logits_and_labels(lab);
         let config = CrossEntropyLossConfig::new()
             .with_smoothing(Some(0.1))
@@ -68,7 +68,7 @@ cases! {
             CrossEntropyLossConfig::new().with_logits(false).with_smoothing(Some(0.1));
         config.init(&lab.device).forward(probabilities, labels)
     };
-    cross_entropy_with_logits(0.0, 1.0) |lab| {
+    cross_entropy_with_logits(RECORDED, 1.0) |lab| {
         let (logits, targets) = (lab.input([8, 6]), lab.constant_probabilities([8, 6]));
         cross_entropy_with_logits(logits, targets)
     };
@@ -143,7 +143,7 @@ cases! {
         let [predictions, targets] = predictions_and_targets(lab);
         LpLossConfig::new(3.0).init().forward_reduce_dims(predictions, targets, &[0])
     };
-    kl_div(0.0, 1.0) |lab| {
+    kl_div(RECORDED, 1.0) |lab| {
         let predictions = log_softmax(lab.input([6, 8]), 1);
         let targets = lab.constant_probabilities([6, 8]);
         KLDivLossConfig::new().init().forward(predictions, targets, Reduction::BatchMean)
@@ -184,7 +184,7 @@ cases! {
         let config = CosineEmbeddingLossConfig::new().with_margin(-0.25);
         config.with_reduction(Reduction::Sum).init().forward(one, other, target)
     };
-    ctc(0.0, 1.0) |lab| {
+    ctc(RECORDED, 1.0) |lab| {
         let log_probs = log_softmax(lab.input([8, 2, 4]), 2);
         let (targets, inputs, lengths) = sequences(lab);
         let loss = CTCLossConfig::new().init();
@@ -197,7 +197,7 @@ cases! {
             log_probs, targets, inputs, lengths,
         )
     };
-    rnnt(0.0, 1.0) |lab| {
+    rnnt(RECORDED, 1.0) |lab| {
         let logits = lab.input([2, 8, 4, 4]);
         let (targets, inputs, lengths) = sequences(lab);
         let loss = RNNTLossConfig::new().init();

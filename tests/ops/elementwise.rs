@@ -160,7 +160,7 @@ fn comparisons() -> Vec<Case> {
         "float_is_nan", points(), half(0.0, 1.0) => |a| a.x().mask_fill(a.x().is_nan(), 0);
         "float_is_inf", points(), half(0.0, 1.0) => |a| a.x().mask_fill(a.x().is_inf(), 0);
         "float_into_int int_into_float", points().only_fp32(), full(1.0) => |a| a.x() * a.x().clamp(-99, 99).int().float();
-        "bool_into_float", points().only_fp32(), full(1.0) => |a| a.x() * a.mask(a.x().dims()).float();
+        "bool_into_float", points().only_fp32(), half(0.0, 1.0) => |a| a.x() * a.mask(a.x().dims()).float();
     }
 }
 

@@ -83,12 +83,12 @@ fn convolutions() -> Vec<Case> {
 #[rustfmt::skip]
 fn norms() -> Vec<Case> {
     cases! {
-        "softmax", x(&[3, 9]).within(-8.0, 8.0), full(1.0).whole() => |a| activation::softmax(a.t::<2>(0), 1);
-        "softmax:first dimension", x(&[9, 3]).within(-8.0, 8.0), full(1.0).whole() => |a| activation::softmax(a.t::<2>(0), 0);
-        "softmax:far apart", x(&[1, 4]).given(&[300.0, 299.0, -300.0, 298.0]), full(1.0).whole() => |a| activation::softmax(a.t::<2>(0), 1);
-        "log_softmax", x(&[3, 9]).within(-8.0, 8.0), full(1.0).whole() => |a| activation::log_softmax(a.t::<2>(0), 1);
-        "log_softmax:far apart", x(&[1, 4]).given(&[300.0, 299.0, -300.0, 298.0]), full(1.0) => |a| activation::log_softmax(a.t::<2>(0), 1);
-        "softmin", x(&[3, 9]).within(-8.0, 8.0), full(1.0).whole() => |a| activation::softmin(a.t::<2>(0), 1);
+        "softmax", x(&[3, 9]).within(-8.0, 8.0), full(2.0).whole() => |a| activation::softmax(a.t::<2>(0), 1);
+        "softmax:first dimension", x(&[9, 3]).within(-8.0, 8.0), full(2.0).whole() => |a| activation::softmax(a.t::<2>(0), 0);
+        "softmax:far apart", x(&[1, 4]).given(&[300.0, 299.0, -300.0, 298.0]), full(2.0).whole() => |a| activation::softmax(a.t::<2>(0), 1);
+        "log_softmax", x(&[3, 9]).within(-8.0, 8.0), full(2.0).whole() => |a| activation::log_softmax(a.t::<2>(0), 1);
+        "log_softmax:far apart", x(&[1, 4]).given(&[300.0, 299.0, -300.0, 298.0]), full(2.0) => |a| activation::log_softmax(a.t::<2>(0), 1);
+        "softmin", x(&[3, 9]).within(-8.0, 8.0), full(2.0).whole() => |a| activation::softmin(a.t::<2>(0), 1);
         ":log of summed exponentials", x(&[3, 9]).within(30.0, 80.0), full(1.0).whole() => |a| a.t::<2>(0).exp().sum_dim(1).log();
         ":quiet softmax", x(&[3, 9]).within(-8.0, 8.0), full(2.0).rounded(8.0).whole() => |a| activation::quiet_softmax(a.t::<2>(0), 1);
         "layer_norm", x(&[3, 9]).w(&[9]).w(&[9]), half(1.0, 1.0).whole() => |a| layer_norm(a.t::<2>(0), a.t(1), Some(a.t(2)));

@@ -1,0 +1,131 @@
+//! What the upper layer records on the tape by itself, where Burn's own record would keep FP32
+//! tensors: the same values, with half copies kept for the backward pass.
+//!
+//! The upper [`Amp`] is generic over its backend, and only the lower one can name the `Autodiff`
+//! between them. So the lower layer registers a [`Tape`] for each checkpointing strategy of Burn's,
+//! and the upper finds the one of its backend by type. A backend without one, as `Amp` over another
+//! autodiff, records what Burn does.
+
+use std::any::{Any, TypeId};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::strategy::{
+    BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
+};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType};
+
+use super::recorded::Recorded;
+use crate::Amp;
+
+/// Operations with a record of their own, on an autodiff backend `B`. Those that return `None`
+/// have nothing to gain, and leave it to Burn.
+pub(crate) trait Tape<B: Backend>: Send + Sync {
+    /// A cast, which gradient checkpointing recomputes instead of keeping its result.
+    fn cast(&self, tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B>;
+
+    /// A product or quotient in FP32 whose operands are kept in the dtypes given.
+    fn arithmetic(
+        &self,
+        op: Arithmetic,
+        operands: [FloatTensor<B>; 2],
+        kept: [DType; 2],
+    ) -> Option<FloatTensor<B>>;
+
+    /// A square in FP32, whose operand is kept in the dtype given.
+    fn square(&self, tensor: FloatTensor<B>, kept: DType) -> Option<FloatTensor<B>>;
+
+    /// A product with zeros and ones of the same shape, kept as booleans where those are small.
+    fn dropout(&self, tensor: &FloatTensor<B>, noise: &FloatTensor<B>) -> Option<FloatTensor<B>>;
+
+    /// A ReLU that keeps its result, as the layer behind it does, instead of its operand.
+    fn relu(&self, tensor: FloatTensor<B>) -> FloatTensor<B>;
+
+    /// A softmax over `dim` in FP32, of which probabilities in the dtype `kept` are kept.
+    fn softmax(
+        &self,
+        kind: Softmax,
+        tensor: FloatTensor<B>,
+        dim: usize,
+        kept: DType,
+    ) -> FloatTensor<B>;
+
+    /// Layer norm over the last dimension in FP32, without the shift, of which the normalized
+    /// tensor is kept in the dtype `kept`.
+    fn layer_norm(
+        &self,
+        tensor: FloatTensor<B>,
+        gamma: FloatTensor<B>,
+        epsilon: f64,
+        kept: DType,
+    ) -> FloatTensor<B>;
+}
+
+/// The arithmetic that keeps its operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arithmetic {
+    Mul,
+    Div,
+}
+
+/// The variants of softmax.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Softmax {
+    /// exp(x) / sum(exp(x)).
+    Plain,
+    /// Its logarithm.
+    Log,
+    /// Attention's: zeros for a row of minus infinities, instead of NaN.
+    Masked,
+}
+
+type AnyTape = &'static (dyn Any + Send + Sync);
+/// A tape as [`Any`].
+struct Entry<B: Backend>(&'static dyn Tape<B>);
+
+static TAPES: LazyLock<Mutex<HashMap<TypeId, AnyTape>>> = LazyLock::new(Mutex::default);
+
+thread_local! {
+    static SEEN: RefCell<Vec<(TypeId, Option<AnyTape>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The tape of a backend, if it is an `Autodiff` over [`Amp`]. Costs a short walk over the
+/// backends that this thread has asked for.
+pub(crate) fn of<B: Backend>(device: &B::Device) -> Option<&'static dyn Tape<B>> {
+    let id = TypeId::of::<B>();
+    let seen = SEEN.with_borrow(|seen| seen.iter().find(|(k, _)| *k == id).map(|(_, t)| *t));
+    let tape = seen.unwrap_or_else(|| {
+        // Reaches the layer below, which registers.
+        B::dtype_usage(device, DType::F32);
+        let tape = lock().get(&id).copied();
+        SEEN.with_borrow_mut(|seen| seen.push((id, tape)));
+        tape
+    });
+    let Entry(tape) = tape?.downcast_ref::<Entry<B>>()?;
+    Some(*tape)
+}
+
+/// Registers the tapes of the autodiff backends over `Amp<B>`.
+pub(crate) fn register<B: Backend>() {
+    let mut tapes = lock();
+    tapes
+        .entry(TypeId::of::<Autodiff<Amp<B>, NoCheckpointing>>())
+        .or_insert_with(entry::<B, NoCheckpointing>);
+    tapes
+        .entry(TypeId::of::<Autodiff<Amp<B>, BalancedCheckpointing>>())
+        .or_insert_with(entry::<B, BalancedCheckpointing>);
+}
+
+/// Lives as long as the process: there is one for each backend type.
+fn entry<B: Backend, C: CheckpointStrategy>() -> AnyTape {
+    let tape: &'static dyn Tape<Autodiff<Amp<B>, C>> = &Recorded::<B, C>(PhantomData);
+    Box::leak(Box::new(Entry(tape)))
+}
+
+fn lock() -> std::sync::MutexGuard<'static, HashMap<TypeId, AnyTape>> {
+    TAPES.lock().unwrap_or_else(PoisonError::into_inner)
+}
