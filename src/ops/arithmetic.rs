@@ -15,6 +15,7 @@ use crate::tensor::{Marks, is_half};
 const SMALL: usize = 16;
 
 /// A sum or difference.
+#[inline(never)]
 pub(super) fn sum<B: Backend>(
     class: Class,
     lhs: AmpTensor<B>,
@@ -28,6 +29,7 @@ pub(super) fn sum<B: Backend>(
 }
 
 /// A product or quotient.
+#[inline(never)]
 pub(super) fn product<B: Backend>(
     op: Arithmetic,
     class: Class,
@@ -70,6 +72,7 @@ pub(super) fn product<B: Backend>(
 }
 
 /// A square, in FP32.
+#[inline(never)]
 pub(super) fn square<B: Backend>(class: Class, tensor: AmpTensor<B>) -> AmpTensor<B> {
     let call = Call::new(class, &[&tensor]);
     if let Some((tape, half)) = recording(&[&tensor]) {

@@ -248,6 +248,13 @@ fn support_of<B: Backend>(tensor: &AmpTensor<B>, dtype: DType) -> HalfSupport {
     device::current::<B>(&tensor.device()).support().of(dtype)
 }
 
+/// Runs an operation that the policy decides, apart from the callers' code, into which only the
+/// question whether there is a policy is to be inlined.
+#[inline(never)]
+fn by_policy<T>(op: impl FnOnce() -> T) -> T {
+    op()
+}
+
 /// The class of an operation, looked up while compiling.
 macro_rules! class {
     ($op:ident) => {
@@ -259,13 +266,16 @@ macro_rules! class {
 /// then its other arguments.
 macro_rules! float_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*);)*) => {$(
+        #[inline]
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> FloatTensor<Self> {
             if !$crate::precision::half_wanted() {
                 return $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*));
             }
-            let call = Call::new(class!($op), &[$(&$t),+]);
-            $(let $t = call.operand($t);)+
-            call.result(call.run(|| B::$op($($t,)+ $($a),*)))
+            $crate::ops::by_policy(move || {
+                let call = Call::new(class!($op), &[$(&$t),+]);
+                $(let $t = call.operand($t);)+
+                call.result(call.run(|| B::$op($($t,)+ $($a),*)))
+            })
         }
     )*};
 }
@@ -274,13 +284,16 @@ macro_rules! float_ops {
 macro_rules! backward_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*);)*) => {$(
         #[allow(clippy::too_many_arguments)]
+        #[inline]
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> FloatTensor<Self> {
             if !$crate::precision::half_wanted() {
                 return $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*));
             }
-            let call = Call::backward(class!($op), &[$(&$t),+]);
-            $(let $t = call.operand($t);)+
-            call.result(call.run(|| B::$op($($t,)+ $($a),*)))
+            $crate::ops::by_policy(move || {
+                let call = Call::backward(class!($op), &[$(&$t),+]);
+                $(let $t = call.operand($t);)+
+                call.result(call.run(|| B::$op($($t,)+ $($a),*)))
+            })
         }
     )*};
 }
@@ -288,15 +301,18 @@ macro_rules! backward_ops {
 /// As [`float_ops`], for operations with scalars that the operand's dtype has to hold.
 macro_rules! scalar_ops {
     ($($op:ident [$t:ident] ($($s:ident),+) -> $out:ident $(, $a:ident: $ty:ty)*;)*) => {$(
+        #[inline]
         fn $op($t: FloatTensor<Self>, $($s: Scalar,)+ $($a: $ty),*) -> $out<Self> {
             if !$crate::precision::half_wanted() {
                 let out = B::$op($t.into_primitive(), $($s,)+ $($a),*);
                 return scalar_ops!(@ $out, plain, out);
             }
-            let call = Call::with_scalars(class!($op), &$t, &[$($s),+]);
-            let $t = call.operand($t);
-            let out = call.run(|| B::$op($t, $($s,)+ $($a),*));
-            scalar_ops!(@ $out, call, out)
+            $crate::ops::by_policy(move || {
+                let call = Call::with_scalars(class!($op), &$t, &[$($s),+]);
+                let $t = call.operand($t);
+                let out = call.run(|| B::$op($t, $($s,)+ $($a),*));
+                scalar_ops!(@ $out, call, out)
+            })
         }
     )*};
     (@ FloatTensor, plain, $out:ident) => { $crate::AmpTensor::plain($out) };
@@ -307,13 +323,16 @@ macro_rules! scalar_ops {
 /// Operations from float tensors to an integer or boolean tensor.
 macro_rules! measuring_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*) -> $out:ident;)*) => {$(
+        #[inline]
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> $out<Self> {
             if !$crate::precision::half_wanted() {
                 return B::$op($($t.into_primitive(),)+ $($a),*);
             }
-            let call = Call::new(class!($op), &[$(&$t),+]);
-            $(let $t = call.operand($t);)+
-            call.run(|| B::$op($($t,)+ $($a),*))
+            $crate::ops::by_policy(move || {
+                let call = Call::new(class!($op), &[$(&$t),+]);
+                $(let $t = call.operand($t);)+
+                call.run(|| B::$op($($t,)+ $($a),*))
+            })
         }
     )*};
 }
@@ -321,6 +340,7 @@ macro_rules! measuring_ops {
 /// Operations that no float tensor takes part in: the backend's own.
 macro_rules! delegate {
     ($(fn $op:ident($($a:ident: $ty:ty),* $(,)?) -> $out:ty;)*) => {$(
+        #[inline]
         fn $op($($a: $ty),*) -> $out {
             B::$op($($a),*)
         }

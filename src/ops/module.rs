@@ -10,8 +10,9 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 
 use super::arithmetic::kept;
 use super::attention::{scale, scaled_dot_product};
-use super::{Call, backward_ops, class, float_ops, recording};
+use super::{Call, backward_ops, by_policy, class, float_ops, recording};
 use crate::policy::Class;
+use crate::precision::half_wanted;
 use crate::tensor::is_half;
 use crate::{Amp, AmpTensor};
 
@@ -91,6 +92,10 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         x: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
+        if !half_wanted() {
+            let (x, output_grad) = (x.into_primitive(), output_grad.into_primitive());
+            return AmpTensor::plain(B::linear_weight_backward(x, output_grad));
+        }
         let call = Call::new(class!(linear_weight_backward), &[&x, &output_grad]);
         let folded = |tensor: FloatTensor<B>| {
             let shape = tensor.shape();
@@ -392,7 +397,24 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
 /// A contraction of `x` with a weight, and a bias added along dimension `channels` of the result.
 ///
 /// A device that only multiplies matrices in half cannot add the bias there: it is added in FP32.
+#[inline]
 fn contraction<B: Backend>(
+    class: Class,
+    channels: usize,
+    x: AmpTensor<B>,
+    weight: AmpTensor<B>,
+    bias: Option<AmpTensor<B>>,
+    op: impl FnOnce(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    if !half_wanted() {
+        let bias = bias.map(AmpTensor::into_primitive);
+        return AmpTensor::plain(op(x.into_primitive(), weight.into_primitive(), bias));
+    }
+    by_policy(|| contraction_by_policy(class, channels, x, weight, bias, op))
+}
+
+/// As [`contraction`], where there is a policy.
+fn contraction_by_policy<B: Backend>(
     class: Class,
     channels: usize,
     x: AmpTensor<B>,
@@ -403,7 +425,7 @@ fn contraction<B: Backend>(
     let call = Call::new(class, &[&x, &weight, bias.as_ref().unwrap_or(&weight)]);
     match bias {
         Some(bias) if call.is_bare_contraction(&x) => {
-            let out = contraction(class, channels, x, weight, None, op);
+            let out = contraction_by_policy(class, channels, x, weight, None, op);
             let mut shape = vec![1; out.rank()];
             shape[channels] = bias.shape().num_elements();
             Amp::<B>::float_add(out, Amp::<B>::float_reshape(bias, Shape::from(shape)))

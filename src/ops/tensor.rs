@@ -135,6 +135,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     // Arithmetic.
 
+    #[inline]
     fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
             true => sum(class!(float_add), lhs, rhs, B::float_add),
@@ -142,6 +143,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
     }
 
+    #[inline]
     fn float_sub(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
             true => sum(class!(float_sub), lhs, rhs, B::float_sub),
@@ -149,6 +151,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
     }
 
+    #[inline]
     fn float_mul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
             true => product(Arithmetic::Mul, class!(float_mul), lhs, rhs),
@@ -156,6 +159,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
     }
 
+    #[inline]
     fn float_div(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
             true => product(Arithmetic::Div, class!(float_div), lhs, rhs),
@@ -163,7 +167,11 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
     }
 
+    #[inline]
     fn float_powi_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
+        if !half_wanted() {
+            return AmpTensor::plain(B::float_powi_scalar(lhs.into_primitive(), rhs));
+        }
         let class = class!(float_powi_scalar);
         if rhs.elem::<f64>() == 2.0 {
             return square(class, lhs);
