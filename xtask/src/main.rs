@@ -3,10 +3,6 @@
 mod bench;
 mod coverage;
 
-use std::path::PathBuf;
-use std::process::Command as Process;
-
-use anyhow::ensure;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
@@ -25,29 +21,12 @@ enum Command {
         table: bool,
     },
     /// Measures what mixed precision costs and saves, against Burn without it in the same run.
-    Bench {
-        /// What to measure.
-        kind: bench::Kind,
-        /// Also writes the figures to a file.
-        #[arg(long)]
-        json: Option<PathBuf>,
-    },
+    Bench(bench::Options),
 }
 
 fn main() -> anyhow::Result<()> {
     match Args::parse().command {
         Command::Coverage { table } => coverage::coverage(table),
-        Command::Bench { kind, json } if !cfg!(debug_assertions) => bench::bench(kind, json),
-        Command::Bench { .. } => optimized(),
+        Command::Bench(options) => bench::bench(&options),
     }
-}
-
-/// Runs this command again, optimized.
-fn optimized() -> anyhow::Result<()> {
-    let status = Process::new(env!("CARGO"))
-        .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
-        .args(std::env::args().skip(1))
-        .status()?;
-    ensure!(status.success(), "the optimized run failed: {status}");
-    Ok(())
 }

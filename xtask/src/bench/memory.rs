@@ -1,61 +1,170 @@
-//! What a step holds: live bytes above parameters and batch, counted by the allocator.
+//! What a step holds for its backward pass and at its peak, above parameters and batch. Counted, so
+//! that one run of each is enough.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::path::Path;
 
+use burn::backend::Autodiff;
+use burn::backend::autodiff::checkpoint::strategy::{
+    BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
+};
+use burn::module::Module;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use serde::Serialize;
+use burn_amp::{AmpAutodiff, Precision, with_precision};
+use serde_json::{Value, json};
 
-use super::models::Bench;
-
-/// Counts the bytes that are live, and the most that ever were.
-pub struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// Safety: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(live, Ordering::Relaxed);
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use super::alloc::Mark;
+use super::backend::{Measured, precisions};
+use super::models::{Batch, Dims, Model, Net, Size};
+use super::{Options, plot, pytorch};
 
 /// What a training step holds, in bytes.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Held {
+struct Held {
     /// When the loss is there and the backward pass has not begun.
-    pub kept_bytes: usize,
-    /// At the peak of the forward and backward pass.
-    pub peak_bytes: usize,
+    kept: usize,
+    /// The same by size of block, in the memory of the process.
+    blocks: BTreeMap<usize, usize>,
+    /// At the most, where that can be known.
+    peak: Option<usize>,
+}
+
+pub fn memory<B: Measured>(options: &Options) -> Vec<Value> {
+    strategy::<B, NoCheckpointing>(options, "no checkpointing", true)
+}
+
+pub fn balanced<B: Measured>(options: &Options) -> Vec<Value> {
+    strategy::<B, BalancedCheckpointing>(options, "balanced checkpointing", false)
+}
+
+fn strategy<B: Measured, C: CheckpointStrategy>(
+    options: &Options,
+    name: &str,
+    marks: bool,
+) -> Vec<Value> {
+    println!(
+        "\n{name}\n{:<12} {:<10} {:>12} {:>7} {:>12} {:>7} {:>12}",
+        "model", "precision", "kept MiB", "ratio", "peak MiB", "ratio", "PyTorch MiB"
+    );
+    let marks = marks && options.size == Size::Small;
+    let models = options.models();
+    let rows = models.flat_map(|model| one::<B, C>(options, model, marks));
+    rows.collect()
+}
+
+fn one<B: Measured, C: CheckpointStrategy>(
+    options: &Options,
+    model: Model,
+    marks: bool,
+) -> Vec<Value> {
+    let dims = model.dims(options.size);
+    let plain = held::<B, Autodiff<B, C>>(model, dims);
+    let row = |precision: &str, held: &Held, mark: f64| {
+        let ratio = held.kept as f64 / plain.kept as f64;
+        let peak_ratio = Option::zip(held.peak, plain.peak).map(|(a, b)| a as f64 / b as f64);
+        println!(
+            "{:<12} {precision:<10} {:>12.1} {ratio:>7.3} {:>12} {:>7} {:>12}",
+            model.name(),
+            mib(held.kept),
+            or_dash(held.peak.map(mib), 1),
+            or_dash(peak_ratio, 3),
+            or_dash(marks.then_some(mark), 1),
+        );
+        if options.detail {
+            detail(&held.blocks);
+        }
+        json!({
+            "model": model.name(),
+            "precision": precision,
+            "kept_bytes": held.kept,
+            "peak_bytes": held.peak,
+            "ratio": ratio,
+            "peak_ratio": peak_ratio,
+            "pytorch_kept_mib": marks.then_some(mark),
+        })
+    };
+    let (full, autocast) = pytorch::kept_mib(model);
+    let mut rows = vec![row("burn", &plain, full)];
+    for precision in precisions::<B>() {
+        let held = with_precision(precision, || held::<B, AmpAutodiff<B, C>>(model, dims));
+        let mark = match precision {
+            Precision::F32 => full,
+            _ => autocast,
+        };
+        rows.push(row(&precision.to_string(), &held, mark));
+    }
+    rows
 }
 
 /// Measures the second of two steps: what a first one sets up for good is not counted.
-pub fn held<B: AutodiffBackend, M: Bench<B>>() -> Held {
-    let device = B::Device::default();
-    <B as Backend>::seed(&device, 1);
-    let model = M::new(&device);
-    let batch = M::batch(&device);
-    drop(model.loss(batch.clone()).backward());
+fn held<B: Measured, A: AutodiffBackend<Device = B::Device>>(model: Model, dims: Dims) -> Held {
+    let device = A::Device::default();
+    <A as Backend>::seed(&device, 1);
+    let net = Net::<A>::new(model, dims, &device);
+    let batch = Batch::new(model, dims, &device);
+    drop(net.loss(batch.clone()).backward());
 
     // Parameters as an optimizer would leave them: of no forward pass yet.
-    let model = model.fork(&device);
-    let before = LIVE.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    let loss = model.loss(batch);
-    let kept = LIVE.load(Ordering::Relaxed);
+    let net = net.fork(&device);
+    let before = B::device_bytes(&device);
+    let mark = Mark::set();
+    let loss = net.loss(batch);
+    let on_device = B::device_bytes(&device).zip(before);
+    let kept = on_device.map_or_else(|| mark.live(), |(after, before)| after - before);
+    let blocks = mark.blocks();
     let grads = loss.backward();
-    let peak = PEAK.load(Ordering::Relaxed);
+    let peak = on_device.is_none().then(|| mark.peak());
     drop(grads);
-    Held {
-        kept_bytes: kept.saturating_sub(before),
-        peak_bytes: peak - before,
+    Held { kept, blocks, peak }
+}
+
+/// How what is kept by a transformer grows, as plots in `folder`.
+pub fn growth<B: Measured>(folder: &Path) -> anyhow::Result<()> {
+    let dims = Model::Transformer.dims(Size::Small);
+    // bf16 where the device has it.
+    let half = *precisions::<B>().last().expect("at least FP32");
+    let name = format!("burn-amp in {half}");
+    let depths = [1, 2, 4, 6].map(|layers| (layers, Dims { layers, ..dims }));
+    let lengths = [64, 128, 256, 512].map(|length| (length, Dims { length, ..dims }));
+    for (file, axis, points) in [
+        ("memory_depth.svg", "layers", depths),
+        ("memory_length.svg", "sequence length in tokens", lengths),
+    ] {
+        let kept = |held: Held| mib(held.kept);
+        let plain = points.map(|(x, dims)| {
+            let held = held::<B, Autodiff<B>>(Model::Transformer, dims);
+            (x as f64, kept(held))
+        });
+        let amp = points.map(|(x, dims)| {
+            let run = || held::<B, AmpAutodiff<B>>(Model::Transformer, dims);
+            (x as f64, kept(with_precision(half, run)))
+        });
+        let path = folder.join(file);
+        plot::lines(
+            &path,
+            "Kept for the backward pass of the transformer",
+            axis,
+            "kept in MiB",
+            &[("Burn in FP32", &plain), (&name, &amp)],
+        )?;
+        println!("wrote target/bench/{file}");
     }
+    Ok(())
+}
+
+/// Prints what is kept by size of block, the most bytes first.
+fn detail(blocks: &BTreeMap<usize, usize>) {
+    let mut blocks: Vec<_> = blocks.iter().map(|(b, n)| (b * n, *b, *n)).collect();
+    blocks.sort_by(|a, b| b.cmp(a));
+    println!("{:>16} {:>7} {:>12}", "block bytes", "count", "total MiB");
+    for (total, bytes, count) in blocks {
+        println!("{bytes:>16} {count:>7} {:>12.2}", mib(total));
+    }
+}
+
+fn mib(bytes: usize) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn or_dash(value: Option<f64>, digits: usize) -> String {
+    value.map_or("-".into(), |value| format!("{value:.digits$}"))
 }

@@ -1,119 +1,236 @@
 //! What mixed precision costs and saves, against Burn without it in the same run.
 
+mod alloc;
+mod backend;
+mod bounds;
+mod casts;
+#[allow(unused_imports)] // The tests use more of it.
+#[path = "../../../tests/common/checked/mod.rs"]
+mod checked;
+mod flat;
 mod memory;
 mod models;
+mod overhead;
+mod plot;
+mod pytorch;
+mod speed;
 mod time;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Command, exit};
 
-use anyhow::Context;
-use burn::backend::{Autodiff, Flex};
-use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{AmpAutodiff, Precision, with_precision};
-use clap::ValueEnum;
-use serde_json::{Value, json};
+use anyhow::{Context, ensure};
+use burn::backend::Flex;
+use burn_amp::{AmpConfig, Precision};
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
 
-use memory::{Held, held};
-use models::{Bench, Cnn, Mlp, Recurrent, SmallOps, Transformer};
-
-#[global_allocator]
-static ALLOCATOR: memory::Counting = memory::Counting;
+use backend::{Choice, Measured};
+use models::{Model, Size};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// A step of small operations in FP32, with AMP and without.
+    /// Small operations in FP32, with AMP and without.
     Overhead,
+    /// What a step casts, reads back and launches, and what PyTorch would cast.
+    Casts,
     /// What a step holds for its backward pass, and at its peak.
     Memory,
+    /// How long a training step takes in each precision.
+    Speed,
+    /// What unscaling and checking in one flat buffer would gain.
+    Flat,
     /// All of these.
     All,
 }
 
-type Plain = Autodiff<Flex>;
-type Amp = AmpAutodiff<Flex>;
+/// What is measured, and how.
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    kind: Kind,
+    /// What it is measured on. Casts are counted on Flex, with the small models, in any case.
+    #[arg(long, value_enum, default_value_t)]
+    backend: Choice,
+    /// How large the models are.
+    #[arg(long, value_enum, default_value_t)]
+    size: Size,
+    /// One model alone.
+    #[arg(long, value_enum)]
+    model: Option<Model>,
+    /// How often each precision is timed by `speed`, in turn.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Also prints what `memory` finds by size of block.
+    #[arg(long)]
+    detail: bool,
+    /// Also measures `speed` with PyTorch, where it is installed.
+    #[arg(long)]
+    pytorch: bool,
+    /// Also writes the figures to a file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Fails when a figure is beyond its bound.
+    #[arg(long)]
+    check: bool,
+}
 
-pub fn bench(kind: Kind, json: Option<PathBuf>) -> anyhow::Result<()> {
-    let mut report = serde_json::Map::new();
+impl Options {
+    fn models(&self) -> impl Iterator<Item = Model> {
+        let only = self.model;
+        let chosen = move |model: &Model| only.is_none_or(|only| only == *model);
+        Model::ALL.into_iter().filter(chosen)
+    }
+
+    fn measures(&self, kind: Kind) -> bool {
+        self.kind == kind || self.kind == Kind::All
+    }
+}
+
+pub fn bench(options: &Options) -> anyhow::Result<()> {
+    let feature = options.backend.missing_feature();
+    if cfg!(debug_assertions) || feature.is_some() {
+        return again(feature);
+    }
+    match options.backend {
+        Choice::Flex => run::<Flex>(options),
+        #[cfg(feature = "cuda")]
+        Choice::Cuda => run::<burn::backend::Cuda>(options),
+        #[cfg(feature = "vulkan")]
+        Choice::Vulkan => run::<burn::backend::Vulkan>(options),
+        #[cfg(feature = "wgpu")]
+        Choice::Wgpu => run::<burn::backend::Wgpu>(options),
+        #[allow(unreachable_patterns)]
+        _ => unreachable!("a backend without its feature"),
+    }
+}
+
+/// Runs this command again, optimized and with a backend's feature.
+fn again(feature: Option<&str>) -> anyhow::Result<()> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["run", "--release", "--package", "xtask"]);
+    match feature {
+        // May take minutes to compile, and better says so.
+        Some(feature) => cargo.args(["--features", feature]),
+        None => cargo.arg("--quiet"),
+    };
+    let status = cargo.arg("--").args(std::env::args().skip(1)).status()?;
+    exit(status.code().unwrap_or(1))
+}
+
+fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
+    // What `Auto` would choose is not what is compared: each precision is asked for by name.
+    let device = B::Device::default();
+    AmpConfig::new()
+        .with_precision(Precision::F32)
+        .apply::<B>(&device)?;
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+    fs::create_dir_all(&folder)?;
+
+    let mut report = Map::new();
+    let mut add = |name: &str, rows: Vec<Value>| report.insert(name.into(), rows.into());
     // First, while nothing in the process has asked for half precision.
-    if matches!(kind, Kind::Overhead | Kind::All) {
-        report.insert("overhead".into(), overheads());
+    if options.measures(Kind::Overhead) {
+        add("overhead", overhead::overhead::<B>());
     }
-    if matches!(kind, Kind::Memory | Kind::All) {
-        report.insert("memory".into(), memories());
+    if options.measures(Kind::Casts) {
+        add("casts", casts::casts(options));
     }
-    if let Some(path) = json {
-        fs::write(&path, format!("{:#}\n", Value::from(report)))
-            .with_context(|| format!("writing {}", path.display()))?;
+    if options.measures(Kind::Memory) {
+        add("memory", memory::memory::<B>(options));
+        add("memory_balanced", memory::balanced::<B>(options));
+        if options.model.is_none() {
+            memory::growth::<B>(&folder)?;
+        }
+    }
+    if options.measures(Kind::Speed) {
+        let rows = speed::speed::<B>(options);
+        if options.pytorch {
+            add("pytorch", pytorch::compare(options, &rows, &folder)?);
+        }
+        add("speed", rows);
+    }
+    if options.measures(Kind::Flat) {
+        add("flat", flat::flat::<B>());
+    }
+    let report = Value::from(report);
+    if let Some(path) = &options.json {
+        fs::write(path, format!("{report:#}\n")).with_context(|| path.display().to_string())?;
+    }
+    if options.check {
+        let (measured, missed) = bounds::check(&report);
+        ensure!(
+            missed.is_empty(),
+            "beyond its bound:\n{}",
+            missed.join("\n")
+        );
+        println!("\n{measured} figures within their bounds");
     }
     Ok(())
 }
 
-fn memories() -> Value {
-    println!(
-        "\n{:<12} {:<10} {:>12} {:>7} {:>12} {:>7}",
-        "model", "precision", "kept MiB", "ratio", "peak MiB", "ratio"
-    );
-    let rows = [
-        memory::<Transformer<Plain>, Transformer<Amp>>("transformer"),
-        memory::<Cnn<Plain>, Cnn<Amp>>("cnn"),
-        memory::<Mlp<Plain>, Mlp<Amp>>("mlp"),
-        memory::<Recurrent<Plain>, Recurrent<Amp>>("lstm"),
-    ];
-    rows.concat().into()
-}
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
 
-fn memory<M: Bench<Plain>, A: Bench<Amp>>(model: &str) -> Vec<Value> {
-    let plain = held::<Plain, M>();
-    let amp = [Precision::F32, Precision::F16, Precision::Bf16].map(|precision| {
-        let held = with_precision(precision, held::<Amp, A>);
-        (precision.to_string(), held)
-    });
-    let runs = [("burn".to_string(), plain)].into_iter().chain(amp);
-    runs.map(|(precision, held): (String, Held)| {
-        let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
-        let ratio = held.kept_bytes as f64 / plain.kept_bytes as f64;
-        let peak_ratio = held.peak_bytes as f64 / plain.peak_bytes as f64;
-        println!(
-            "{model:<12} {precision:<10} {:>12.1} {ratio:>7.3} {:>12.1} {peak_ratio:>7.3}",
-            mib(held.kept_bytes),
-            mib(held.peak_bytes)
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parsed(args: &str) -> Result<Options, clap::Error> {
+        let args = ["bench"].into_iter().chain(args.split_whitespace());
+        Cli::try_parse_from(args).map(|cli| cli.options)
+    }
+
+    #[test]
+    fn a_kind_is_enough() {
+        let options = parsed("memory").unwrap();
+        assert_eq!((options.backend, options.size), (Choice::Flex, Size::Small));
+        assert!(options.measures(Kind::Memory) && !options.measures(Kind::Speed));
+        assert!(options.models().eq(Model::ALL));
+        assert!(!options.check && !options.pytorch && !options.detail);
+    }
+
+    #[test]
+    fn everything_can_be_chosen() {
+        let options = parsed("all --backend vulkan --size large --model lstm --json a.json");
+        let options = options.unwrap();
+        assert!(options.measures(Kind::Casts));
+        assert_eq!(
+            (options.backend, options.size),
+            (Choice::Vulkan, Size::Large)
         );
-        json!({
-            "model": model,
-            "precision": precision,
-            "kept_bytes": held.kept_bytes,
-            "peak_bytes": held.peak_bytes,
-            "ratio": ratio,
-            "peak_ratio": peak_ratio,
-        })
-    })
-    .collect()
-}
+        assert!(options.models().eq([Model::Lstm]));
+        assert_eq!(options.json.as_deref(), Some(Path::new("a.json")));
+    }
 
-fn overheads() -> Value {
-    let (plain, amp, ratio) = time::pairs(
-        step::<Plain, SmallOps<Plain>>(),
-        step::<Amp, SmallOps<Amp>>(),
-    );
-    println!(
-        "\nsmall_ops    a step in FP32: {plain:.1} us on Burn, {amp:.1} us on AMP, ratio {:.3} \
-         ({:.3} to {:.3})",
-        ratio.median, ratio.low, ratio.high
-    );
-    json!([{
-        "model": "small_ops",
-        "step_ratio": ratio.median,
-        "step_ratio_low": ratio.low,
-        "step_ratio_high": ratio.high,
-    }])
-}
+    #[test]
+    fn what_is_unknown_is_refused() {
+        for args in [
+            "",
+            "nothing",
+            "memory --backend tpu",
+            "memory --model gpt",
+            "speed --rounds 0",
+        ] {
+            assert!(parsed(args).is_err(), "{args}");
+        }
+    }
 
-/// A training step without the optimizer, which runs below both.
-fn step<B: AutodiffBackend, M: Bench<B>>() -> impl FnMut() {
-    let device = B::Device::default();
-    let model = M::new(&device);
-    let batch = M::batch(&device);
-    move || drop(model.loss(batch.clone()).backward())
+    #[test]
+    fn flex_needs_no_feature() {
+        assert_eq!(Choice::Flex.missing_feature(), None);
+    }
+
+    #[test]
+    fn the_names_of_models_are_those_of_the_command_line() {
+        for model in Model::ALL {
+            assert_eq!(model.to_possible_value().unwrap().get_name(), model.name());
+        }
+    }
 }

@@ -13,37 +13,173 @@ use burn::nn::{
     LinearConfig, Lstm, LstmConfig, PaddingConfig2d,
 };
 use burn::tensor::activation::relu;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Int, Tensor};
+use clap::ValueEnum;
 
-/// A model with a batch for it.
-pub trait Bench<B: AutodiffBackend>: burn::module::AutodiffModule<B> {
-    /// What is fed to the model.
-    type Batch: Clone;
+/// A model by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Model {
+    Transformer,
+    Cnn,
+    Mlp,
+    Lstm,
+}
 
+/// How large the models are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Size {
+    /// Measured on a CPU within minutes.
+    #[default]
+    Small,
+    /// Fills a GPU.
+    Large,
+}
+
+/// The dimensions of a model and of its batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Dims {
+    pub batch: usize,
+    /// Of a sequence; the side of an image.
+    pub length: usize,
+    /// Of a layer; the channels of a CNN's first stage.
+    pub width: usize,
+    /// Those of a CNN are its stages; an LSTM has one.
+    pub layers: usize,
+}
+
+impl Model {
+    pub const ALL: [Self; 4] = [Self::Transformer, Self::Cnn, Self::Mlp, Self::Lstm];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Transformer => "transformer",
+            Self::Cnn => "cnn",
+            Self::Mlp => "mlp",
+            Self::Lstm => "lstm",
+        }
+    }
+
+    /// The same as in `xtask/pytorch/bench.py`.
+    pub fn dims(self, size: Size) -> Dims {
+        let (batch, length, width, layers) = match (self, size) {
+            (Self::Transformer, Size::Small) => (8, 256, 256, 4),
+            (Self::Transformer, Size::Large) => (16, 1024, 768, 12),
+            (Self::Cnn, Size::Small) => (32, 32, 32, 3),
+            (Self::Cnn, Size::Large) => (256, 64, 128, 3),
+            (Self::Mlp, Size::Small) => (4096, 1, 512, 6),
+            (Self::Mlp, Size::Large) => (16384, 1, 4096, 8),
+            (Self::Lstm, Size::Small) => (64, 64, 128, 1),
+            (Self::Lstm, Size::Large) => (256, 128, 1024, 1),
+        };
+        Dims {
+            batch,
+            length,
+            width,
+            layers,
+        }
+    }
+
+    /// What a step is fed, and how much of it.
+    pub fn items(self, dims: Dims) -> (&'static str, usize) {
+        match self {
+            Self::Transformer | Self::Lstm => ("tokens", dims.batch * dims.length),
+            Self::Cnn => ("images", dims.batch),
+            Self::Mlp => ("rows", dims.batch),
+        }
+    }
+}
+
+/// Any of the models.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)] // Not many are alive at once.
+pub enum Net<B: Backend> {
+    Transformer(Transformer<B>),
+    Cnn(Cnn<B>),
+    Mlp(Mlp<B>),
+    Lstm(Recurrent<B>),
+}
+
+/// What is fed to a model, and what it is to answer.
+#[derive(Debug, Clone)]
+pub struct Batch<B: Backend> {
+    input: Input<B>,
+    targets: Tensor<B, 1, Int>,
+}
+
+#[derive(Debug, Clone)]
+enum Input<B: Backend> {
+    Tokens(Tensor<B, 2, Int>),
+    Rows(Tensor<B, 2>),
+    Sequences(Tensor<B, 3>),
+    Images(Tensor<B, 4>),
+}
+
+impl<B: Backend> Net<B> {
     /// The model with fresh parameters.
-    fn new(device: &B::Device) -> Self;
-
-    /// A batch of random data.
-    fn batch(device: &B::Device) -> Self::Batch;
+    pub fn new(model: Model, dims: Dims, device: &B::Device) -> Self {
+        match model {
+            Model::Transformer => Self::Transformer(Transformer::new(dims, device)),
+            Model::Cnn => Self::Cnn(Cnn::new(dims, device)),
+            Model::Mlp => Self::Mlp(Mlp::new(dims, device)),
+            Model::Lstm => Self::Lstm(Recurrent::new(dims, device)),
+        }
+    }
 
     /// The loss of the batch.
-    fn loss(&self, batch: Self::Batch) -> Tensor<B, 1>;
+    pub fn loss(&self, batch: Batch<B>) -> Tensor<B, 1> {
+        let logits = match (self, batch.input) {
+            (Self::Transformer(model), Input::Tokens(tokens)) => model.forward(tokens),
+            (Self::Cnn(model), Input::Images(images)) => model.forward(images),
+            (Self::Mlp(model), Input::Rows(rows)) => model.forward(rows),
+            (Self::Lstm(model), Input::Sequences(sequences)) => model.forward(sequences),
+            _ => unreachable!("a batch of another model"),
+        };
+        CrossEntropyLossConfig::new()
+            .init(&logits.device())
+            .forward(logits, batch.targets)
+    }
 }
 
+impl<B: Backend> Batch<B> {
+    /// A batch of random data.
+    pub fn new(model: Model, dims: Dims, device: &B::Device) -> Self {
+        let Dims {
+            batch,
+            length,
+            width,
+            ..
+        } = dims;
+        let labels = |count, classes| {
+            let up_to = Distribution::Uniform(0.0, classes as f64 - 1.0);
+            Tensor::<B, 1>::random([count], up_to, device).int()
+        };
+        let (input, targets) = match model {
+            Model::Transformer => {
+                let draw = || labels(batch * length, VOCABULARY);
+                (Input::Tokens(draw().reshape([batch, length])), draw())
+            }
+            Model::Cnn => {
+                let images = noise([batch, 3, length, length], device);
+                (Input::Images(images), labels(batch, CLASSES))
+            }
+            Model::Mlp => {
+                let rows = noise([batch, width], device);
+                (Input::Rows(rows), labels(batch, CLASSES))
+            }
+            Model::Lstm => {
+                let sequences = noise([batch, length, width], device);
+                (Input::Sequences(sequences), labels(batch, CLASSES))
+            }
+        };
+        Self { input, targets }
+    }
+}
+
+const VOCABULARY: usize = 256;
 const CLASSES: usize = 10;
-
-fn cross_entropy<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
-    let device = logits.device();
-    CrossEntropyLossConfig::new()
-        .init(&device)
-        .forward(logits, targets)
-}
-
-fn labels<B: Backend>(count: usize, classes: usize, device: &B::Device) -> Tensor<B, 1, Int> {
-    let most = classes as f64 - 1.0;
-    Tensor::<B, 1>::random([count], Distribution::Uniform(0.0, most), device).int()
-}
+/// Of an attention head.
+const HEAD: usize = 64;
 
 fn noise<B: Backend, const D: usize>(shape: [usize; D], device: &B::Device) -> Tensor<B, D> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
@@ -60,38 +196,22 @@ pub struct Transformer<B: Backend> {
 }
 
 impl<B: Backend> Transformer<B> {
-    const VOCABULARY: usize = 256;
-    const WIDTH: usize = 256;
-    const HEADS: usize = 4;
-    const LAYERS: usize = 4;
-    const LENGTH: usize = 256;
-    const BATCH: usize = 8;
-}
-
-impl<B: AutodiffBackend> Bench<B> for Transformer<B> {
-    type Batch = (Tensor<B, 2, Int>, Tensor<B, 1, Int>);
-
-    fn new(device: &B::Device) -> Self {
-        let (width, vocabulary) = (Self::WIDTH, Self::VOCABULARY);
+    fn new(dims: Dims, device: &B::Device) -> Self {
+        let width = dims.width;
+        let heads = width / HEAD;
         Self {
-            tokens: EmbeddingConfig::new(vocabulary, width).init(device),
-            positions: EmbeddingConfig::new(Self::LENGTH, width).init(device),
-            layers: TransformerEncoderConfig::new(width, 4 * width, Self::HEADS, Self::LAYERS)
+            tokens: EmbeddingConfig::new(VOCABULARY, width).init(device),
+            positions: EmbeddingConfig::new(dims.length, width).init(device),
+            layers: TransformerEncoderConfig::new(width, 4 * width, heads, dims.layers)
                 .with_norm_first(true)
                 .with_dropout(0.1)
                 .init(device),
             norm: LayerNormConfig::new(width).init(device),
-            head: LinearConfig::new(width, vocabulary).init(device),
+            head: LinearConfig::new(width, VOCABULARY).init(device),
         }
     }
 
-    fn batch(device: &B::Device) -> Self::Batch {
-        let tokens = Self::BATCH * Self::LENGTH;
-        let draw = || labels(tokens, Self::VOCABULARY, device);
-        (draw().reshape([Self::BATCH, Self::LENGTH]), draw())
-    }
-
-    fn loss(&self, (tokens, targets): Self::Batch) -> Tensor<B, 1> {
+    fn forward(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 2> {
         let device = tokens.device();
         let [batch, length] = tokens.dims();
         let positions = Tensor::arange(0..length as i64, &device).unsqueeze::<2>();
@@ -100,12 +220,12 @@ impl<B: AutodiffBackend> Bench<B> for Transformer<B> {
         let x = self
             .layers
             .forward(TransformerEncoderInput::new(x).mask_attn(mask));
-        let logits = self.head.forward(self.norm.forward(x));
-        cross_entropy(logits.flatten(0, 1), targets)
+        self.head.forward(self.norm.forward(x)).flatten(0, 1)
     }
 }
 
-/// Three stages of two 3x3 convolutions with batch norm, the second and third at stride 2.
+/// Stages of two 3x3 convolutions with batch norm, from the second on at stride 2 and twice as
+/// wide.
 #[derive(Module, Debug)]
 pub struct Cnn<B: Backend> {
     convolutions: Vec<Conv2d<B>>,
@@ -114,138 +234,81 @@ pub struct Cnn<B: Backend> {
     head: Linear<B>,
 }
 
-impl<B: AutodiffBackend> Bench<B> for Cnn<B> {
-    type Batch = (Tensor<B, 4>, Tensor<B, 1, Int>);
-
-    fn new(device: &B::Device) -> Self {
-        let blocks = [
-            (3, 32, 1),
-            (32, 32, 1),
-            (32, 64, 2),
-            (64, 64, 1),
-            (64, 128, 2),
-            (128, 128, 1),
-        ];
+impl<B: Backend> Cnn<B> {
+    fn new(dims: Dims, device: &B::Device) -> Self {
+        let of_stage = |stage| match stage {
+            0 => [(3, dims.width, 1), (dims.width, dims.width, 1)],
+            _ => {
+                let width = dims.width << stage;
+                [(width / 2, width, 2), (width, width, 1)]
+            }
+        };
+        let blocks: Vec<_> = (0..dims.layers).flat_map(of_stage).collect();
+        let convolution = |(from, to, stride): &(usize, usize, usize)| {
+            Conv2dConfig::new([*from, *to], [3, 3])
+                .with_stride([*stride, *stride])
+                .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
+                .with_bias(false)
+                .init(device)
+        };
+        let norm = |(_, to, _): &(usize, usize, usize)| BatchNormConfig::new(*to).init(device);
         Self {
-            convolutions: blocks
-                .iter()
-                .map(|(from, to, stride)| {
-                    Conv2dConfig::new([*from, *to], [3, 3])
-                        .with_stride([*stride, *stride])
-                        .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
-                        .with_bias(false)
-                        .init(device)
-                })
-                .collect(),
-            norms: blocks
-                .iter()
-                .map(|(_, to, _)| BatchNormConfig::new(*to).init(device))
-                .collect(),
+            convolutions: blocks.iter().map(convolution).collect(),
+            norms: blocks.iter().map(norm).collect(),
             pool: AdaptiveAvgPool2dConfig::new([1, 1]).init(),
-            head: LinearConfig::new(128, CLASSES).init(device),
+            head: LinearConfig::new(dims.width << (dims.layers - 1), CLASSES).init(device),
         }
     }
 
-    fn batch(device: &B::Device) -> Self::Batch {
-        (noise([32, 3, 32, 32], device), labels(32, CLASSES, device))
-    }
-
-    fn loss(&self, (images, targets): Self::Batch) -> Tensor<B, 1> {
+    fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
         let blocks = self.convolutions.iter().zip(&self.norms);
         let x = blocks.fold(images, |x, (convolution, norm)| {
             relu(norm.forward(convolution.forward(x)))
         });
-        cross_entropy(
-            self.head.forward(self.pool.forward(x).flatten(1, 3)),
-            targets,
-        )
+        self.head.forward(self.pool.forward(x).flatten(1, 3))
     }
 }
 
-/// Six layers of 512 with ReLU.
+/// Layers of one width with ReLU.
 #[derive(Module, Debug)]
 pub struct Mlp<B: Backend> {
     layers: Vec<Linear<B>>,
     head: Linear<B>,
 }
 
-impl<B: AutodiffBackend> Bench<B> for Mlp<B> {
-    type Batch = (Tensor<B, 2>, Tensor<B, 1, Int>);
-
-    fn new(device: &B::Device) -> Self {
-        let layer = |_| LinearConfig::new(512, 512).init(device);
+impl<B: Backend> Mlp<B> {
+    fn new(dims: Dims, device: &B::Device) -> Self {
+        let layer = |_| LinearConfig::new(dims.width, dims.width).init(device);
         Self {
-            layers: (0..6).map(layer).collect(),
-            head: LinearConfig::new(512, CLASSES).init(device),
+            layers: (0..dims.layers).map(layer).collect(),
+            head: LinearConfig::new(dims.width, CLASSES).init(device),
         }
     }
 
-    fn batch(device: &B::Device) -> Self::Batch {
-        (noise([4096, 512], device), labels(4096, CLASSES, device))
-    }
-
-    fn loss(&self, (x, targets): Self::Batch) -> Tensor<B, 1> {
-        let x = self
-            .layers
-            .iter()
-            .fold(x, |x, layer| relu(layer.forward(x)));
-        cross_entropy(self.head.forward(x), targets)
+    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        let layers = self.layers.iter();
+        self.head
+            .forward(layers.fold(x, |x, layer| relu(layer.forward(x))))
     }
 }
 
-/// An LSTM of 128 over 64 steps.
+/// An LSTM, of which the last state is classified.
 #[derive(Module, Debug)]
 pub struct Recurrent<B: Backend> {
     lstm: Lstm<B>,
     head: Linear<B>,
 }
 
-impl<B: AutodiffBackend> Bench<B> for Recurrent<B> {
-    type Batch = (Tensor<B, 3>, Tensor<B, 1, Int>);
-
-    fn new(device: &B::Device) -> Self {
+impl<B: Backend> Recurrent<B> {
+    fn new(dims: Dims, device: &B::Device) -> Self {
         Self {
-            lstm: LstmConfig::new(128, 128, true).init(device),
-            head: LinearConfig::new(128, CLASSES).init(device),
+            lstm: LstmConfig::new(dims.width, dims.width, true).init(device),
+            head: LinearConfig::new(dims.width, CLASSES).init(device),
         }
     }
 
-    fn batch(device: &B::Device) -> Self::Batch {
-        (noise([64, 64, 128], device), labels(64, CLASSES, device))
-    }
-
-    fn loss(&self, (x, targets): Self::Batch) -> Tensor<B, 1> {
+    fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 2> {
         let (_, state) = self.lstm.forward(x, None);
-        cross_entropy(self.head.forward(state.hidden), targets)
-    }
-}
-
-/// A step of many operations on small tensors, where the cost of deciding them shows most.
-#[derive(Module, Debug)]
-pub struct SmallOps<B: Backend> {
-    layers: Vec<Linear<B>>,
-}
-
-impl<B: AutodiffBackend> Bench<B> for SmallOps<B> {
-    type Batch = Tensor<B, 2>;
-
-    fn new(device: &B::Device) -> Self {
-        let layer = |_| LinearConfig::new(16, 16).init(device);
-        Self {
-            layers: (0..8).map(layer).collect(),
-        }
-    }
-
-    fn batch(device: &B::Device) -> Self::Batch {
-        noise([8, 16], device)
-    }
-
-    fn loss(&self, x: Self::Batch) -> Tensor<B, 1> {
-        let x = self.layers.iter().fold(x, |x, layer| {
-            let y = layer.forward(x.clone()).tanh();
-            let scale = y.clone().powi_scalar(2).mean_dim(1).sqrt() + 1.0;
-            (y / scale + x) * 0.5
-        });
-        x.powi_scalar(2).mean()
+        self.head.forward(state.hidden)
     }
 }

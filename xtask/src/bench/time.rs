@@ -1,55 +1,124 @@
-//! Paired timings: two things measured in turn, so that a noisy machine disturbs both alike.
+//! Timings of several things in turn, so that a noisy machine disturbs all of them alike.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Rounds that are measured.
-const ROUNDS: usize = 41;
-/// Runs in a round.
-const RUNS: u32 = 40;
+/// One of the things: runs itself so many times and tells how long that took.
+pub type Contender<'a> = Box<dyn FnMut(u32) -> Duration + 'a>;
 
-/// The middle of the ratios of all rounds, and where the middle half of them lies.
-pub struct Ratio {
+/// The seconds of a run, by contender and round.
+pub struct Rounds(Vec<Vec<f64>>);
+
+/// The middle of all rounds, and where the middle half of them lies.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
     pub low: f64,
     pub median: f64,
     pub high: f64,
 }
 
-/// The median microseconds of a run of each, and the ratio of the second to the first.
-pub fn pairs(mut first: impl FnMut(), mut second: impl FnMut()) -> (f64, f64, Ratio) {
-    let round = |f: &mut dyn FnMut()| {
+/// A contender that is the same each time; `sync` waits for all that it left running.
+pub fn timed<'a>(mut run: impl FnMut() + 'a, sync: impl Fn() + 'a) -> Contender<'a> {
+    Box::new(move |runs| {
         let start = Instant::now();
-        (0..RUNS).for_each(|_| f());
-        start.elapsed().as_secs_f64() * 1e6 / f64::from(RUNS)
-    };
-    round(&mut first);
-    round(&mut second);
-    let rounds: Vec<_> = (0..ROUNDS)
-        .map(|i| match i % 2 {
-            0 => {
-                let a = round(&mut first);
-                (a, round(&mut second))
-            }
-            _ => {
-                let b = round(&mut second);
-                (round(&mut first), b)
-            }
-        })
-        .collect();
-    let ratios = sorted(rounds.iter().map(|(a, b)| b / a));
-    let middle = |values: Vec<f64>| values[values.len() / 2];
-    (
-        middle(sorted(rounds.iter().map(|(a, _)| *a))),
-        middle(sorted(rounds.iter().map(|(_, b)| *b))),
-        Ratio {
-            low: ratios[ROUNDS / 4],
-            median: ratios[ROUNDS / 2],
-            high: ratios[3 * ROUNDS / 4],
-        },
-    )
+        (0..runs).for_each(|_| run());
+        sync();
+        start.elapsed()
+    })
 }
 
-fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+/// Times all of them, in rounds of at least `round` for the first.
+pub fn in_turn(rounds: usize, round: Duration, mut contenders: Vec<Contender>) -> Rounds {
+    for contender in &mut contenders {
+        contender(1);
+    }
+    let once = contenders[0](1).as_secs_f64().max(1e-9);
+    let runs = (round.as_secs_f64() / once).ceil().max(1.0) as u32;
+    let mut seconds = vec![Vec::new(); contenders.len()];
+    let mut order: Vec<_> = (0..contenders.len()).collect();
+    for _ in 0..rounds {
+        // There and back, so that not each comes after the same one always.
+        order.rotate_left(1);
+        order.reverse();
+        for &i in &order {
+            seconds[i].push(contenders[i](runs).as_secs_f64() / f64::from(runs));
+        }
+    }
+    Rounds(seconds)
+}
+
+impl Rounds {
+    pub fn seconds(&self, of: usize) -> Spread {
+        spread(self.0[of].iter().copied())
+    }
+
+    /// The time of one as a multiple of another's in the same round.
+    pub fn ratio(&self, of: usize, to: usize) -> Spread {
+        spread(self.pairs(of, to).map(|(a, b)| a / b))
+    }
+
+    /// What one takes longer than another in the same round.
+    pub fn difference(&self, of: usize, to: usize) -> Spread {
+        spread(self.pairs(of, to).map(|(a, b)| a - b))
+    }
+
+    fn pairs(&self, a: usize, b: usize) -> impl Iterator<Item = (f64, f64)> {
+        self.0[a].iter().copied().zip(self.0[b].iter().copied())
+    }
+}
+
+impl Spread {
+    pub fn times(self, factor: f64) -> Self {
+        Self {
+            low: self.low * factor,
+            median: self.median * factor,
+            high: self.high * factor,
+        }
+    }
+}
+
+fn spread(values: impl Iterator<Item = f64>) -> Spread {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);
-    values
+    let at = |quarters: usize| values[(values.len() - 1) * quarters / 4];
+    Spread {
+        low: at(1),
+        median: at(2),
+        high: at(3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_compared_pair_by_pair() {
+        let rounds = Rounds(vec![
+            vec![1.0, 2.0, 3.0, 4.0, 5.0],
+            vec![2.0, 2.0, 9.0, 4.0, 5.0],
+        ]);
+        let ratio = rounds.ratio(1, 0);
+        assert_eq!((ratio.low, ratio.median, ratio.high), (1.0, 1.0, 2.0));
+        let longer = rounds.difference(1, 0);
+        assert_eq!((longer.low, longer.median, longer.high), (0.0, 0.0, 1.0));
+        assert_eq!(rounds.seconds(0).times(10.0).median, 30.0);
+    }
+
+    #[test]
+    fn every_contender_runs_as_often_in_each_round() {
+        let mut ran = [0, 0];
+        let [a, b] = &mut ran;
+        let count = |counter: &mut u32, runs: u32| {
+            *counter += runs;
+            Duration::from_millis(u64::from(runs))
+        };
+        let contenders: Vec<Contender> = vec![
+            Box::new(|runs| count(a, runs)),
+            Box::new(|runs| count(b, runs)),
+        ];
+        let rounds = in_turn(3, Duration::from_millis(5), contenders);
+        assert_eq!(rounds.seconds(1).median, 1e-3);
+        // Once to warm up, the first once more to see how long it takes, then 5 in each round.
+        assert_eq!(ran, [17, 16]);
+    }
 }

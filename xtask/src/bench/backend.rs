@@ -1,0 +1,76 @@
+//! The backends that can be measured. All but Flex are features of this crate.
+
+use burn::backend::Flex;
+use burn::tensor::backend::Backend;
+use burn_amp::{Precision, precision_of, with_precision};
+use clap::ValueEnum;
+
+/// A backend by the name it has on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Choice {
+    #[default]
+    Flex,
+    Wgpu,
+    Vulkan,
+    Cuda,
+}
+
+impl Choice {
+    /// The feature that compiles it in, if it takes one that this build does not have.
+    pub fn missing_feature(self) -> Option<&'static str> {
+        let (feature, compiled_in) = match self {
+            Self::Flex => return None,
+            Self::Wgpu => ("wgpu", cfg!(feature = "wgpu")),
+            Self::Vulkan => ("vulkan", cfg!(feature = "vulkan")),
+            Self::Cuda => ("cuda", cfg!(feature = "cuda")),
+        };
+        (!compiled_in).then_some(feature)
+    }
+}
+
+/// A backend to measure on.
+pub trait Measured: Backend {
+    /// The bytes in use on a device that has a memory of its own.
+    fn device_bytes(_device: &Self::Device) -> Option<usize> {
+        None
+    }
+}
+
+impl Measured for Flex {}
+
+#[cfg(feature = "cuda")]
+impl Measured for burn::backend::Cuda {
+    fn device_bytes(device: &Self::Device) -> Option<usize> {
+        in_use::<Self, cubecl::cuda::CudaRuntime>(device)
+    }
+}
+
+#[cfg(feature = "vulkan")]
+impl Measured for burn::backend::Vulkan {
+    fn device_bytes(device: &Self::Device) -> Option<usize> {
+        in_use::<Self, cubecl::wgpu::WgpuRuntime>(device)
+    }
+}
+
+#[cfg(feature = "wgpu")]
+impl Measured for burn::backend::Wgpu {
+    fn device_bytes(device: &Self::Device) -> Option<usize> {
+        in_use::<Self, cubecl::wgpu::WgpuRuntime>(device)
+    }
+}
+
+/// What is in use once everything that was asked for has run.
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))]
+fn in_use<B: Backend, R: cubecl::Runtime<Device = B::Device>>(device: &B::Device) -> Option<usize> {
+    B::sync(device).expect("a device that answers");
+    let usage = R::client(device).memory_usage();
+    usage.ok().map(|usage| usage.bytes_in_use as usize)
+}
+
+/// The precisions that AMP can do on the default device, FP32 first.
+pub fn precisions<B: Backend>() -> Vec<Precision> {
+    let device = B::Device::default();
+    let possible = |p: &Precision| with_precision(*p, || precision_of::<B>(&device)).is_ok();
+    let all = [Precision::F32, Precision::F16, Precision::Bf16];
+    all.into_iter().filter(possible).collect()
+}

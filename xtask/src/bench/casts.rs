@@ -1,0 +1,108 @@
+//! What a training step casts, reads back and launches, counted by a backend that counts.
+
+use burn::backend::Autodiff;
+use burn::tensor::DType;
+use burn::tensor::backend::AutodiffBackend;
+use burn_amp::{AmpAutodiff, AmpConfig, LossScaleConfig, Precision};
+use serde_json::{Value, json};
+
+use super::checked::{Checked, CheckedDevice, Counts};
+use super::models::{Dims, Model, Size};
+use super::speed::Step;
+use super::{Options, pytorch};
+
+/// Operations that launch no kernel: they say how data lies, or carry it to and from the device.
+const NO_LAUNCH: [&str; 7] = [
+    "float_reshape",
+    "float_transpose",
+    "float_swap_dims",
+    "float_permute",
+    "float_expand",
+    "float_from_data",
+    "float_into_data",
+];
+
+pub fn casts(options: &Options) -> Vec<Value> {
+    println!(
+        "\na training step of the small models: casts, MiB they read and write, host reads,\n\
+         kernels of operations on floats\n{:<12} {:<10} {:>7} {:>9} {:>10} {:>8} {:>14}",
+        "model", "precision", "casts", "cast MiB", "read-backs", "kernels", "PyTorch casts"
+    );
+    let mut rows = Vec::new();
+    for model in options.models() {
+        let dims = model.dims(Size::Small);
+        let mut row = |precision: &str, counts: &Counts, pytorch: usize| {
+            let bytes = cast_bytes(counts);
+            let (casts, reads, launches) = (counts.casts(), counts.reads.total(), launches(counts));
+            println!(
+                "{:<12} {precision:<10} {casts:>7} {:>9.1} {reads:>10} {launches:>8} {pytorch:>14}",
+                model.name(),
+                bytes as f64 / f64::from(1 << 20),
+            );
+            rows.push(json!({
+                "model": model.name(),
+                "precision": precision,
+                "casts": casts,
+                "cast_bytes": bytes,
+                "read_backs": reads,
+                "launches": launches,
+                "pytorch_casts": pytorch,
+            }));
+        };
+        row(
+            "burn",
+            &counted::<Autodiff<Checked>>(model, dims, CheckedDevice::new()),
+            0,
+        );
+        for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
+            let pytorch = match precision {
+                Precision::F32 => 0,
+                _ => pytorch::autocast(model, dims, precision).casts(),
+            };
+            let counts = counted::<AmpAutodiff<Checked>>(model, dims, device_in(precision));
+            row(&precision.to_string(), &counts, pytorch);
+        }
+    }
+    rows
+}
+
+/// A device of its own that computes in `precision`, in f16 with a loss scale that no step
+/// overflows at.
+fn device_in(precision: Precision) -> CheckedDevice {
+    let device = CheckedDevice::new();
+    let config = AmpConfig::new().with_precision(precision);
+    let config = match precision {
+        Precision::F16 => config.with_loss_scale(LossScaleConfig::Fixed(256.0)),
+        _ => config,
+    };
+    config
+        .apply::<Checked>(&device)
+        .expect("a device that does all");
+    device
+}
+
+/// What the second of two steps runs.
+fn counted<A: AutodiffBackend<Device = CheckedDevice>>(
+    model: Model,
+    dims: Dims,
+    device: CheckedDevice,
+) -> Counts {
+    let mut step = Step::<A>::new(model, dims, &device);
+    step.run();
+    device.reset();
+    step.run();
+    device.counts()
+}
+
+fn cast_bytes(counts: &Counts) -> usize {
+    let dtypes = [DType::F64, DType::F32, DType::F16, DType::BF16];
+    let pairs = dtypes.iter().flat_map(|a| dtypes.map(|b| (*a, b)));
+    pairs
+        .map(|(a, b)| counts.casts_between(a, b).elements * (a.size() + b.size()))
+        .sum()
+}
+
+fn launches(counts: &Counts) -> usize {
+    let ops = counts.ops().filter(|(op, ..)| !NO_LAUNCH.contains(op));
+    ops.map(|(_, _, times)| times).sum()
+}

@@ -1,0 +1,206 @@
+//! What PyTorch does with the same models: what it keeps and casts, and, where it is installed, how
+//! long a step takes.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+use burn_amp::Precision;
+use clap::ValueEnum;
+use serde_json::Value;
+
+use super::Options;
+use super::backend::Choice;
+use super::models::{Dims, Model};
+
+/// MiB that PyTorch 2.15 saves for the backward pass of the small models, in FP32 and under
+/// autocast.
+pub fn kept_mib(model: Model) -> (f64, f64) {
+    match model {
+        Model::Transformer => (244.0, 178.0),
+        Model::Cnn => (28.4, 14.7),
+        Model::Mlp => (56.2, 30.7),
+        Model::Lstm => (16.0, 10.1),
+    }
+}
+
+/// The casts of a step under `torch.autocast` on CUDA, of the models as `bench.py` has them.
+pub struct Autocast {
+    /// Of parameters in the forward pass: once, for autocast remembers those of leaves.
+    parameters: usize,
+    /// Of other tensors that the tape knows, at each use.
+    tracked: usize,
+    /// Of tensors that it does not know, which have none in the backward pass.
+    untracked: usize,
+    /// Gradients that are cast to half where an operation met FP32 and half and brought them
+    /// together itself.
+    promotions: usize,
+}
+
+impl Autocast {
+    pub fn casts(&self) -> usize {
+        2 * (self.parameters + self.tracked) + self.untracked + self.promotions
+    }
+}
+
+/// By the rules of PyTorch's `autocast_mode`: contractions cast what is FP32, biases too; softmax,
+/// log_softmax and layer norm compute in FP32; batch norm, activations, pooling and dropout in what
+/// they are given.
+pub fn autocast(model: Model, dims: Dims, precision: Precision) -> Autocast {
+    // Of the logits, for the cross entropy.
+    let loss = 1;
+    match model {
+        Model::Transformer => Autocast {
+            // Six linear layers in a layer, and the head.
+            parameters: 12 * dims.layers + 2,
+            // The residuals are FP32, and so are the normalized ones that four linear layers of a
+            // layer take, and the head. Softmax gives FP32 to a matmul; it takes half, which CUDA
+            // casts inside the kernel in f16 and before it in bf16.
+            tracked: (5 + usize::from(precision == Precision::Bf16)) * dims.layers + 1 + loss,
+            untracked: 0,
+            // The half branches that are added to the residuals.
+            promotions: 2 * dims.layers,
+        },
+        Model::Cnn => Autocast {
+            // Two convolutions in a stage, and the head.
+            parameters: 2 * dims.layers + 2,
+            tracked: loss,
+            // The images.
+            untracked: 1,
+            promotions: 0,
+        },
+        Model::Mlp => Autocast {
+            parameters: 2 * dims.layers + 2,
+            tracked: loss,
+            // The rows.
+            untracked: 1,
+            promotions: 0,
+        },
+        Model::Lstm => Autocast {
+            // Two linear layers and the head.
+            parameters: 6,
+            // The hidden state is FP32, for the cell is, from its first zeros on. All but those
+            // are cast for the next step, and the last for the head.
+            tracked: dims.length + loss,
+            // The input of each step, and the zeros.
+            untracked: dims.length + 1,
+            // Where half gates meet the cell: f*c, + i*g, o*tanh(c).
+            promotions: 3 * dims.length,
+        },
+    }
+}
+
+/// Measures the same steps with PyTorch and shows its ratios beside `ours`.
+pub fn compare(options: &Options, ours: &[Value], folder: &Path) -> anyhow::Result<Vec<Value>> {
+    let torch = python().args(["-c", "import torch"]).output();
+    if !torch.is_ok_and(|output| output.status.success()) {
+        println!("\nPyTorch is missing: python3 with torch would be measured beside");
+        return Ok(Vec::new());
+    }
+    let json = folder.join("pytorch.json");
+    measure(options, &json)?;
+    let report = fs::read(&json).with_context(|| json.display().to_string())?;
+    let report: Value = serde_json::from_slice(&report)?;
+    let theirs = report["rows"].as_array().context("no rows")?;
+    println!(
+        "\nPyTorch {} on {}: time of a step over that in FP32, each framework's own\n\
+         {:<12} {:<10} {:>9} {:>9} {:>20} {:>10} {:>10}",
+        text(&report["pytorch"]),
+        text(&report["device"]),
+        "model",
+        "precision",
+        "burn-amp",
+        "PyTorch",
+        "a second",
+        "saved MiB",
+        "peak MiB"
+    );
+    for row in theirs {
+        let our = ours.iter().find(|our| same(our, row));
+        println!(
+            "{:<12} {:<10} {:>9} {:>9} {:>20} {:>10} {:>10}",
+            text(&row["model"]),
+            text(&row["precision"]),
+            our.map_or("-".into(), |our| number(&our["step_ratio"], 1.0, 3)),
+            number(&row["step_ratio"], 1.0, 3),
+            number(&row["items_per_second"], 1.0, 0) + " " + text(&row["unit"]),
+            number(&row["saved_bytes"], MIB, 1),
+            number(&row["peak_bytes"], MIB, 1),
+        );
+    }
+    Ok(theirs.clone())
+}
+
+const MIB: f64 = (1 << 20) as f64;
+
+fn python() -> Command {
+    Command::new("python3")
+}
+
+fn measure(options: &Options, json: &Path) -> anyhow::Result<()> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/bench.py");
+    let device = match options.backend {
+        Choice::Cuda => "cuda",
+        Choice::Flex | Choice::Wgpu | Choice::Vulkan => "cpu",
+    };
+    let size = options.size.to_possible_value();
+    let size = size.expect("no size is skipped");
+    let mut python = python();
+    python.arg(script).args(["--device", device]);
+    python.args(["--size", size.get_name()]);
+    python.args(["--rounds", &options.rounds.to_string()]);
+    if let Some(model) = options.model {
+        python.args(["--model", model.name()]);
+    }
+    let status = python.arg("--json").arg(json).status()?;
+    ensure!(status.success(), "bench.py: {status}");
+    Ok(())
+}
+
+/// Whether two rows are of one model in one precision.
+fn same(ours: &Value, theirs: &Value) -> bool {
+    let precision = match text(&ours["precision"]) {
+        "burn" => "fp32",
+        other => other,
+    };
+    ours["model"] == theirs["model"] && precision == text(&theirs["precision"])
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn number(value: &Value, unit: f64, digits: usize) -> String {
+    let value = value.as_f64();
+    value.map_or("-".into(), |value| format!("{:.digits$}", value / unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::models::Size;
+    use super::*;
+
+    /// Counted in PyTorch 2.15: the casts of the forward pass and their nodes on the tape, with
+    /// fake CUDA tensors.
+    #[test]
+    fn autocast_casts_what_pytorch_does() {
+        let counted = [
+            (Model::Transformer, Precision::F16, 72, 72),
+            (Model::Transformer, Precision::Bf16, 76, 76),
+            (Model::Cnn, Precision::F16, 10, 9),
+            (Model::Cnn, Precision::Bf16, 10, 9),
+            (Model::Mlp, Precision::F16, 16, 15),
+            (Model::Mlp, Precision::Bf16, 16, 15),
+            (Model::Lstm, Precision::F16, 136, 71),
+            (Model::Lstm, Precision::Bf16, 136, 71),
+        ];
+        for (model, precision, forward, on_tape) in counted {
+            let casts = autocast(model, model.dims(Size::Small), precision);
+            let tracked = casts.parameters + casts.tracked;
+            assert_eq!(tracked + casts.untracked, forward, "{model:?} {precision}");
+            assert_eq!(tracked, on_tape, "{model:?} {precision}");
+            assert_eq!(casts.casts(), forward + on_tape + casts.promotions);
+        }
+    }
+}
