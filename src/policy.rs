@@ -2,6 +2,28 @@
 //! Knows dtypes, but no tensor, no device and no backend.
 //!
 //! To change an operation's precision, change its line in [`TABLE`].
+//!
+//! # What was decided by measurement
+//!
+//! Bytes kept for the backward pass, as a share of what Burn keeps in FP32, by
+//! `cargo xtask bench memory`:
+//!
+//! - **Small operands beside a half tensor**, as the statistics of a composed norm, promote it to
+//!   FP32, for rounding their result would cost a network its accuracy. What is kept for the
+//!   backward pass is half all the same: such a result is marked as FP32 that half holds as well,
+//!   arithmetic keeps half copies of it, and the next activation or contraction brings it back to
+//!   half. A CNN with batch norm keeps 0.40 instead of 0.91. An operand is small when the other has
+//!   16 times its elements; a large one that was never half, as an additive mask, makes the result
+//!   FP32 for good, and so does a product of two large ones, which may be of any size.
+//! - **Constants** in FP32, of zeros, ones or another value that both half dtypes hold, follow a half
+//!   tensor instead of promoting it. An LSTM keeps 0.52 instead of 0.70: without it, the first state
+//!   makes every later one FP32.
+//! - **Softmax, layer norm, dropout and relu** are recorded with backward formulas of their own: one
+//!   tensor is kept instead of three, in half where the operand was half, the noise of a dropout
+//!   as booleans, and of a relu its result, which the next layer keeps anyway. A transformer keeps
+//!   0.36 instead of 0.68, an MLP 0.20 instead of 0.45.
+//! - FP32 that was never half keeps FP32 copies: an operation that the policy does not demote has
+//!   the gradient that it has in Burn, to FP32's own rounding.
 
 use burn_backend::DType;
 use serde::Serialize;
@@ -91,7 +113,7 @@ pub const TABLE: &[Row] = &[
     row(Full, "log_sigmoid", "its result near its pole or branch is lost in half"),
     row(Full, "float_powf", "a square overflows f16 at 256"),
     row(Full, "float_powi", "a square overflows f16 at 256"),
-    row(Full, "float_powi_scalar", "a square overflows f16 at 256"),
+    row(Full, "float_powi_scalar", "a square overflows f16 at 256; a square keeps its operand in half where half holds it"),
     row(Full, "float_powi_scalar_impl", "a square overflows f16 at 256"),
     row(Full, "float_powf_scalar", "a square overflows f16 at 256"),
     row(Full, "float_powf_scalar_impl", "a square overflows f16 at 256"),
@@ -117,8 +139,8 @@ pub const TABLE: &[Row] = &[
     row(Full, "float_prod", "a product of unknown length"),
     row(Full, "float_prod_dim", "a product of unknown length"),
     row(Full, "float_cumprod", "a product of unknown length"),
-    row(Full, "softmax", "exponentials and their sum"),
-    row(Full, "log_softmax", "exponentials and their sum"),
+    row(Full, "softmax", "exponentials and their sum; half probabilities are kept for half scores"),
+    row(Full, "log_softmax", "exponentials and their sum; half probabilities are kept for half scores"),
     row(Full, "softmin", "exponentials and their sum"),
     row(Full, "ctc_loss", "exponentials and their sum"),
     row(Full, "ctc_loss_backward", "exponentials and their sum"),
@@ -129,7 +151,7 @@ pub const TABLE: &[Row] = &[
     row(Full, "quantize", "its scales and rounding are calibrated in FP32"),
     row(Full, "quantize_dynamic", "its scales and rounding are calibrated in FP32"),
     row(Full, "q_matmul", "its scales and rounding are calibrated in FP32"),
-    row(Wide, "layer_norm", "sums and squares inside, a result bounded by its input"),
+    row(Wide, "layer_norm", "sums and squares inside, a result bounded by its input; one tensor is kept, in half for a half operand"),
     row(Wide, "avg_pool1d", "sums and squares inside, a result bounded by its input"),
     row(Wide, "avg_pool2d", "sums and squares inside, a result bounded by its input"),
     row(Wide, "adaptive_avg_pool1d", "sums and squares inside, a result bounded by its input"),
@@ -151,8 +173,8 @@ pub const TABLE: &[Row] = &[
     row(Wide, "float_sqrt", "halves the exponent: the result fits wherever the operand does"),
     row(Widest, "float_add", "operands of one dtype, the widest of them"),
     row(Widest, "float_sub", "operands of one dtype, the widest of them"),
-    row(Widest, "float_mul", "operands of one dtype, the widest of them"),
-    row(Widest, "float_div", "operands of one dtype, the widest of them"),
+    row(Widest, "float_mul", "operands of one dtype, the widest of them; keeps what half holds in half, and the noise of a dropout as booleans"),
+    row(Widest, "float_div", "operands of one dtype, the widest of them; keeps what half holds in half"),
     row(Widest, "float_atan2", "operands of one dtype, the widest of them"),
     row(Widest, "float_equal", "operands of one dtype, the widest of them"),
     row(Widest, "float_not_equal", "operands of one dtype, the widest of them"),
@@ -167,7 +189,7 @@ pub const TABLE: &[Row] = &[
     row(Widest, "relu_backward", "passes the gradient through where a mask says so"),
     row(Widest, "max_pool1d_with_indices_backward", "passes the gradient through where a mask says so"),
     row(Widest, "max_pool2d_with_indices_backward", "passes the gradient through where a mask says so"),
-    row(Activation, "relu", "bounded by its input, rounded once"),
+    row(Activation, "relu", "bounded by its input, rounded once; keeps its result, not its operand"),
     row(Activation, "leaky_relu", "bounded by its input, rounded once"),
     row(Activation, "gelu", "bounded by its input, rounded once"),
     row(Activation, "sigmoid", "bounded by its input, rounded once"),
@@ -240,12 +262,12 @@ pub const TABLE: &[Row] = &[
     row(Move, "float_is_require_grad", "moves data"),
     row(Move, "float_device", "moves data"),
     row(Move, "float_from_data", "makes data in the dtype it is asked for"),
-    row(Move, "float_zeros", "makes data in the dtype it is asked for"),
-    row(Move, "float_ones", "makes data in the dtype it is asked for"),
-    row(Move, "float_full", "makes data in the dtype it is asked for"),
-    row(Move, "float_empty", "makes data in the dtype it is asked for"),
+    row(Move, "float_zeros", "makes data in the dtype it is asked for; as FP32 it follows half tensors"),
+    row(Move, "float_ones", "makes data in the dtype it is asked for; as FP32 it follows half tensors"),
+    row(Move, "float_full", "makes data in the dtype it is asked for; as FP32 that both halves hold it follows half tensors"),
+    row(Move, "float_empty", "makes data in the dtype it is asked for; as FP32 it follows half tensors"),
     row(Move, "int_into_float", "makes data in the dtype it is asked for"),
-    row(Move, "bool_into_float", "makes data in the dtype it is asked for"),
+    row(Move, "bool_into_float", "makes data in the dtype it is asked for; as FP32 it follows half tensors"),
     row(Move, "dequantize", "makes data in the dtype it is asked for"),
     row(Move, "float_random", "drawn in FP32 and then cast: a half uniform on [0, 1) can be 1, and a seed gives FP32's numbers"),
     row(Move, "float_into_data", "data that leaves is FP32 where the policy had demoted it"),
