@@ -12,9 +12,10 @@
 //!   FP32, for rounding their result would cost a network its accuracy. What is kept for the
 //!   backward pass is half all the same: such a result is marked as FP32 that half holds as well,
 //!   arithmetic keeps half copies of it, and the next activation or contraction brings it back to
-//!   half. A CNN with batch norm keeps 0.40 instead of 0.91. An operand is small when the other has
-//!   16 times its elements; a large one that was never half, as an additive mask, makes the result
-//!   FP32 for good, and so does a product of two large ones, which may be of any size.
+//!   half. A CNN with batch norm keeps 0.40 instead of 0.91. An operand is small when autodiff
+//!   tracks it, as a statistic or a parameter, and the other has 16 times its elements. Any other
+//!   that was never half, as an additive mask, makes the result FP32 for good, and so does a
+//!   product of two large ones, which may be of any size.
 //! - **Constants** in FP32, of zeros, ones or another value that both half dtypes hold, follow a half
 //!   tensor instead of promoting it. An LSTM keeps 0.52 instead of 0.70: without it, the first state
 //!   makes every later one FP32.

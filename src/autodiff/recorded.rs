@@ -40,6 +40,10 @@ fn recomputes<C: CheckpointStrategy>() -> bool {
 }
 
 impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B, C> {
+    fn is_tracked(&self, tensor: &FloatTensor<Autodiff<Amp<B>, C>>) -> bool {
+        !tensor.node.requirement.is_none()
+    }
+
     fn cast(
         &self,
         tensor: FloatTensor<Autodiff<Amp<B>, C>>,

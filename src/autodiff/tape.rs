@@ -25,6 +25,9 @@ use crate::Amp;
 /// Operations with a record of their own, on an autodiff backend `B`. Those that return `None`
 /// have nothing to gain, and leave it to Burn.
 pub(crate) trait Tape<B: Backend>: Send + Sync {
+    /// Whether a gradient flows to the tensor.
+    fn is_tracked(&self, tensor: &FloatTensor<B>) -> bool;
+
     /// A cast, which gradient checkpointing recomputes instead of keeping its result.
     fn cast(&self, tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B>;
 

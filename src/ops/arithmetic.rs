@@ -10,8 +10,9 @@ use crate::autodiff::tape::Arithmetic;
 use crate::policy::Class;
 use crate::tensor::{Marks, is_half};
 
-/// An operand this many times smaller than the other is a statistic or a parameter of its
-/// channels: its broadcast does not make the result any more FP32 than the other is.
+/// An operand that autodiff tracks, this many times smaller than the other, is a statistic or a
+/// parameter of its channels: its broadcast does not make the result any more FP32 than the other
+/// is. One that it does not track may be anything, as a mask of -1e9 or a factor of 1e-8.
 const SMALL: usize = 16;
 
 /// A sum or difference.
@@ -101,15 +102,18 @@ fn is_noise<B: Backend>(tensor: &AmpTensor<B>) -> bool {
     tensor.marks().contains(Marks::BINARY)
 }
 
-/// Whether half holds the result as well: each operand is half, or FP32 that half holds, or small
-/// beside the other. Of the operands of a product one must be small: that of two large ones may be
-/// of any size.
+/// Whether half holds the result as well: each operand is half, or FP32 that half holds, or a
+/// statistic beside the other. Of the operands of a product one must be that: a product of two
+/// large ones may be of any size.
 fn in_half_range<B: Backend>(lhs: &AmpTensor<B>, rhs: &AmpTensor<B>, is_sum: bool) -> bool {
-    let sizes = [lhs, rhs].map(|t| t.shape().num_elements());
-    let small = |i: usize| sizes[i] * SMALL <= sizes[1 - i];
+    let is_statistic = |t: &AmpTensor<B>, of: &AmpTensor<B>| {
+        t.shape().num_elements() * SMALL <= of.shape().num_elements()
+            && recording(&[t]).is_some_and(|(tape, _)| tape.is_tracked(t.primitive()))
+    };
     match [lhs.fits_half(), rhs.fits_half()] {
-        [true, _] if small(1) => true,
-        [_, true] if small(0) => true,
+        [false, false] => false,
+        [true, _] if is_statistic(rhs, lhs) => true,
+        [_, true] if is_statistic(lhs, rhs) => true,
         fit => is_sum && fit == [true, true],
     }
 }

@@ -1,0 +1,170 @@
+//! What a training step keeps for its backward pass, beside plain Burn in FP32.
+//!
+//! One test, in a process of its own: the allocator counts everybody's bytes.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
+use burn::backend::{Autodiff, Flex};
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, Lstm, LstmConfig,
+};
+use burn::prelude::*;
+use burn::tensor::activation::{gelu, relu};
+use burn::tensor::backend::AutodiffBackend;
+use burn_amp::{AmpAutodiff, Precision, with_precision};
+
+use common::mlp::values;
+
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+// Safety: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A model that makes its own batch.
+trait Model<B: Backend>: Module<B> {
+    fn new(device: &B::Device) -> Self;
+    fn batch() -> Tensor<B, 3>;
+    fn forward(&self, batch: Tensor<B, 3>) -> Tensor<B, 1>;
+}
+
+/// Models by name: what they are made of, the shape of a batch and the forward pass.
+macro_rules! models {
+    ($(
+        $name:ident { $($field:ident: $layer:ident = $make:expr),+ }
+        $shape:expr, |$x:ident| $out:expr;
+    )*) => {$(
+        #[derive(Module, Debug)]
+        struct $name<B: Backend> {
+            $($field: $layer<B>),+
+        }
+
+        impl<B: Backend> Model<B> for $name<B> {
+            fn new(device: &B::Device) -> Self {
+                Self { $($field: $make.init(device)),+ }
+            }
+
+            fn batch() -> Tensor<B, 3> {
+                values($shape, 1)
+            }
+
+            fn forward(&self, $x: Tensor<B, 3>) -> Tensor<B, 1> {
+                let Self { $($field),+ } = self;
+                $out.mean()
+            }
+        }
+    )*};
+}
+
+const WIDTH: usize = 64;
+
+models! {
+    Attention {
+        mha: MultiHeadAttention = MultiHeadAttentionConfig::new(WIDTH, 4).with_dropout(0.1)
+    } [4, 64, WIDTH], |x| mha.forward(MhaInput::self_attn(x)).context;
+    Feedforward {
+        norm: LayerNorm = LayerNormConfig::new(WIDTH),
+        first: Linear = LinearConfig::new(WIDTH, 4 * WIDTH),
+        second: Linear = LinearConfig::new(4 * WIDTH, WIDTH)
+    } [8, 64, WIDTH], |x| x.clone() + second.forward(gelu(first.forward(norm.forward(x))));
+    Convolution {
+        first: Conv2d = Conv2dConfig::new([4, 16], [3, 3]).with_bias(false),
+        first_norm: BatchNorm = BatchNormConfig::new(16),
+        second: Conv2d = Conv2dConfig::new([16, 16], [3, 3]).with_bias(false),
+        second_norm: BatchNorm = BatchNormConfig::new(16)
+    } [16 * 4, 24, 24], |x| {
+        let x = relu(first_norm.forward(first.forward(x.reshape([16, 4, 24, 24]))));
+        relu(second_norm.forward(second.forward(x)))
+    };
+    Mlp {
+        first: Linear = LinearConfig::new(WIDTH, WIDTH),
+        second: Linear = LinearConfig::new(WIDTH, WIDTH),
+        third: Linear = LinearConfig::new(WIDTH, WIDTH)
+    } [8, 128, WIDTH], |x| {
+        let x = relu(second.forward(relu(first.forward(x))));
+        relu(third.forward(x))
+    };
+    Recurrent {
+        lstm: Lstm = LstmConfig::new(WIDTH, WIDTH, true)
+    } [128, 16, WIDTH], |x| lstm.forward(x, None).0;
+}
+
+/// The bytes that a step keeps, with parameters and a batch that were in no step before, as an
+/// optimizer and a data loader give them.
+fn kept<B: AutodiffBackend, M: Model<B>>() -> f64 {
+    let device = Default::default();
+    let step = || {
+        // Forked, for parameters are made when they are first used.
+        let (model, batch) = (M::new(&device).fork(&device), M::batch());
+        let before = LIVE.load(Ordering::Relaxed);
+        let loss = model.forward(batch.clone());
+        let after = LIVE.load(Ordering::Relaxed);
+        drop(loss.backward());
+        (after - before) as f64
+    };
+    // Tables of Burn's and ours reach their size in a first step.
+    step();
+    step()
+}
+
+/// What each model keeps in FP32, in f16 and in bf16, as parts of what plain Burn keeps.
+macro_rules! ratios {
+    ($strategy:ident: $($model:ident),*) => {
+        [$({
+            let plain = kept::<Autodiff<Flex, $strategy>, $model<_>>();
+            let run = kept::<AmpAutodiff<Flex, $strategy>, $model<_>>;
+            let precisions = [Precision::F32, Precision::F16, Precision::Bf16];
+            let ratios = precisions.map(|precision| with_precision(precision, run) / plain);
+            (stringify!($model), ratios)
+        }),*]
+    };
+}
+
+/// The most that each model keeps in half, as part of what plain Burn keeps: a little above what it
+/// does.
+const MOST: [f64; 5] = [0.32, 0.62, 0.48, 0.44, 0.58];
+
+#[test]
+fn a_step_in_half_keeps_less() {
+    let ratios = ratios!(NoCheckpointing: Attention, Feedforward, Convolution, Mlp, Recurrent);
+    for ((model, [fp32, halves @ ..]), most) in ratios.into_iter().zip(MOST) {
+        assert!((fp32 - 1.0).abs() <= 0.02, "{model} in FP32: {fp32:.3}");
+        for half in halves {
+            assert!(half <= most, "{model}: {half:.3} is more than {most}");
+        }
+    }
+    let ratios =
+        ratios!(BalancedCheckpointing: Attention, Feedforward, Convolution, Mlp, Recurrent);
+    for (model, [fp32, halves @ ..]) in ratios {
+        assert!(
+            (fp32 - 1.0).abs() <= 0.02,
+            "{model} in FP32, checkpointed: {fp32:.3}"
+        );
+        for half in halves {
+            assert!(
+                half < fp32,
+                "{model}, checkpointed: {half:.3} is no less than {fp32:.3}"
+            );
+        }
+    }
+}
