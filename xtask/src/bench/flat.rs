@@ -18,6 +18,9 @@ const UNSCALE: f64 = 1.0 / 65536.0;
 
 pub fn flat<B: Measured>() -> Vec<Value> {
     let device = B::Device::default();
+    // As in training, where larger buffers have been freed: glibc then maps no pages anew for each
+    // one of this size.
+    drop(Tensor::<B, 1>::ones([4 << 20], &device));
     let sizes = ELEMENTS.into_iter().cycle().take(PARAMETERS);
     let gradient = |n| Tensor::<B, 1>::random([n], Distribution::Normal(0.0, 1.0), &device);
     let gradients: Vec<_> = sizes.map(gradient).collect();
