@@ -17,6 +17,7 @@ use burn::nn::{
 use burn::prelude::*;
 use burn::tensor::activation::{gelu, relu};
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::module::attention;
 use burn_amp::{AmpAutodiff, Precision, with_precision};
 
 use common::mlp::values;
@@ -82,18 +83,32 @@ models! {
     Attention {
         mha: MultiHeadAttention = MultiHeadAttentionConfig::new(WIDTH, 4).with_dropout(0.1)
     } [4, 64, WIDTH], |x| mha.forward(MhaInput::self_attn(x)).context;
+    DotProduct {
+        query: Linear = LinearConfig::new(WIDTH, WIDTH),
+        key: Linear = LinearConfig::new(WIDTH, WIDTH),
+        value: Linear = LinearConfig::new(WIDTH, WIDTH)
+    } [4, 64, WIDTH], |x| {
+        let [query, key, value] = [query, key, value].map(|layer| {
+            layer.forward(x.clone()).reshape([4, 64, 4, 16]).swap_dims(1, 2)
+        });
+        attention(query, key, value, None, None, Default::default())
+    };
     Feedforward {
+        inward: Linear = LinearConfig::new(WIDTH, WIDTH),
         norm: LayerNorm = LayerNormConfig::new(WIDTH),
-        first: Linear = LinearConfig::new(WIDTH, 4 * WIDTH),
-        second: Linear = LinearConfig::new(4 * WIDTH, WIDTH)
-    } [8, 64, WIDTH], |x| x.clone() + second.forward(gelu(first.forward(norm.forward(x))));
+        first: Linear = LinearConfig::new(WIDTH, 2 * WIDTH),
+        second: Linear = LinearConfig::new(2 * WIDTH, WIDTH)
+    } [8, 64, WIDTH], |x| {
+        let x = inward.forward(x);
+        x.clone() + second.forward(gelu(first.forward(norm.forward(x))))
+    };
     Convolution {
         first: Conv2d = Conv2dConfig::new([4, 16], [3, 3]).with_bias(false),
         first_norm: BatchNorm = BatchNormConfig::new(16),
         second: Conv2d = Conv2dConfig::new([16, 16], [3, 3]).with_bias(false),
         second_norm: BatchNorm = BatchNormConfig::new(16)
-    } [16 * 4, 24, 24], |x| {
-        let x = relu(first_norm.forward(first.forward(x.reshape([16, 4, 24, 24]))));
+    } [8 * 4, 24, 24], |x| {
+        let x = relu(first_norm.forward(first.forward(x.reshape([8, 4, 24, 24]))));
         relu(second_norm.forward(second.forward(x)))
     };
     Mlp {
@@ -120,11 +135,10 @@ fn kept<B: AutodiffBackend, M: Model<B>>() -> f64 {
         let loss = model.forward(batch.clone());
         let after = LIVE.load(Ordering::Relaxed);
         drop(loss.backward());
-        (after - before) as f64
+        after - before
     };
-    // Tables of Burn's and ours reach their size in a first step.
-    step();
-    step()
+    // The least of some steps: a table of Burn's or ours may grow in any.
+    (0..4).map(|_| step()).min().expect("steps") as f64
 }
 
 /// What each model keeps in FP32, in f16 and in bf16, as parts of what plain Burn keeps.
@@ -142,19 +156,19 @@ macro_rules! ratios {
 
 /// The most that each model keeps in half, as part of what plain Burn keeps: a little above what it
 /// does.
-const MOST: [f64; 5] = [0.32, 0.62, 0.48, 0.44, 0.58];
+const MOST: [f64; 6] = [0.32, 0.32, 0.57, 0.49, 0.44, 0.58];
 
 #[test]
 fn a_step_in_half_keeps_less() {
-    let ratios = ratios!(NoCheckpointing: Attention, Feedforward, Convolution, Mlp, Recurrent);
+    let ratios =
+        ratios!(NoCheckpointing: Attention, DotProduct, Feedforward, Convolution, Mlp, Recurrent);
     for ((model, [fp32, halves @ ..]), most) in ratios.into_iter().zip(MOST) {
         assert!((fp32 - 1.0).abs() <= 0.02, "{model} in FP32: {fp32:.3}");
         for half in halves {
             assert!(half <= most, "{model}: {half:.3} is more than {most}");
         }
     }
-    let ratios =
-        ratios!(BalancedCheckpointing: Attention, Feedforward, Convolution, Mlp, Recurrent);
+    let ratios = ratios!(BalancedCheckpointing: Attention, DotProduct, Feedforward, Convolution, Mlp, Recurrent);
     for (model, [fp32, halves @ ..]) in ratios {
         assert!(
             (fp32 - 1.0).abs() <= 0.02,

@@ -572,43 +572,45 @@ fn grid() -> impl Iterator<Item = (Precision, Feed, bool)> {
     })
 }
 
-/// What a dropout and a ReLU leave of a tensor and of the gradient, and what they should. Half of
-/// the elements are kept, so that nothing is rounded.
-fn dropped<B: AutodiffBackend>(feed: Feed, fp32_noise: bool) -> [Vec<f64>; 4] {
+/// What a dropout leaves of a tensor, of its gradient and of that of a factor behind it, and what
+/// it should. Factors are powers of two, so that nothing is rounded.
+fn dropped<B: AutodiffBackend>(feed: Feed, fp32_noise: bool) -> [[Vec<f64>; 3]; 2] {
     let mut lab = Lab::<B>::new(DType::F32, feed);
     let x = lab.input([6, 16]);
+    let factor = lab.leaf_of([6, 16], |x| x.signum() * 2.0);
     let half_of_them = Distribution::Bernoulli(0.5);
     let noise = match fp32_noise {
         true => Tensor::<B, 2>::random([6, 16], half_of_them, &lab.device),
         false => x.random_like(half_of_them),
     };
-    let pairs = values(x.clone()).into_iter().zip(values(noise.clone()));
-    let slope: Vec<f64> = pairs
-        .map(|(x, noise)| 2.0 * noise * f64::from(x > 0.0))
-        .collect();
-    let times = |all: Vec<f64>| all.iter().zip(&slope).map(|(a, s)| a * s).collect();
-    let expected = [times(values(x.clone())), times(weights(96))];
+    let all = [x.clone(), factor.clone(), noise.clone()].map(values);
     let out = match fp32_noise {
         true => noise * x,
         false => x * noise,
     };
-    let out = activation::relu(out * 2.0);
-    let grads = (out.clone() * lab.tensor(weights(96), [6, 16]))
-        .sum()
-        .backward();
-    let [value, slope] = expected;
-    [values(out), value, lab.gradients(&grads).remove(0), slope]
+    let out = out * factor;
+    let loss = (out.clone() * lab.tensor(weights(96), [6, 16])).sum();
+    let [of_x, of_factor] = lab.gradients(&loss.backward()).try_into().expect("two");
+    let expected = |term: fn([f64; 4]) -> f64| {
+        let [x, factor, noise] = &all;
+        let of = |(i, weight)| term([x[i], factor[i], noise[i], weight]);
+        weights(96).into_iter().enumerate().map(of).collect()
+    };
+    let expected = [
+        expected(|[x, factor, noise, _]| x * noise * factor),
+        expected(|[_, factor, noise, weight]| noise * factor * weight),
+        expected(|[x, _, noise, weight]| x * noise * weight),
+    ];
+    [[values(out), of_x, of_factor], expected]
 }
 
 #[test]
 fn dropout_drops_gradients_with_values() {
     for (precision, feed, fp32_noise) in grid() {
         let run = || on_both!(dropped(feed, fp32_noise));
-        for (how, run) in in_training(precision, run) {
+        for (how, [actual, expected]) in in_training(precision, run) {
             let what = format!("{feed:?}, noise in FP32 {fp32_noise}, {how} in {precision}");
-            let [value, expected_value, slope, expected_slope] = run;
-            assert_eq!(value, expected_value, "{what}");
-            assert_eq!(slope, expected_slope, "gradient, {what}");
+            assert_eq!(actual, expected, "{what}");
         }
     }
 }
