@@ -1,4 +1,4 @@
-//! The word beside each tensor: its marks, in the low bits of a pointer to what its clones share.
+//! The word beside each tensor: its marks, or a pointer to them and to what its clones share.
 //!
 //! One word, because a tensor of more than 128 bytes is moved by calls to `memcpy` instead of by a
 //! few instructions, and every operation moves its tensors several times.
@@ -35,54 +35,58 @@ bitflags! {
     }
 }
 
-/// Room in a pointer for all marks.
-#[repr(align(128))]
-struct Roomy<T>(T);
+/// What clones share, and the marks of those that do.
+struct Shared<T> {
+    marks: Marks,
+    value: T,
+}
 
 /// Marks, and an `Arc` where there is something to share.
 pub(crate) struct Tail<T> {
-    word: AtomicPtr<Roomy<T>>,
-    owned: PhantomData<Arc<T>>,
+    /// An odd number says the marks, an even one where they are.
+    word: AtomicPtr<Shared<T>>,
+    owned: PhantomData<Arc<Shared<T>>>,
 }
 
 impl<T> Tail<T> {
     #[inline(always)]
-    pub(crate) fn new(marks: Marks) -> Self {
+    pub(crate) const fn new(marks: Marks) -> Self {
         Self {
-            word: AtomicPtr::new(ptr::without_provenance_mut(marks.bits())),
+            word: AtomicPtr::new(ptr::without_provenance_mut(marks.bits() << 1 | 1)),
             owned: PhantomData,
         }
     }
 
     #[inline(always)]
     pub(crate) fn marks(&self) -> Marks {
-        Marks::from_bits_truncate(self.word.load(Ordering::Relaxed).addr())
-    }
-
-    /// Sets the marks; what is shared stays shared.
-    #[inline]
-    pub(crate) fn set_marks(&mut self, marks: Marks) {
-        let word = self.word.get_mut();
-        *word = pointer(*word).map_addr(|address| address | marks.bits());
+        match self.get() {
+            Some(shared) => shared.marks,
+            None => Marks::from_bits_truncate(self.word.load(Ordering::Relaxed).addr() >> 1),
+        }
     }
 
     /// What the clones share, if anything.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn shared(&self) -> Option<&T> {
-        let shared = pointer(self.word.load(Ordering::Acquire));
-        // Safety: a pointer that is not null came from an `Arc` that this tail holds until it is
-        // dropped; it is set once and never changed.
-        unsafe { shared.as_ref() }.map(|roomy| &roomy.0)
+        self.get().map(|shared| &shared.value)
+    }
+
+    #[inline(always)]
+    fn get(&self) -> Option<&Shared<T>> {
+        let word = self.word.load(Ordering::Acquire);
+        // Safety: a pointer came from an `Arc` that this tail holds until it is dropped; it is set
+        // once and never changed.
+        is_pointer(word).then(|| unsafe { &*word })
     }
 
     /// What the clones share, made if there is nothing yet.
     pub(crate) fn share(&self, make: impl FnOnce() -> T) -> &T {
         let bare = self.word.load(Ordering::Acquire);
-        if pointer(bare).is_null() {
-            let made = Arc::into_raw(Arc::new(Roomy(make()))).cast_mut();
-            let marked = made.map_addr(|address| address | bare.addr());
+        if !is_pointer(bare) {
+            let (marks, value) = (self.marks(), make());
+            let made = Arc::into_raw(Arc::new(Shared { marks, value })).cast_mut();
             let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
-            if self.word.compare_exchange(bare, marked, set, seen).is_err() {
+            if self.word.compare_exchange(bare, made, set, seen).is_err() {
                 // Safety: just made, and nobody has seen it: another thread was first.
                 drop(unsafe { Arc::from_raw(made) });
             }
@@ -92,26 +96,25 @@ impl<T> Tail<T> {
 
     /// Whether no clone shares with this tail.
     pub(crate) fn is_alone(&self) -> bool {
-        let shared = pointer(self.word.load(Ordering::Acquire));
-        // Safety: as in `shared`; the count that `from_raw` takes over is not given back.
-        shared.is_null()
-            || Arc::strong_count(&ManuallyDrop::new(unsafe { Arc::from_raw(shared) })) == 1
+        let word = self.word.load(Ordering::Acquire);
+        // Safety: as in `get`; the count that `from_raw` takes over is not given back.
+        !is_pointer(word)
+            || Arc::strong_count(&ManuallyDrop::new(unsafe { Arc::from_raw(word) })) == 1
     }
 }
 
-/// The pointer without the marks.
 #[inline(always)]
-fn pointer<T>(word: *mut Roomy<T>) -> *mut Roomy<T> {
-    word.map_addr(|address| address & !Marks::all().bits())
+fn is_pointer<T>(word: *mut Shared<T>) -> bool {
+    word.addr() & 1 == 0
 }
 
 impl<T> Clone for Tail<T> {
-    #[inline]
+    #[inline(always)]
     fn clone(&self) -> Self {
         let word = self.word.load(Ordering::Acquire);
-        if !pointer(word).is_null() {
-            // Safety: as in `shared`; the clone owns the count.
-            unsafe { Arc::increment_strong_count(pointer(word)) };
+        if is_pointer(word) {
+            // Safety: as in `get`; the clone owns the count.
+            unsafe { Arc::increment_strong_count(word) };
         }
         Self {
             word: AtomicPtr::new(word),
@@ -121,12 +124,12 @@ impl<T> Clone for Tail<T> {
 }
 
 impl<T> Drop for Tail<T> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        let shared = pointer(*self.word.get_mut());
-        if !shared.is_null() {
-            // Safety: as in `shared`; this is the count that the tail owns.
-            drop(unsafe { Arc::from_raw(shared) });
+        let word = *self.word.get_mut();
+        if is_pointer(word) {
+            // Safety: as in `get`; this is the count that the tail owns.
+            drop(unsafe { Arc::from_raw(word) });
         }
     }
 }
@@ -137,23 +140,14 @@ mod tests {
 
     #[test]
     fn marks_stay_whatever_is_shared() {
-        let mut tail = Tail::<String>::new(Marks::DEMOTED | Marks::BINARY);
+        let tail = Tail::<String>::new(Marks::all());
         assert!(tail.shared().is_none() && tail.is_alone());
+        assert_eq!(tail.marks(), Marks::all());
         assert_eq!(tail.share(|| "one".into()), "one");
         assert_eq!(tail.share(|| unreachable!()), "one");
-        assert_eq!(tail.marks(), Marks::DEMOTED | Marks::BINARY);
-        tail.set_marks(Marks::GRADIENT);
-        assert_eq!(tail.marks(), Marks::GRADIENT);
-        assert_eq!(tail.shared().unwrap(), "one");
-    }
-
-    #[test]
-    fn every_mark_has_room_beside_the_pointer() {
-        let tail = Tail::<u8>::new(Marks::all());
-        assert_eq!(*tail.share(|| 7), 7);
         assert_eq!(tail.marks(), Marks::all());
-        assert_eq!(size_of::<Tail<u8>>(), size_of::<usize>());
-        assert!(Marks::all().bits() < align_of::<Roomy<u8>>());
+        assert_eq!(tail.clone().marks(), Marks::all());
+        assert_eq!(size_of::<Tail<String>>(), size_of::<usize>());
     }
 
     #[test]

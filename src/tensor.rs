@@ -2,7 +2,7 @@
 //! remember of it. Knows nothing of single operations.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
@@ -16,28 +16,15 @@ use crate::tail::Tail;
 ///
 /// `dtype()` tells the truth. Data that leaves is FP32 where the policy had made it half.
 pub struct AmpTensor<B: Backend> {
-    primitive: FloatTensor<B>,
-    tail: Tail<Shared<B>>,
+    pub(crate) primitive: FloatTensor<B>,
+    tail: Tail<Halves<B>>,
 }
 
-/// What the clones of a tensor share, gone with the last of them. A tensor that autodiff tracks
-/// shares no copies: its casts are nodes of the tape, which a backward pass consumes.
-enum Shared<B: Backend> {
-    Leaf(Arc<Leaf<B>>),
-    Halves(Halves<B>),
-}
-
-/// The half copies of an FP32 tensor.
+/// The half copies of an FP32 tensor, gone with the last of its clones. One that autodiff tracks has
+/// none: its casts are nodes of the tape, which a backward pass consumes.
 struct Halves<B: Backend> {
     f16: OnceLock<FloatTensor<B>>,
     bf16: OnceLock<FloatTensor<B>>,
-}
-
-/// A tensor whose gradient is wanted. Its clones hold it, and nothing else does: what is left of it
-/// elsewhere is weak.
-pub(crate) struct Leaf<B: Backend> {
-    pub tensor: FloatTensor<B>,
-    pub marks: Marks,
 }
 
 impl<B: Backend> AmpTensor<B> {
@@ -55,13 +42,8 @@ impl<B: Backend> AmpTensor<B> {
         Self::new(primitive, Marks::empty())
     }
 
-    /// The tensor of the backend below.
-    #[inline(always)]
-    pub(crate) fn primitive(&self) -> &FloatTensor<B> {
-        &self.primitive
-    }
-
-    /// The tensor of the backend below, without the marks.
+    /// The tensor of the backend below. What it shared is let go here and not where the operation
+    /// ends: an operation that has nothing left to drop writes its result where it belongs.
     #[inline(always)]
     pub(crate) fn into_primitive(self) -> FloatTensor<B> {
         self.primitive
@@ -73,9 +55,11 @@ impl<B: Backend> AmpTensor<B> {
     }
 
     #[inline(always)]
-    pub(crate) fn with_marks(mut self, marks: Marks) -> Self {
-        self.tail.set_marks(marks);
-        self
+    pub(crate) fn with_marks(self, marks: Marks) -> Self {
+        match self.marks() == marks {
+            true => self,
+            false => Self::new(self.primitive, marks),
+        }
     }
 
     pub(crate) fn device(&self) -> B::Device {
@@ -99,25 +83,6 @@ impl<B: Backend> AmpTensor<B> {
         is_half(self.dtype()) || self.marks().contains(Marks::WIDENED)
     }
 
-    /// The leaf that this tensor is, if its gradient is wanted.
-    pub(crate) fn leaf(&self) -> Option<&Arc<Leaf<B>>> {
-        match self.tail.shared()? {
-            Shared::Leaf(leaf) => Some(leaf),
-            Shared::Halves(_) => None,
-        }
-    }
-
-    /// Makes this tensor a leaf that its clones hold.
-    pub(crate) fn into_leaf(mut self) -> (Self, Arc<Leaf<B>>) {
-        let leaf = Arc::new(Leaf {
-            tensor: self.primitive.clone(),
-            marks: self.marks(),
-        });
-        self.tail = Tail::new(self.marks());
-        self.tail.share(|| Shared::Leaf(leaf.clone()));
-        (self, leaf)
-    }
-
     /// The backend's tensor in `dtype`. FP32 is cast to each half dtype once, however many clones
     /// ask for it, as long as one of them is alive.
     pub(crate) fn into_dtype(self, dtype: DType) -> FloatTensor<B> {
@@ -136,11 +101,21 @@ impl<B: Backend> AmpTensor<B> {
     }
 }
 
+impl<B: Backend> AmpTensor<B> {
+    /// Before an FP32 tensor is cloned.
+    #[inline(never)]
+    fn share_halves(&self) {
+        if self.dtype() == DType::F32 && !B::ad_enabled(&self.device()) {
+            self.tail.share(Halves::new);
+        }
+    }
+}
+
 impl<B: Backend> Clone for AmpTensor<B> {
     #[inline(always)]
     fn clone(&self) -> Self {
-        if half_wanted() && self.dtype() == DType::F32 && !B::ad_enabled(&self.device()) {
-            self.tail.share(Shared::halves);
+        if half_wanted() {
+            self.share_halves();
         }
         Self {
             primitive: self.primitive.clone(),
@@ -149,19 +124,19 @@ impl<B: Backend> Clone for AmpTensor<B> {
     }
 }
 
-impl<B: Backend> Shared<B> {
-    fn halves() -> Self {
-        Self::Halves(Halves {
+impl<B: Backend> Halves<B> {
+    fn new() -> Self {
+        Self {
             f16: OnceLock::new(),
             bf16: OnceLock::new(),
-        })
+        }
     }
 
     /// Where the copy of an FP32 tensor in a half dtype is; no other cast is shared.
     fn half(&self, from: DType, to: DType) -> Option<&OnceLock<FloatTensor<B>>> {
-        match (self, from, to) {
-            (Self::Halves(halves), DType::F32, DType::F16) => Some(&halves.f16),
-            (Self::Halves(halves), DType::F32, DType::BF16) => Some(&halves.bf16),
+        match (from, to) {
+            (DType::F32, DType::F16) => Some(&self.f16),
+            (DType::F32, DType::BF16) => Some(&self.bf16),
             _ => None,
         }
     }

@@ -1,48 +1,60 @@
 //! The leaves whose gradients a backward pass has to look at, remembered weakly where they are
 //! made.
 
-use std::any::{Any, TypeId};
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use burn_backend::Backend;
+use burn_backend::{Backend, DType, TensorMetadata};
 
-use crate::tensor::Leaf;
+use super::tape::{self, AnyNode};
+use crate::AmpTensor;
+use crate::tensor::Marks;
 
-type AnyLeaf = Weak<dyn Any + Send + Sync>;
+/// Of all backends: a leaf's node is on one tape only.
+static LEAVES: Mutex<Remembered> = Mutex::new(Remembered {
+    leaves: Vec::new(),
+    sweep_at: 0,
+});
 
-/// By backend: a graph may span the devices of one, but never two backends.
-static LEAVES: LazyLock<Mutex<HashMap<TypeId, Remembered>>> = LazyLock::new(Mutex::default);
-
-#[derive(Default)]
 struct Remembered {
-    leaves: Vec<AnyLeaf>,
+    leaves: Vec<(AnyNode, Of)>,
     /// The length at which dead leaves are let go next.
     sweep_at: usize,
 }
 
-/// Remembers a leaf for as long as somebody holds its tensor.
-pub(crate) fn remember<B: Backend>(leaf: Weak<Leaf<B>>) {
-    let mut all = LEAVES.lock().unwrap_or_else(PoisonError::into_inner);
-    let remembered = all.entry(TypeId::of::<B>()).or_default();
-    if remembered.leaves.len() >= remembered.sweep_at {
-        remembered.leaves.retain(|leaf| leaf.strong_count() > 0);
-        remembered.sweep_at = (2 * remembered.leaves.len()).max(64);
-    }
-    remembered.leaves.push(leaf);
+/// What a leaf's gradient is made like.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Of {
+    pub dtype: DType,
+    pub marks: Marks,
 }
 
-/// The leaves of a backend that are alive.
-pub(crate) fn alive<B: Backend>() -> Vec<Arc<Leaf<B>>> {
-    let mut all = LEAVES.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(remembered) = all.get_mut(&TypeId::of::<B>()) else {
-        return Vec::new();
+/// Remembers a leaf for as long as it is on a tape or somebody holds its tensor.
+pub(crate) fn remember<B: Backend>(leaf: &AmpTensor<B>) {
+    let Some(node) = tape::node::<B>(&leaf.primitive) else {
+        return;
     };
-    remembered.leaves.retain(|leaf| leaf.strong_count() > 0);
-    remembered
-        .leaves
-        .iter()
-        .filter_map(Weak::upgrade)
-        .filter_map(|leaf| leaf.downcast::<Leaf<B>>().ok())
+    let (dtype, marks) = (leaf.dtype(), leaf.marks());
+    let mut remembered = LEAVES.lock().unwrap_or_else(PoisonError::into_inner);
+    if remembered.leaves.len() >= remembered.sweep_at {
+        remembered.let_go();
+        remembered.sweep_at = (2 * remembered.leaves.len()).max(64);
+    }
+    remembered.leaves.push((node, Of { dtype, marks }));
+}
+
+/// The nodes of the leaves that are alive.
+pub(crate) fn alive() -> Vec<(Arc<dyn Any + Send + Sync>, Of)> {
+    let mut remembered = LEAVES.lock().unwrap_or_else(PoisonError::into_inner);
+    remembered.let_go();
+    let alive = remembered.leaves.iter();
+    alive
+        .filter_map(|(node, of)| Some((node.upgrade()?, *of)))
         .collect()
+}
+
+impl Remembered {
+    fn let_go(&mut self) {
+        self.leaves.retain(|(node, _)| node.strong_count() > 0);
+    }
 }

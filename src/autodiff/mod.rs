@@ -55,7 +55,7 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         let f16 = loss.marks().contains(Marks::FROM_F16)
             || device::mode::<Tape<B, C>>(&device) == Mode::On(DType::F16);
         // An untracked loss is autodiff's to refuse, which it would not if it were scaled first.
-        let tracked = !loss.primitive().node.requirement.is_none();
+        let tracked = !loss.primitive.node.requirement.is_none();
         let scaler = scaler::in_force::<B>(&device, tracked && f16)
             .filter(|scaler| scaler.handle().state().is_enabled());
         match scaler {
@@ -74,9 +74,9 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     }
 
     fn grad(tensor: &FloatTensor<Self>, grads: &AmpGradients<B>) -> Option<AmpTensor<B>> {
-        let id = node_id::<B, C>(tensor.primitive());
+        let id = node_id::<B, C>(&tensor.primitive);
         grads.ready.get(&id).cloned().or_else(|| {
-            let grad = Tape::<B, C>::grad(tensor.primitive(), grads.tape.as_ref()?)?;
+            let grad = Tape::<B, C>::grad(&tensor.primitive, grads.tape.as_ref()?)?;
             Some(finished(grad, tensor.dtype(), tensor.marks()))
         })
     }
@@ -85,20 +85,18 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         tensor: &FloatTensor<Self>,
         grads: &mut AmpGradients<B>,
     ) -> Option<AmpTensor<B>> {
-        let id = node_id::<B, C>(tensor.primitive());
+        let id = node_id::<B, C>(&tensor.primitive);
         grads.ready.remove(&id).or_else(|| {
-            let grad = Tape::<B, C>::grad_remove(tensor.primitive(), grads.tape.as_mut()?)?;
+            let grad = Tape::<B, C>::grad_remove(&tensor.primitive, grads.tape.as_mut()?)?;
             Some(finished(grad, tensor.dtype(), tensor.marks()))
         })
     }
 
     fn grad_replace(tensor: &FloatTensor<Self>, grads: &mut AmpGradients<B>, grad: AmpTensor<B>) {
         if let Some(tape) = &mut grads.tape {
-            Tape::<B, C>::grad_remove(tensor.primitive(), tape);
+            Tape::<B, C>::grad_remove(&tensor.primitive, tape);
         }
-        grads
-            .ready
-            .insert(node_id::<B, C>(tensor.primitive()), grad);
+        grads.ready.insert(node_id::<B, C>(&tensor.primitive), grad);
     }
 
     fn inner(tensor: FloatTensor<Self>) -> AmpTensor<B> {
@@ -160,16 +158,18 @@ fn scaled_backward<B: Backend, C: CheckpointStrategy>(
         false => loss.into_primitive(),
     };
     let loss = following(|| Tape::<B, C>::float_mul_scalar(loss, scale.into()));
+    // Autodiff finds a gradient by the node of its tensor alone.
+    let mut leaf = loss.clone();
     let mut tape = following(|| Tape::<B, C>::backward(loss));
-    leaves::alive::<Tape<B, C>>()
-        .iter()
-        .filter_map(|leaf| {
-            let grad = Tape::<B, C>::grad_remove(&leaf.tensor, &mut tape)?;
+    leaves::alive()
+        .into_iter()
+        .filter_map(|(node, of)| {
+            leaf.node = node.downcast().ok()?;
+            let grad = Tape::<B, C>::grad_remove(&leaf, &mut tape)?;
             let unscaled = unscaled::<B>(grad.into_primitive(), scale);
             seen(unscaled.clone());
-            let grad = AmpTensor::plain(unscaled);
-            let grad = finished(grad, leaf.tensor.dtype(), leaf.marks);
-            Some((node_id::<B, C>(&leaf.tensor), grad))
+            let grad = finished(AmpTensor::plain(unscaled), of.dtype, of.marks);
+            Some((node_id::<B, C>(&leaf), grad))
         })
         .collect()
 }

@@ -10,7 +10,7 @@ use std::any::{Any, TypeId};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{
@@ -86,49 +86,72 @@ pub(crate) enum Softmax {
     Masked,
 }
 
-type AnyTape = &'static (dyn Any + Send + Sync);
+/// What is known of a backend's tape: the [`Tape`] of an autodiff backend, or the [`NodeOf`] of its
+/// tensors.
+type Known = &'static (dyn Any + Send + Sync);
 /// A tape as [`Any`].
 struct Entry<B: Backend>(&'static dyn Tape<B>);
+/// How to get at a tensor's node on the tape, whatever the checkpointing strategy.
+struct NodeOf<T>(fn(&T) -> AnyNode);
+/// A node of autodiff's, whose type has no public name.
+pub(crate) type AnyNode = Weak<dyn Any + Send + Sync>;
 
-static TAPES: LazyLock<Mutex<HashMap<TypeId, AnyTape>>> = LazyLock::new(Mutex::default);
+static KNOWN: LazyLock<Mutex<HashMap<TypeId, Known>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
-    static SEEN: RefCell<Vec<(TypeId, Option<AnyTape>)>> = const { RefCell::new(Vec::new()) };
+    static SEEN: RefCell<Vec<(TypeId, Option<Known>)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The tape of a backend, if it is an `Autodiff` over [`Amp`]. Costs a short walk over the
 /// backends that this thread has asked for.
 pub(crate) fn of<B: Backend>(device: &B::Device) -> Option<&'static dyn Tape<B>> {
-    let id = TypeId::of::<B>();
-    let seen = SEEN.with_borrow(|seen| seen.iter().find(|(k, _)| *k == id).map(|(_, t)| *t));
-    let tape = seen.unwrap_or_else(|| {
+    let Entry(tape) = known::<B>(TypeId::of::<B>(), device)?.downcast_ref::<Entry<B>>()?;
+    Some(*tape)
+}
+
+/// The node of a tensor, if its backend is an `Autodiff` over [`Amp`]. Costs as [`of`].
+pub(crate) fn node<B: Backend>(tensor: &FloatTensor<B>) -> Option<AnyNode> {
+    let of_tensor = known::<B>(TypeId::of::<FloatTensor<B>>(), &B::float_device(tensor))?;
+    let NodeOf(node) = of_tensor.downcast_ref::<NodeOf<FloatTensor<B>>>()?;
+    Some(node(tensor))
+}
+
+fn known<B: Backend>(of: TypeId, device: &B::Device) -> Option<Known> {
+    let seen = SEEN.with_borrow(|seen| seen.iter().find(|(k, _)| *k == of).map(|(_, t)| *t));
+    seen.unwrap_or_else(|| {
         // Reaches the layer below, which registers.
         B::dtype_usage(device, DType::F32);
-        let tape = lock().get(&id).copied();
-        SEEN.with_borrow_mut(|seen| seen.push((id, tape)));
-        tape
-    });
-    let Entry(tape) = tape?.downcast_ref::<Entry<B>>()?;
-    Some(*tape)
+        let known = lock().get(&of).copied();
+        SEEN.with_borrow_mut(|seen| seen.push((of, known)));
+        known
+    })
 }
 
 /// Registers the tapes of the autodiff backends over `Amp<B>`.
 pub(crate) fn register<B: Backend>() {
-    let mut tapes = lock();
-    tapes
+    let mut known = lock();
+    known
         .entry(TypeId::of::<Autodiff<Amp<B>, NoCheckpointing>>())
         .or_insert_with(entry::<B, NoCheckpointing>);
-    tapes
+    known
         .entry(TypeId::of::<Autodiff<Amp<B>, BalancedCheckpointing>>())
         .or_insert_with(entry::<B, BalancedCheckpointing>);
+    known
+        .entry(TypeId::of::<FloatTensor<Autodiff<Amp<B>>>>())
+        .or_insert_with(node_of::<B>);
 }
 
-/// Lives as long as the process: there is one for each backend type.
-fn entry<B: Backend, C: CheckpointStrategy>() -> AnyTape {
+/// Lives as long as the process, as [`node_of`]: there is one for each backend type.
+fn entry<B: Backend, C: CheckpointStrategy>() -> Known {
     let tape: &'static dyn Tape<Autodiff<Amp<B>, C>> = &Recorded::<B, C>(PhantomData);
     Box::leak(Box::new(Entry(tape)))
 }
 
-fn lock() -> std::sync::MutexGuard<'static, HashMap<TypeId, AnyTape>> {
-    TAPES.lock().unwrap_or_else(PoisonError::into_inner)
+fn node_of<B: Backend>() -> Known {
+    let node = |tensor: &FloatTensor<Autodiff<Amp<B>>>| Arc::downgrade(&tensor.node) as AnyNode;
+    Box::leak(Box::new(NodeOf(node)))
+}
+
+fn lock() -> MutexGuard<'static, HashMap<TypeId, Known>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -46,7 +46,7 @@ pub(super) fn product<B: Backend>(
             _ => None,
         };
         if let Some((tensor, noise)) = dropped
-            && let Some(out) = call.run(|| tape.dropout(tensor.primitive(), noise.primitive()))
+            && let Some(out) = call.run(|| tape.dropout(&tensor.primitive, &noise.primitive))
         {
             // Zeros and ones leave a tensor in its range.
             let out = AmpTensor::new(out, call.marks());
@@ -58,7 +58,7 @@ pub(super) fn product<B: Backend>(
         };
         let kept = [&lhs, &rhs].map(|t| kept(t, half));
         if wide && kept.iter().any(|dtype| is_half(*dtype)) {
-            let operands = [lhs.primitive().clone(), rhs.primitive().clone()];
+            let operands = [lhs.primitive.clone(), rhs.primitive.clone()];
             if let Some(out) = call.run(|| tape.arithmetic(op, operands, kept)) {
                 return marked(AmpTensor::new(out, call.marks()), range);
             }
@@ -78,7 +78,7 @@ pub(super) fn square<B: Backend>(class: Class, tensor: AmpTensor<B>) -> AmpTenso
     let call = Call::new(class, &[&tensor]);
     if let Some((tape, half)) = recording(&[&tensor]) {
         let kept = kept(&tensor, half);
-        let operand = tensor.primitive().clone();
+        let operand = tensor.primitive.clone();
         if is_half(kept)
             && let Some(out) = call.run(|| tape.square(operand, kept))
         {
@@ -108,7 +108,7 @@ fn is_noise<B: Backend>(tensor: &AmpTensor<B>) -> bool {
 fn in_half_range<B: Backend>(lhs: &AmpTensor<B>, rhs: &AmpTensor<B>, is_sum: bool) -> bool {
     let is_statistic = |t: &AmpTensor<B>, of: &AmpTensor<B>| {
         t.shape().num_elements() * SMALL <= of.shape().num_elements()
-            && recording(&[t]).is_some_and(|(tape, _)| tape.is_tracked(t.primitive()))
+            && recording(&[t]).is_some_and(|(tape, _)| tape.is_tracked(&t.primitive))
     };
     match [lhs.fits_half(), rhs.fits_half()] {
         [false, false] => false,

@@ -28,7 +28,7 @@ impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
         let made = made(&device, out_dtype, |dtype| {
             B::bool_into_float(tensor, dtype)
         });
-        constant(1.into(), made)
+        constant(made)
     }
 
     delegate! {

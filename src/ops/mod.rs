@@ -266,7 +266,7 @@ macro_rules! class {
 /// then its other arguments.
 macro_rules! float_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*);)*) => {$(
-        #[inline]
+        #[inline(never)]
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> FloatTensor<Self> {
             if !$crate::precision::half_wanted() {
                 return $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*));
@@ -284,7 +284,7 @@ macro_rules! float_ops {
 macro_rules! backward_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*);)*) => {$(
         #[allow(clippy::too_many_arguments)]
-        #[inline]
+        #[inline(never)]
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> FloatTensor<Self> {
             if !$crate::precision::half_wanted() {
                 return $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*));
@@ -301,7 +301,7 @@ macro_rules! backward_ops {
 /// As [`float_ops`], for operations with scalars that the operand's dtype has to hold.
 macro_rules! scalar_ops {
     ($($op:ident [$t:ident] ($($s:ident),+) -> $out:ident $(, $a:ident: $ty:ty)*;)*) => {$(
-        #[inline]
+        #[inline(never)]
         fn $op($t: FloatTensor<Self>, $($s: Scalar,)+ $($a: $ty),*) -> $out<Self> {
             if !$crate::precision::half_wanted() {
                 let out = B::$op($t.into_primitive(), $($s,)+ $($a),*);
@@ -323,7 +323,7 @@ macro_rules! scalar_ops {
 /// Operations from float tensors to an integer or boolean tensor.
 macro_rules! measuring_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*) -> $out:ident;)*) => {$(
-        #[inline]
+        #[inline(never)]
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> $out<Self> {
             if !$crate::precision::half_wanted() {
                 return B::$op($($t.into_primitive(),)+ $($a),*);

@@ -1,7 +1,5 @@
 //! Float operations.
 
-use std::sync::Arc;
-
 use burn_backend::backend::ExecutionError;
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
@@ -48,12 +46,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let made = made(device, dtype, |dtype| B::float_zeros(shape, device, dtype));
-        constant(0.into(), made)
+        constant(made)
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let made = made(device, dtype, |dtype| B::float_ones(shape, device, dtype));
-        constant(1.into(), made)
+        constant(made)
     }
 
     fn float_full(
@@ -65,13 +63,16 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let made = made(device, dtype, |dtype| {
             B::float_full(shape, fill_value, device, dtype)
         });
-        constant(fill_value, made)
+        match held_by_half(fill_value) {
+            true => constant(made),
+            false => made,
+        }
     }
 
     fn float_empty(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let made = made(device, dtype, |dtype| B::float_empty(shape, device, dtype));
         // What is written over it counts.
-        constant(0.into(), made)
+        constant(made)
     }
 
     // Where a tensor is, and how it leaves.
@@ -87,6 +88,9 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
+        if tensor.device() == *device && !B::ad_enabled(device) {
+            return tensor;
+        }
         known::<B>(device);
         let marks = tensor.marks();
         AmpTensor::new(B::float_to_device(tensor.into_primitive(), device), marks)
@@ -107,7 +111,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let marks = tensor.marks();
-        let wanted = B::float_is_require_grad(tensor.primitive());
+        let wanted = B::float_is_require_grad(&tensor.primitive);
         let detached = AmpTensor::new(B::float_detach(tensor.into_primitive()), marks);
         match wanted {
             true => remembered(detached),
@@ -116,7 +120,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
-        if require_grad && tensor.leaf().is_some() {
+        if require_grad && B::float_is_require_grad(&tensor.primitive) {
             return tensor;
         }
         let marks = tensor.marks() & Marks::DEMOTED;
@@ -130,12 +134,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {
-        B::float_is_require_grad(tensor.primitive())
+        B::float_is_require_grad(&tensor.primitive)
     }
 
     // Arithmetic.
 
-    #[inline]
+    #[inline(never)]
     fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
             true => sum(class!(float_add), lhs, rhs, B::float_add),
@@ -143,7 +147,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn float_sub(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
             true => sum(class!(float_sub), lhs, rhs, B::float_sub),
@@ -151,7 +155,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn float_mul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
             true => product(Arithmetic::Mul, class!(float_mul), lhs, rhs),
@@ -159,7 +163,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn float_div(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
             true => product(Arithmetic::Div, class!(float_div), lhs, rhs),
@@ -167,7 +171,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn float_powi_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
         if !half_wanted() {
             return AmpTensor::plain(B::float_powi_scalar(lhs.into_primitive(), rhs));
@@ -455,19 +459,21 @@ pub(super) fn made<B: Backend>(
     })
 }
 
-/// An FP32 tensor of one value, which follows half tensors if both half dtypes hold that.
-pub(super) fn constant<B: Backend>(value: Scalar, tensor: AmpTensor<B>) -> AmpTensor<B> {
-    let value = value.elem::<f64>();
-    let held = holds(DType::F16, value) && holds(DType::BF16, value);
-    match held && tensor.dtype() == DType::F32 {
-        true => tensor.with_marks(Marks::CONSTANT),
-        false => tensor,
+/// A tensor of one value that both half dtypes hold: in FP32 it follows half tensors.
+pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
+    match tensor.dtype() {
+        DType::F32 => tensor.with_marks(Marks::CONSTANT),
+        _ => tensor,
     }
+}
+
+fn held_by_half(value: Scalar) -> bool {
+    let value = value.elem::<f64>();
+    holds(DType::F16, value) && holds(DType::BF16, value)
 }
 
 /// A leaf whose gradient the backward pass will find.
 fn remembered<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
-    let (tensor, leaf) = tensor.into_leaf();
-    leaves::remember::<B>(Arc::downgrade(&leaf));
+    leaves::remember(&tensor);
     tensor
 }
