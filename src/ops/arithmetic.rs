@@ -2,7 +2,7 @@
 //! small statistics keeps half copies for the backward pass.
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::{Call, recording};
 use crate::AmpTensor;
@@ -72,11 +72,17 @@ pub(super) fn product<B: Backend>(
     marked(call.result(out), range)
 }
 
-/// A square, in FP32.
+/// An integer power, in FP32.
 #[inline(never)]
-pub(super) fn square<B: Backend>(class: Class, tensor: AmpTensor<B>) -> AmpTensor<B> {
+pub(super) fn power<B: Backend>(
+    class: Class,
+    tensor: AmpTensor<B>,
+    exponent: Scalar,
+) -> AmpTensor<B> {
     let call = Call::new(class, &[&tensor]);
-    if let Some((tape, half)) = recording(&[&tensor]) {
+    if exponent.elem::<f64>() == 2.0
+        && let Some((tape, half)) = recording(&[&tensor])
+    {
         let kept = kept(&tensor, half);
         let operand = tensor.primitive.clone();
         if is_half(kept)
@@ -86,7 +92,7 @@ pub(super) fn square<B: Backend>(class: Class, tensor: AmpTensor<B>) -> AmpTenso
         }
     }
     let tensor = call.operand(tensor);
-    call.result(call.run(|| B::float_powi_scalar(tensor, 2.into())))
+    call.result(call.run(|| B::float_powi_scalar(tensor, exponent)))
 }
 
 /// The dtype in which the backward pass is to find an operand.

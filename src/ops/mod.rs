@@ -268,14 +268,14 @@ macro_rules! float_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*);)*) => {$(
         #[inline(never)]
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> FloatTensor<Self> {
-            if !$crate::precision::half_wanted() {
-                return $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*));
+            match $crate::precision::half_wanted() {
+                false => $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*)),
+                true => $crate::ops::by_policy(move || {
+                    let call = Call::new(class!($op), &[$(&$t),+]);
+                    $(let $t = call.operand($t);)+
+                    call.result(call.run(|| B::$op($($t,)+ $($a),*)))
+                }),
             }
-            $crate::ops::by_policy(move || {
-                let call = Call::new(class!($op), &[$(&$t),+]);
-                $(let $t = call.operand($t);)+
-                call.result(call.run(|| B::$op($($t,)+ $($a),*)))
-            })
         }
     )*};
 }
@@ -286,14 +286,14 @@ macro_rules! backward_ops {
         #[allow(clippy::too_many_arguments)]
         #[inline(never)]
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> FloatTensor<Self> {
-            if !$crate::precision::half_wanted() {
-                return $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*));
+            match $crate::precision::half_wanted() {
+                false => $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*)),
+                true => $crate::ops::by_policy(move || {
+                    let call = Call::backward(class!($op), &[$(&$t),+]);
+                    $(let $t = call.operand($t);)+
+                    call.result(call.run(|| B::$op($($t,)+ $($a),*)))
+                }),
             }
-            $crate::ops::by_policy(move || {
-                let call = Call::backward(class!($op), &[$(&$t),+]);
-                $(let $t = call.operand($t);)+
-                call.result(call.run(|| B::$op($($t,)+ $($a),*)))
-            })
         }
     )*};
 }
@@ -303,21 +303,19 @@ macro_rules! scalar_ops {
     ($($op:ident [$t:ident] ($($s:ident),+) -> $out:ident $(, $a:ident: $ty:ty)*;)*) => {$(
         #[inline(never)]
         fn $op($t: FloatTensor<Self>, $($s: Scalar,)+ $($a: $ty),*) -> $out<Self> {
-            if !$crate::precision::half_wanted() {
-                let out = B::$op($t.into_primitive(), $($s,)+ $($a),*);
-                return scalar_ops!(@ $out, plain, out);
+            match $crate::precision::half_wanted() {
+                false => scalar_ops!(@ $out, plain, B::$op($t.into_primitive(), $($s,)+ $($a),*)),
+                true => $crate::ops::by_policy(move || {
+                    let call = Call::with_scalars(class!($op), &$t, &[$($s),+]);
+                    let $t = call.operand($t);
+                    scalar_ops!(@ $out, call, call.run(|| B::$op($t, $($s,)+ $($a),*)))
+                }),
             }
-            $crate::ops::by_policy(move || {
-                let call = Call::with_scalars(class!($op), &$t, &[$($s),+]);
-                let $t = call.operand($t);
-                let out = call.run(|| B::$op($t, $($s,)+ $($a),*));
-                scalar_ops!(@ $out, call, out)
-            })
         }
     )*};
-    (@ FloatTensor, plain, $out:ident) => { $crate::AmpTensor::plain($out) };
-    (@ FloatTensor, $call:ident, $out:ident) => { $call.result($out) };
-    (@ BoolTensor, $call:ident, $out:ident) => { $out };
+    (@ FloatTensor, plain, $out:expr) => { $crate::AmpTensor::plain($out) };
+    (@ FloatTensor, $call:ident, $out:expr) => { $call.result($out) };
+    (@ BoolTensor, $call:ident, $out:expr) => { $out };
 }
 
 /// Operations from float tensors to an integer or boolean tensor.
@@ -325,14 +323,14 @@ macro_rules! measuring_ops {
     ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*) -> $out:ident;)*) => {$(
         #[inline(never)]
         fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> $out<Self> {
-            if !$crate::precision::half_wanted() {
-                return B::$op($($t.into_primitive(),)+ $($a),*);
+            match $crate::precision::half_wanted() {
+                false => B::$op($($t.into_primitive(),)+ $($a),*),
+                true => $crate::ops::by_policy(move || {
+                    let call = Call::new(class!($op), &[$(&$t),+]);
+                    $(let $t = call.operand($t);)+
+                    call.run(|| B::$op($($t,)+ $($a),*))
+                }),
             }
-            $crate::ops::by_policy(move || {
-                let call = Call::new(class!($op), &[$(&$t),+]);
-                $(let $t = call.operand($t);)+
-                call.run(|| B::$op($($t,)+ $($a),*))
-            })
         }
     )*};
 }

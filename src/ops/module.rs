@@ -92,10 +92,6 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         x: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        if !half_wanted() {
-            let (x, output_grad) = (x.into_primitive(), output_grad.into_primitive());
-            return AmpTensor::plain(B::linear_weight_backward(x, output_grad));
-        }
         let call = Call::new(class!(linear_weight_backward), &[&x, &output_grad]);
         let folded = |tensor: FloatTensor<B>| {
             let shape = tensor.shape();
@@ -406,11 +402,14 @@ fn contraction<B: Backend>(
     bias: Option<AmpTensor<B>>,
     op: impl FnOnce(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    if !half_wanted() {
-        let bias = bias.map(AmpTensor::into_primitive);
-        return AmpTensor::plain(op(x.into_primitive(), weight.into_primitive(), bias));
+    match half_wanted() {
+        false => AmpTensor::plain(op(
+            x.into_primitive(),
+            weight.into_primitive(),
+            bias.map(AmpTensor::into_primitive),
+        )),
+        true => by_policy(|| contraction_by_policy(class, channels, x, weight, bias, op)),
     }
-    by_policy(|| contraction_by_policy(class, channels, x, weight, bias, op))
 }
 
 /// As [`contraction`], where there is a policy.

@@ -8,7 +8,7 @@ use burn_backend::{
     TensorData, TensorMetadata,
 };
 
-use super::arithmetic::{product, square, sum};
+use super::arithmetic::{power, product, sum};
 use super::{Call, class, float_ops, measuring_ops, scalar_ops};
 use crate::autodiff::leaves;
 use crate::autodiff::tape::Arithmetic;
@@ -173,16 +173,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     #[inline(never)]
     fn float_powi_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
-        if !half_wanted() {
-            return AmpTensor::plain(B::float_powi_scalar(lhs.into_primitive(), rhs));
+        match half_wanted() {
+            true => power(class!(float_powi_scalar), lhs, rhs),
+            false => AmpTensor::plain(B::float_powi_scalar(lhs.into_primitive(), rhs)),
         }
-        let class = class!(float_powi_scalar);
-        if rhs.elem::<f64>() == 2.0 {
-            return square(class, lhs);
-        }
-        let call = Call::new(class, &[&lhs]);
-        let lhs = call.operand(lhs);
-        call.result(call.run(|| B::float_powi_scalar(lhs, rhs)))
     }
 
     // From float tensors to a float tensor.
