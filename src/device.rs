@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::{HalfSupport, Mode, Support};
 use crate::precision::{region, want_half};
-use crate::{AmpError, GradScaler, LossScaleConfig, Precision};
+use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision};
 
 /// How a device computes: its precision and its loss scaling.
 ///
@@ -31,6 +31,20 @@ use crate::{AmpError, GradScaler, LossScaleConfig, Precision};
 pub struct AmpConfig {
     precision: Precision,
     loss_scale: Option<LossScaleConfig>,
+    when_stuck: WhenStuck,
+}
+
+/// What to do when steps in a row are skipped at the smallest loss scale
+/// ([`Transition::StuckAtMinimum`](crate::Transition)): the gradients are not finite whatever the
+/// scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhenStuck {
+    /// An error in the log, and no more.
+    #[default]
+    Log,
+    /// The error, and a `Learner` stops after the step. Elsewhere as `Log`.
+    Stop,
 }
 
 impl AmpConfig {
@@ -51,6 +65,17 @@ impl AmpConfig {
         self
     }
 
+    /// Sets what to do when no loss scale helps.
+    pub fn with_when_stuck(mut self, when_stuck: WhenStuck) -> Self {
+        self.when_stuck = when_stuck;
+        self
+    }
+
+    #[cfg(feature = "train")]
+    pub(crate) fn when_stuck(&self) -> WhenStuck {
+        self.when_stuck
+    }
+
     /// Puts the configuration in force on `device`, for every thread, and gives the precision that
     /// is now in force there (never `Auto`). Starts the device's loss scaler anew.
     ///
@@ -64,31 +89,74 @@ impl AmpConfig {
     /// - a loss scale is given with bf16 or FP32: [`AmpError::LossScaleWithoutF16`]. With `Auto`
     ///   the same is a warning in the log, for the device has chosen.
     pub fn apply<B: Backend>(&self, device: &B::Device) -> Result<Precision, AmpError> {
+        let settings = self.settings::<B>(device)?;
+        self.put_in_force::<B>(device, settings)
+    }
+
+    /// As [`apply`](AmpConfig::apply) on several devices; whether losses are scaled on any. If it
+    /// fails on one, or if `accept` does for that, all are as they were.
+    #[cfg(feature = "train")]
+    pub(crate) fn apply_to<B: Backend>(
+        &self,
+        devices: &[B::Device],
+        accept: impl FnOnce(bool) -> Result<(), AmpError>,
+    ) -> Result<bool, AmpError> {
+        let settings: Vec<_> = devices
+            .iter()
+            .map(|device| self.settings::<B>(device))
+            .collect::<Result<_, _>>()?;
+        let scales = self.loss_scale != Some(LossScaleConfig::Disabled)
+            && settings.iter().any(|s| s.precision.scales_loss());
+        accept(scales)?;
+        for (device, settings) in devices.iter().zip(settings) {
+            self.put_in_force::<B>(device, settings)?;
+        }
+        Ok(scales)
+    }
+
+    /// What `device` is to be set to.
+    fn settings<B: Backend>(&self, device: &B::Device) -> Result<Settings, AmpError> {
         let mut settings = Settings::of::<B>(device);
-        let precision = match self.precision {
-            Precision::Auto => {
-                settings.log_auto::<B>(device);
-                settings.auto
-            }
+        settings.precision = match self.precision {
+            Precision::Auto => settings.auto,
             asked => settings.check::<B>(asked, device)?,
         };
-        let scaled = self
-            .loss_scale
-            .is_some_and(|s| s != LossScaleConfig::Disabled);
-        if scaled && !precision.scales_loss() {
-            if self.precision != Precision::Auto {
-                return Err(AmpError::LossScaleWithoutF16 { precision });
-            }
+        if self.has_idle_loss_scale(settings.precision) && self.precision != Precision::Auto {
+            return Err(AmpError::LossScaleWithoutF16 {
+                precision: settings.precision,
+            });
+        }
+        LossScaler::new(self.loss_scale.unwrap_or_default())?;
+        Ok(settings)
+    }
+
+    fn put_in_force<B: Backend>(
+        &self,
+        device: &B::Device,
+        settings: Settings,
+    ) -> Result<Precision, AmpError> {
+        if self.precision == Precision::Auto {
+            settings.log_auto::<B>(device);
+        }
+        if self.has_idle_loss_scale(settings.precision) {
             log::warn!(
-                "burn-amp: {} computes in {precision}, which never scales the loss: the loss \
-                 scale that was configured has no effect",
-                name::<B>(device)
+                "burn-amp: {} computes in {}, which never scales the loss: the loss scale that was \
+                 configured has no effect",
+                name::<B>(device),
+                settings.precision
             );
         }
         GradScaler::of::<B>(device).configure(self.loss_scale.unwrap_or_default())?;
-        settings.precision = precision;
         store::<B>(device, settings);
-        Ok(precision)
+        Ok(settings.precision)
+    }
+
+    /// Whether a loss scale was given that `precision` has no use for.
+    fn has_idle_loss_scale(&self, precision: Precision) -> bool {
+        let scaled = self
+            .loss_scale
+            .is_some_and(|s| s != LossScaleConfig::Disabled);
+        scaled && !precision.scales_loss()
     }
 }
 

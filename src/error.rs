@@ -131,6 +131,18 @@ pub enum AmpError {
         of_model: usize,
     },
 
+    /// A batch that several devices share, of which a part could be applied alone.
+    #[error(
+        "a batch is spread over {devices} devices, and when the gradients of one overflow, those of \
+         the others would be applied as if they were the batch. Give the Learner \
+         AmpOptimizer::new(optimizer, scalers) with GradScaler::of each device, or choose bf16, which \
+         needs no loss scale"
+    )]
+    PartialBatch {
+        /// How many devices share a batch.
+        devices: usize,
+    },
+
     /// Loss scaling was configured together with a precision that does not scale.
     #[error(
         "a loss scale was configured together with {precision}, which has the exponent range of \

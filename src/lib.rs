@@ -17,12 +17,14 @@
 //! - [`policy`]: which operation runs in which precision.
 #![cfg_attr(
     feature = "train",
-    doc = "- [`MixedPrecisionTrainer`] and [`MixedPrecision`]: a training loop, and its pieces."
+    doc = "- [`MixedPrecisionTrainer`] and [`MixedPrecision`]: a training loop, and its pieces.
+- [`AmpTrainingExt`], [`AmpLrScheduler`] and [`AmpOptimizer`]: for Burn's `Learner`."
 )]
 //!
 //! # Features
 //!
-//! - `train` (default): the explicit protocol, [`GradScaler`] as a Burn record, and the trainer.
+//! - `train` (default): the explicit protocol, [`GradScaler`] as a Burn record, the trainer, and what
+//!   Burn's `Learner` takes.
 
 #![warn(missing_docs)]
 
@@ -42,13 +44,15 @@ mod train;
 
 pub use autodiff::{AmpAutodiff, AmpGradients};
 pub use backend::Amp;
-pub use device::{AmpConfig, precision_of};
+pub use device::{AmpConfig, WhenStuck, precision_of};
 pub use error::AmpError;
 pub use precision::{Precision, full_precision, with_precision};
 pub use scaler::{Dynamic, GradScaler, LastStep, LossScaleConfig, LossScaler, Outcome, Transition};
 pub use tensor::AmpTensor;
 #[cfg(feature = "train")]
 pub use train::{
-    AccumulationRecord, ConvertFloat, MixedPrecision, MixedPrecisionTrainer, StepMetrics,
-    StepProgress, TrainerRecord,
+    AccumulationRecord, AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord, AmpOptimizer,
+    AmpTraining, AmpTrainingExt, ConvertFloat, LossScaleMetric, MixedPrecision,
+    MixedPrecisionTrainer, PrecisionMetric, SkippedStepsMetric, StepMetrics, StepProgress,
+    TrainerRecord,
 };

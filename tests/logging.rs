@@ -3,10 +3,13 @@
 use std::sync::Mutex;
 
 use burn::backend::{Flex, NdArray};
+use burn::lr_scheduler::LrScheduler;
 use burn::nn::LinearConfig;
 use burn::prelude::*;
+use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn_amp::{
-    AmpAutodiff, AmpConfig, Dynamic, GradScaler, LossScaleConfig, Precision, with_precision,
+    AmpAutodiff, AmpConfig, AmpLrScheduler, Dynamic, GradScaler, LossScaleConfig, Precision,
+    with_precision,
 };
 use log::{Level, Log, Metadata, Record};
 
@@ -88,4 +91,19 @@ fn the_log_is_told_once_and_why() {
     assert!(of(Level::Error).all(|(_, line)| line.contains("the model is not training")));
     let counts = [Level::Warn, Level::Debug, Level::Error].map(|level| of(level).count());
     assert_eq!(counts, [1, 4, 1], "{lines:?}");
+
+    // A checkpoint that knows of no loss scale, or of another number of devices.
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();
+    // That of a constant is ().
+    let plain = Recorder::<Flex>::record(&recorder, (), ()).unwrap();
+    let record = Recorder::<Flex>::load(&recorder, plain, &Default::default()).unwrap();
+    let scheduler = AmpLrScheduler::new(0.1, [scaler.clone()]);
+    let scheduler = scheduler.load_record::<Flex>(record);
+    let both = AmpLrScheduler::new(0.1, [scaler.clone(), scaler]);
+    both.load_record::<Flex>(scheduler.to_record::<Flex>());
+    let [(Level::Info, fresh), (Level::Info, dealt)] = &self::lines()[..] else {
+        panic!("two lines")
+    };
+    assert!(fresh.contains("as one written without AMP: the loss scale is 1"));
+    assert!(dealt.contains("has 1 loss scale(s), and the training has 2 device(s)"));
 }

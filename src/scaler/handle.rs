@@ -5,9 +5,13 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 #[cfg(feature = "train")]
 use std::collections::VecDeque;
+#[cfg(feature = "train")]
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
+#[cfg(feature = "train")]
+use std::sync::Weak;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use burn_backend::{Backend, DeviceId, DeviceOps};
@@ -65,6 +69,23 @@ pub(super) struct Shared {
     last_step: Option<LastStep>,
     #[cfg(feature = "train")]
     pub(super) window: super::explicit::Window,
+    #[cfg(feature = "train")]
+    listeners: Vec<Weak<dyn Listener>>,
+}
+
+/// Who follows a scaler: called on the thread on which it happens, for as long as it is alive.
+#[cfg(feature = "train")]
+pub(crate) trait Listener: fmt::Debug + Send + Sync {
+    /// A step was taken or skipped.
+    fn step(&self, _step: &LastStep, _transition: Transition) {}
+
+    /// An optimizer took or skipped what the steps since the last batch add up to.
+    fn batch(&self, _taken: bool) {}
+
+    /// Whether this is such an optimizer.
+    fn makes_batches(&self) -> bool {
+        false
+    }
 }
 
 /// What happened in a step.
@@ -187,8 +208,11 @@ impl GradScaler {
     /// explicit protocol has begun is forgotten.
     pub fn load_state(&self, state: LossScaler) {
         self.waits_no_longer();
-        *self.shared() = Shared {
+        let mut shared = self.shared();
+        *shared = Shared {
             scaler: state,
+            #[cfg(feature = "train")]
+            listeners: std::mem::take(&mut shared.listeners),
             ..Shared::default()
         };
     }
@@ -279,7 +303,39 @@ impl GradScaler {
             (step, transition, shared.scaler)
         };
         report(&step, transition, &scaler);
+        #[cfg(feature = "train")]
+        for listener in self.listeners() {
+            listener.step(&step, transition);
+        }
         transition
+    }
+
+    /// From now on `listener` is told what happens.
+    #[cfg(feature = "train")]
+    pub(crate) fn listen(&self, listener: &Arc<impl Listener + 'static>) {
+        let listener: Arc<dyn Listener> = listener.clone();
+        self.shared().listeners.push(Arc::downgrade(&listener));
+    }
+
+    /// Tells that an optimizer took or skipped a batch.
+    #[cfg(feature = "train")]
+    pub(crate) fn batch(&self, taken: bool) {
+        for listener in self.listeners() {
+            listener.batch(taken);
+        }
+    }
+
+    /// Whether an optimizer tells of batches.
+    #[cfg(feature = "train")]
+    pub(crate) fn has_batches(&self) -> bool {
+        self.listeners().iter().any(|l| l.makes_batches())
+    }
+
+    #[cfg(feature = "train")]
+    fn listeners(&self) -> Vec<Arc<dyn Listener>> {
+        let listeners = &mut self.shared().listeners;
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(super) fn shared(&self) -> MutexGuard<'_, Shared> {

@@ -13,4 +13,6 @@ pub use state::{LossScaler, Outcome, Transition};
 
 #[cfg(feature = "train")]
 pub(crate) use explicit::Begun;
+#[cfg(feature = "train")]
+pub(crate) use handle::Listener;
 pub(crate) use handle::{InForce, in_force};

@@ -2,11 +2,19 @@
 
 mod convert;
 pub(crate) mod gradients;
+mod learner;
+mod lr_scheduler;
+mod metrics;
 mod mixed_precision;
+mod optimizer;
 mod trainer;
 
 pub use convert::ConvertFloat;
+pub use learner::{AmpTraining, AmpTrainingExt};
+pub use lr_scheduler::{AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord};
+pub use metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
 pub use mixed_precision::MixedPrecision;
+pub use optimizer::AmpOptimizer;
 pub use trainer::{
     AccumulationRecord, MixedPrecisionTrainer, StepMetrics, StepProgress, TrainerRecord,
 };

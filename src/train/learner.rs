@@ -1,0 +1,203 @@
+//! Burn's `Learner` with a word on the precision.
+
+use std::sync::Arc;
+
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_backend::Backend;
+use burn_core::module::Module;
+use burn_core::tensor::Device;
+use burn_train::{
+    ExecutionStrategy, Interrupter, Learner, LearningComponentsTypes, LearningResult,
+    SupervisedTraining,
+};
+
+use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
+use crate::scaler::Listener;
+use crate::{
+    AmpAutodiff, AmpConfig, AmpError, GradScaler, LastStep, Precision, Transition, WhenStuck,
+};
+
+/// What [`SupervisedTraining`] says of its precision, after all that Burn has to be told:
+///
+/// ```no_run
+/// # use burn::backend::Flex;
+/// # use burn::train::{Learner, LearningComponentsTypes, SupervisedTraining};
+/// # use burn_amp::{AmpAutodiff, AmpError, AmpTrainingExt};
+/// # type B = AmpAutodiff<Flex>;
+/// # fn train<LC>(training: SupervisedTraining<LC>, learner: Learner<LC>) -> Result<(), AmpError>
+/// # where LC: LearningComponentsTypes<Backend = B> + Send + 'static {
+/// let result = training // SupervisedTraining::new(directory, train, valid) ...
+///     .num_epochs(10)
+///     .to_bf16()
+///     .launch(learner)?;
+/// # Ok(()) }
+/// ```
+pub trait AmpTrainingExt<LC: LearningComponentsTypes>: Sized {
+    /// Trains with a configuration: its precision, its loss scaling, and what to do when no loss
+    /// scale helps.
+    fn with_amp(self, config: AmpConfig) -> AmpTraining<LC>;
+
+    /// Trains in f16, with the loss scaled.
+    fn to_fp16(self) -> AmpTraining<LC> {
+        self.with_amp(AmpConfig::new().with_precision(Precision::F16))
+    }
+
+    /// Trains in bf16.
+    fn to_bf16(self) -> AmpTraining<LC> {
+        self.with_amp(AmpConfig::new().with_precision(Precision::Bf16))
+    }
+
+    /// Trains in FP32.
+    fn to_fp32(self) -> AmpTraining<LC> {
+        self.with_amp(AmpConfig::new().with_precision(Precision::F32))
+    }
+}
+
+impl<LC, B, C> AmpTrainingExt<LC> for SupervisedTraining<LC>
+where
+    LC: LearningComponentsTypes<Backend = AmpAutodiff<B, C>>,
+    B: Backend,
+    C: CheckpointStrategy,
+{
+    fn with_amp(self, config: AmpConfig) -> AmpTraining<LC> {
+        AmpTraining {
+            training: self,
+            config,
+            devices: Vec::new(),
+            sharing: 1,
+        }
+    }
+}
+
+/// A [`SupervisedTraining`] with a precision, ready to be launched.
+pub struct AmpTraining<LC: LearningComponentsTypes> {
+    training: SupervisedTraining<LC>,
+    config: AmpConfig,
+    /// None: those of the model.
+    devices: Vec<Device<LC::Backend>>,
+    /// How many devices share a batch whose gradients Burn adds up.
+    sharing: usize,
+}
+
+impl<LC> AmpTraining<LC>
+where
+    LC: LearningComponentsTypes + Send + 'static,
+{
+    /// Trains on the devices of a strategy, as [`SupervisedTraining::with_training_strategy`] does,
+    /// and configures each of them.
+    ///
+    /// Where several devices share a batch, f16 wants an [`AmpOptimizer`](crate::AmpOptimizer), which
+    /// skips the whole batch if one of them overflows.
+    pub fn with_training_strategy(self, strategy: ExecutionStrategy<LC::Backend>) -> Self {
+        let sharing = match &strategy {
+            ExecutionStrategy::MultiDevice(devices, _) => devices.len(),
+            _ => 1,
+        };
+        let devices = match &strategy {
+            ExecutionStrategy::SingleDevice(device) => vec![device.clone()],
+            ExecutionStrategy::MultiDevice(devices, _) => devices.clone(),
+            #[allow(unreachable_patterns)]
+            strategy => vec![strategy.main_device().clone()],
+        };
+        Self {
+            training: self.training.with_training_strategy(strategy.into()),
+            devices,
+            sharing,
+            ..self
+        }
+    }
+
+    /// The devices to configure where a custom strategy trains on others than the model's.
+    pub fn with_devices(self, devices: impl IntoIterator<Item = Device<LC::Backend>>) -> Self {
+        Self {
+            devices: devices.into_iter().collect(),
+            ..self
+        }
+    }
+
+    /// Stops the training from elsewhere.
+    pub fn interrupter(&self) -> Interrupter {
+        self.training.interrupter()
+    }
+
+    /// Configures the devices, registers the metrics and trains.
+    ///
+    /// Where f16 is in force the metrics are [`LossScaleMetric`] and [`SkippedStepsMetric`], and
+    /// everywhere [`PrecisionMetric`]. The loss scalers start anew, before a checkpoint is loaded:
+    /// with an [`AmpLrScheduler`](crate::AmpLrScheduler) they go on from where they were.
+    ///
+    /// # Errors
+    ///
+    /// Before the first step, and every device is then as it was:
+    ///
+    /// - as [`AmpConfig::apply`], when a device cannot do the precision, and when a loss scale is given
+    ///   that has no effect;
+    /// - [`AmpError::PartialBatch`] when losses are scaled on several devices that share a batch, and
+    ///   no [`AmpOptimizer`](crate::AmpOptimizer) follows the scalers of all.
+    ///
+    /// # Panics
+    ///
+    /// As [`SupervisedTraining::launch`].
+    pub fn launch(
+        self,
+        learner: Learner<LC>,
+    ) -> Result<LearningResult<LC::InferenceModel>, AmpError> {
+        let mut devices = match self.devices.is_empty() {
+            true => learner.model().devices(),
+            false => self.devices,
+        };
+        let mut seen = Vec::new();
+        devices.retain(|device| {
+            let new = !seen.contains(device);
+            seen.push(device.clone());
+            new
+        });
+        let scalers: Vec<_> = devices.iter().map(GradScaler::of::<LC::Backend>).collect();
+        let scales = self.config.apply_to::<LC::Backend>(&devices, |scales| {
+            let whole = scalers.iter().all(GradScaler::has_batches);
+            match scales && self.sharing > 1 && !whole {
+                true => Err(AmpError::PartialBatch {
+                    devices: self.sharing,
+                }),
+                false => Ok(()),
+            }
+        })?;
+
+        let interrupter = self.training.interrupter();
+        let mut training = self.training;
+        if scales {
+            training = training
+                .metric_train_numeric(LossScaleMetric::new(scalers.clone()))
+                .metric_train_numeric(SkippedStepsMetric::new(scalers.clone()));
+        }
+        if let Some(device) = devices.first() {
+            training = training.metric_train(PrecisionMetric::new::<LC::Backend>(device));
+        }
+        let stop = Arc::new(StopWhenStuck(interrupter));
+        if self.config.when_stuck() == WhenStuck::Stop {
+            scalers.iter().for_each(|scaler| scaler.listen(&stop));
+        }
+        Ok(training.launch(learner))
+    }
+}
+
+/// Stops a training that no loss scale helps.
+struct StopWhenStuck(Interrupter);
+
+impl std::fmt::Debug for StopWhenStuck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StopWhenStuck")
+    }
+}
+
+impl Listener for StopWhenStuck {
+    fn step(&self, step: &LastStep, transition: Transition) {
+        if transition == Transition::StuckAtMinimum {
+            self.0.stop(Some(&format!(
+                "the gradients are not finite at loss scale {}, the smallest: try bf16, or \
+                 full_precision around the layers that overflow",
+                step.scale
+            )));
+        }
+    }
+}

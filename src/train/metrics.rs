@@ -1,0 +1,210 @@
+//! Metrics for a `Learner`'s dashboard and logs.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn_backend::Backend;
+use burn_train::metric::{
+    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
+    SerializedEntry,
+};
+
+use crate::scaler::Listener;
+use crate::{GradScaler, LastStep, Transition, precision_of};
+
+/// What the loss of the step was multiplied with: in f16 the scaler's scale, else 1.
+///
+/// A `Learner` computes its metrics on another thread, some steps later. Each value here is that of
+/// its own step: the scaler leaves it behind at the backward pass, one for each item of the
+/// training. Several devices leave theirs in the order in which they end.
+#[derive(Debug, Clone)]
+pub struct LossScaleMetric(Followed);
+
+/// How many steps were skipped so far, on all devices, as of the step; see [`LossScaleMetric`].
+#[derive(Debug, Clone)]
+pub struct SkippedStepsMetric(Followed);
+
+/// The precision in force on a device, as text.
+#[derive(Clone)]
+pub struct PrecisionMetric {
+    precision: Arc<dyn Fn() -> String + Send + Sync>,
+}
+
+impl LossScaleMetric {
+    /// Follows these scalers: of the devices of the training.
+    pub fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
+        Self(Followed::new(scalers))
+    }
+}
+
+impl SkippedStepsMetric {
+    /// Follows these scalers: of the devices of the training.
+    pub fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
+        Self(Followed::new(scalers))
+    }
+}
+
+impl PrecisionMetric {
+    /// Shows the precision of a device.
+    pub fn new<B: Backend>(device: &B::Device) -> Self {
+        let device = device.clone();
+        let precision = move || match precision_of::<B>(&device) {
+            Ok(precision) => precision.to_string(),
+            Err(error) => error.to_string(),
+        };
+        Self {
+            precision: Arc::new(precision),
+        }
+    }
+}
+
+impl fmt::Debug for PrecisionMetric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PrecisionMetric")
+            .field(&(self.precision)())
+            .finish()
+    }
+}
+
+/// Steps of scalers that metrics have not come to yet.
+#[derive(Debug, Clone)]
+struct Followed {
+    steps: Arc<Steps>,
+    latest: Step,
+}
+
+#[derive(Debug)]
+struct Steps {
+    scalers: Vec<GradScaler>,
+    waiting: Mutex<VecDeque<Step>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    scale: f32,
+    skipped: u64,
+}
+
+/// Metrics are at most a few items behind. If more steps wait, there are more of them than items,
+/// and the newest counts.
+const WAITING: usize = 64;
+
+impl Listener for Steps {
+    fn step(&self, step: &LastStep, _: Transition) {
+        let scale = step.scale;
+        let skipped = self.scalers.iter().map(GradScaler::skipped_steps).sum();
+        let mut waiting = self.waiting();
+        if waiting.len() == WAITING {
+            waiting.clear();
+        }
+        waiting.push_back(Step { scale, skipped });
+    }
+}
+
+impl Steps {
+    fn waiting(&self) -> std::sync::MutexGuard<'_, VecDeque<Step>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Followed {
+    fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
+        let scalers: Vec<_> = scalers.into_iter().collect();
+        let steps = Arc::new(Steps {
+            scalers,
+            waiting: Mutex::default(),
+        });
+        steps
+            .scalers
+            .iter()
+            .for_each(|scaler| scaler.listen(&steps));
+        Self {
+            steps,
+            latest: Step {
+                scale: 1.0,
+                skipped: 0,
+            },
+        }
+    }
+
+    /// The step of the item at hand; the last one where its backward pass scaled nothing.
+    fn next(&mut self) {
+        if let Some(step) = self.steps.waiting().pop_front() {
+            self.latest = step;
+        }
+    }
+}
+
+fn entry(text: String) -> SerializedEntry {
+    SerializedEntry::new(text.clone(), text)
+}
+
+macro_rules! followed_metric {
+    ($metric:ty, $name:literal, $description:literal, $value:expr) => {
+        impl Metric for $metric {
+            type Input = ();
+
+            fn name(&self) -> MetricName {
+                Arc::new($name.into())
+            }
+
+            fn description(&self) -> Option<String> {
+                Some($description.into())
+            }
+
+            fn attributes(&self) -> MetricAttributes {
+                let attributes = NumericAttributes {
+                    unit: None,
+                    higher_is_better: false,
+                };
+                attributes.into()
+            }
+
+            fn update(&mut self, _: &(), _: &MetricMetadata) -> SerializedEntry {
+                self.0.next();
+                entry(self.value().serialize())
+            }
+
+            /// The counts go on from epoch to epoch.
+            fn clear(&mut self) {}
+        }
+
+        impl Numeric for $metric {
+            fn value(&self) -> NumericEntry {
+                NumericEntry::Value($value(&self.0.latest))
+            }
+
+            fn running_value(&self) -> NumericEntry {
+                self.value()
+            }
+        }
+    };
+}
+
+followed_metric!(
+    LossScaleMetric,
+    "Loss Scale",
+    "What the loss is multiplied with",
+    |step: &Step| f64::from(step.scale)
+);
+followed_metric!(
+    SkippedStepsMetric,
+    "Skipped Steps",
+    "Steps skipped so far because gradients overflowed",
+    |step: &Step| step.skipped as f64
+);
+
+impl Metric for PrecisionMetric {
+    type Input = ();
+
+    fn name(&self) -> MetricName {
+        Arc::new("Precision".into())
+    }
+
+    fn update(&mut self, _: &(), _: &MetricMetadata) -> SerializedEntry {
+        entry((self.precision)())
+    }
+
+    fn clear(&mut self) {}
+}

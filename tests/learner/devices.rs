@@ -1,0 +1,195 @@
+//! A batch that several devices share is taken whole or not at all.
+
+use burn::lr_scheduler::LrScheduler;
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::optim::Optimizer;
+use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim};
+use burn_amp::{
+    AmpAutodiff, AmpConfig, AmpLrScheduler, AmpOptimizer, AmpTrainingExt, GradScaler, Precision,
+};
+
+use crate::checked::{Checked, CheckedDevice};
+use crate::common::assert_close;
+use crate::common::mlp::parameters;
+use crate::harness::{
+    AdamOf, BATCH, Model, Sample, Spy, Training, Watch, adam, alone, folder, samples, training,
+};
+
+type B = AmpAutodiff<Checked>;
+
+/// Steps, each of one batch on either device.
+const STEPS: usize = 12;
+/// In these steps it overflows on the first device, or on the second, or on both.
+const FIRST: [usize; 3] = [1, 2, 7];
+const SECOND: [usize; 2] = [7, 9];
+const SKIPPED: [usize; 4] = [1, 2, 7, 9];
+
+const OPTIMS: [MultiDeviceOptim; 2] = [
+    MultiDeviceOptim::OptimMainDevice,
+    MultiDeviceOptim::OptimSharded,
+];
+
+fn devices() -> [CheckedDevice; 2] {
+    [CheckedDevice::new(), CheckedDevice::new()]
+}
+
+fn scalers(devices: &[CheckedDevice]) -> Vec<GradScaler> {
+    devices.iter().map(GradScaler::of::<Checked>).collect()
+}
+
+fn linear() -> impl LrScheduler {
+    LinearLrSchedulerConfig::new(0.01, 0.001, STEPS)
+        .init()
+        .unwrap()
+}
+
+/// Burn gives the first half of the samples to the first device. Each step's samples are the same
+/// with and without overflow.
+fn shared(first: &[usize], second: &[usize], left_out: &[usize]) -> Vec<Sample> {
+    let all = samples(2 * STEPS, &[]);
+    let (a, b) = all.split_at(STEPS * BATCH);
+    let half = |samples: &[Sample], overflowing: &[usize]| -> Vec<Sample> {
+        let steps = samples.chunks(BATCH).enumerate();
+        steps
+            .filter(|(step, _)| !left_out.contains(step))
+            .flat_map(|(step, samples)| {
+                samples
+                    .iter()
+                    .map(move |sample| (overflowing.contains(&step), *sample))
+            })
+            .map(|(overflows, sample)| Sample {
+                overflows,
+                ..sample
+            })
+            .collect()
+    };
+    [half(a, first), half(b, second)].concat()
+}
+
+/// The parameters that a training ends with.
+fn train<S, O>(
+    devices: &[CheckedDevice],
+    optim: MultiDeviceOptim,
+    samples: Vec<Sample>,
+    accumulation: usize,
+    scheduler: S,
+    optimizer: O,
+) -> Vec<f32>
+where
+    S: LrScheduler + 'static,
+    O: Optimizer<Model<B>, B> + 'static,
+{
+    let watch = Watch::default();
+    let items = samples.len() / BATCH;
+    let training: Training<B, S, O> = training(&folder("devices"), samples);
+    let result = training
+        .renderer(watch.clone())
+        .grads_accumulation(accumulation)
+        .to_fp16()
+        .with_training_strategy(ExecutionStrategy::MultiDevice(devices.to_vec(), optim))
+        .launch(Learner::new(Model::new(), optimizer, scheduler))
+        .unwrap();
+    // Each item shows a step of one of the devices.
+    assert_eq!(watch.shown("Loss Scale").len(), items);
+    assert_eq!(
+        watch
+            .shown("Skipped Steps")
+            .last()
+            .unwrap()
+            .parse::<u64>()
+            .unwrap(),
+        {
+            scalers(devices)
+                .iter()
+                .map(GradScaler::skipped_steps)
+                .sum::<u64>()
+        }
+    );
+    parameters(&result.model)
+}
+
+fn spied(devices: &[CheckedDevice]) -> (AmpOptimizer<Spy<AdamOf<B>>>, crate::harness::Steps) {
+    let spy = Spy::new(adam());
+    let steps = spy.steps();
+    (AmpOptimizer::new(spy, scalers(devices)), steps)
+}
+
+/// A training with overflows ends where one ends that never saw their batches.
+#[test]
+fn an_overflow_on_one_device_skips_the_batch_of_all() {
+    let _alone = alone();
+    for optim in OPTIMS {
+        let (with, without) = (devices(), devices());
+        let (optimizer, steps) = spied(&with);
+        let scheduler = AmpLrScheduler::new(linear(), scalers(&with));
+        let data = shared(&FIRST, &SECOND, &[]);
+        let overflowed = train(&with, optim, data, 1, scheduler, optimizer);
+        // The same loss scales, so that f16 rounds the same: powers of two do not round at all.
+        let (optimizer, expected) = spied(&without);
+        let scheduler = AmpLrScheduler::new(linear(), scalers(&without));
+        let data = shared(&[], &[], &SKIPPED);
+        let calm = train(&without, optim, data, 1, scheduler, optimizer);
+
+        assert_eq!(steps.lrs_taken(), expected.lrs_taken(), "{optim:?}");
+        assert_eq!(steps.all().len(), STEPS - SKIPPED.len(), "{optim:?}");
+        assert_eq!(overflowed, calm, "{optim:?}");
+        let skipped = scalers(&with)
+            .iter()
+            .map(GradScaler::skipped_steps)
+            .collect::<Vec<_>>();
+        assert_eq!(
+            skipped,
+            [FIRST.len() as u64, SECOND.len() as u64],
+            "{optim:?}"
+        );
+    }
+}
+
+#[test]
+fn it_skips_the_whole_of_an_accumulation() {
+    let _alone = alone();
+    for optim in OPTIMS {
+        let (with, without) = (devices(), devices());
+        let (optimizer, steps) = spied(&with);
+        let scheduler = AmpLrScheduler::new(linear(), scalers(&with));
+        // Of the batches of steps 0 to 3, 4 to 7 and 8 to 11, the second alone is whole.
+        let data = shared(&[1], &[1, 10], &[]);
+        let overflowed = train(&with, optim, data, 4, scheduler, optimizer);
+        let (optimizer, expected) = spied(&without);
+        let scheduler = AmpLrScheduler::new(linear(), scalers(&without));
+        let data = shared(&[], &[], &[0, 1, 2, 3, 8, 9, 10, 11]);
+        let calm = train(&without, optim, data, 4, scheduler, optimizer);
+
+        assert_eq!(steps.lrs_taken(), expected.lrs_taken(), "{optim:?}");
+        assert_eq!(steps.all().len(), 1, "{optim:?}");
+        // Devices add up their gradients in the order in which they are done.
+        assert_close("parameters", Precision::F32, &overflowed, &calm, 16.0);
+    }
+}
+
+/// By Burn's `SupervisedTraining` alone, without an `AmpOptimizer`: a batch of which nothing is left
+/// is a skipped step for the scheduler, and any other is a taken one.
+#[test]
+fn without_an_amp_optimizer_a_part_of_a_batch_is_a_step() {
+    let _alone = alone();
+    for optim in OPTIMS {
+        let devices = devices();
+        let f16 = AmpConfig::new().with_precision(Precision::F16);
+        for device in &devices {
+            f16.apply::<Checked>(device).unwrap();
+        }
+        let spy = Spy::new(adam());
+        let steps = spy.steps();
+        let scheduler = AmpLrScheduler::new(linear(), scalers(&devices));
+        let training: Training<B, _, _> =
+            training(&folder("devices-parts"), shared(&FIRST, &SECOND, &[]));
+        training
+            .with_training_strategy(ExecutionStrategy::MultiDevice(devices.to_vec(), optim).into())
+            .launch(Learner::new(Model::new(), spy, scheduler));
+        let mut expected = linear();
+        let expected: Vec<f64> = (0..STEPS - 1).map(|_| expected.step()).collect();
+        assert_eq!(steps.all().len(), STEPS, "{optim:?}");
+        assert_eq!(steps.lrs_taken(), expected, "{optim:?}");
+        assert!(!steps.all()[7].gradients, "{optim:?}");
+    }
+}

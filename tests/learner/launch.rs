@@ -1,0 +1,215 @@
+//! `SupervisedTraining` with a precision: what is configured, and what is refused before a step.
+
+use burn::backend::NdArray;
+use burn::optim::Optimizer;
+use burn::train::{ExecutionStrategy, Interrupter, Learner, MultiDeviceOptim};
+use burn_amp::{
+    AmpAutodiff, AmpConfig, AmpError, AmpOptimizer, AmpTrainingExt, Dynamic, GradScaler,
+    LossScaleConfig, Precision, WhenStuck, precision_of,
+};
+use burn_backend::DTypeUsageSet;
+
+use crate::checked::{Checked, CheckedDevice};
+use crate::harness::{
+    A, Model, SgdOf, Spy, Training, Watch, alone, folder, samples, sgd, training,
+};
+
+type Sgd = SgdOf<A>;
+type CheckedA = AmpAutodiff<Checked>;
+
+fn default_training(name: &str) -> Training<A, f64, Sgd> {
+    training(&folder(name), samples(3, &[]))
+}
+
+fn learner() -> Learner<crate::harness::Components<A, f64, Sgd>> {
+    Learner::new(Model::new(), sgd(), 0.1)
+}
+
+#[test]
+fn the_precision_is_in_force_when_training_is_launched() {
+    let _alone = alone();
+    let device = Default::default();
+    let launches: [(fn(_) -> _, _); 3] = [
+        (|t: Training<A, f64, Sgd>| t.to_fp16(), Precision::F16),
+        (|t| t.to_bf16(), Precision::Bf16),
+        (|t| t.to_fp32(), Precision::F32),
+    ];
+    for (to, precision) in launches {
+        let before = precision_of::<A>(&device).unwrap();
+        let training = to(default_training("launch"));
+        assert_eq!(precision_of::<A>(&device).unwrap(), before);
+        training.launch(learner()).unwrap();
+        assert_eq!(precision_of::<A>(&device).unwrap(), precision);
+        let taken = GradScaler::of::<A>(&device).state().taken_steps();
+        assert_eq!(taken, if precision == Precision::F16 { 3 } else { 0 });
+    }
+}
+
+#[test]
+fn auto_is_what_the_device_can() {
+    let _alone = alone();
+    default_training("launch-auto")
+        .with_amp(AmpConfig::new())
+        .launch(learner())
+        .unwrap();
+    let precision = precision_of::<A>(&Default::default()).unwrap();
+    assert_ne!(precision, Precision::Auto);
+}
+
+#[test]
+fn a_loss_scale_without_effect_is_an_error_before_the_first_step() {
+    let _alone = alone();
+    let device = Default::default();
+    AmpConfig::new()
+        .with_precision(Precision::F32)
+        .apply::<A>(&device)
+        .unwrap();
+    let watch = Watch::default();
+    let config = AmpConfig::new()
+        .with_precision(Precision::Bf16)
+        .with_loss_scale(LossScaleConfig::Fixed(128.0));
+    let training = default_training("launch-idle").renderer(watch.clone());
+    let error = training.with_amp(config).launch(learner()).err().unwrap();
+    let precision = Precision::Bf16;
+    assert_eq!(error, AmpError::LossScaleWithoutF16 { precision });
+    assert_eq!(watch.rendered(), 0);
+    assert_eq!(precision_of::<A>(&device).unwrap(), Precision::F32);
+}
+
+#[test]
+fn an_impossible_precision_is_an_error_before_the_first_step() {
+    let _alone = alone();
+    type B = AmpAutodiff<NdArray>;
+    let watch = Watch::default();
+    let training: Training<B, f64, SgdOf<B>> =
+        training(&folder("launch-impossible"), samples(3, &[]));
+    let training = training.renderer(watch.clone()).to_fp16();
+    let error = training
+        .launch(Learner::new(Model::new(), sgd(), 0.1))
+        .err()
+        .unwrap();
+    assert!(
+        matches!(error, AmpError::UnsupportedPrecision { .. }),
+        "{error}"
+    );
+    assert_eq!(watch.rendered(), 0);
+}
+
+fn over<O: Optimizer<Model<CheckedA>, CheckedA> + 'static>(
+    devices: &[CheckedDevice],
+    optimizer: O,
+    config: AmpConfig,
+) -> Result<(), AmpError> {
+    let training: Training<CheckedA, f64, O> = training(&folder("launch-devices"), samples(4, &[]));
+    let strategy =
+        ExecutionStrategy::MultiDevice(devices.to_vec(), MultiDeviceOptim::OptimMainDevice);
+    let training = training.with_amp(config).with_training_strategy(strategy);
+    training
+        .launch(Learner::new(Model::new(), optimizer, 0.1))
+        .map(|_| ())
+}
+
+fn in_precision(precision: Precision) -> AmpConfig {
+    AmpConfig::new().with_precision(precision)
+}
+
+#[test]
+fn if_one_device_cannot_do_it_all_are_as_they_were() {
+    let _alone = alone();
+    let able = CheckedDevice::new();
+    let none = DTypeUsageSet::empty();
+    let unable = CheckedDevice::with_support(none, none);
+    in_precision(Precision::Bf16)
+        .apply::<Checked>(&able)
+        .unwrap();
+    let scalers = [able, unable].map(|device| GradScaler::of::<Checked>(&device));
+    let optimizer = AmpOptimizer::new(sgd(), scalers);
+    let error = over(&[able, unable], optimizer, in_precision(Precision::F16)).unwrap_err();
+    assert!(
+        matches!(error, AmpError::UnsupportedPrecision { .. }),
+        "{error}"
+    );
+    assert_eq!(precision_of::<Checked>(&able).unwrap(), Precision::Bf16);
+}
+
+#[test]
+fn devices_that_share_a_batch_want_an_optimizer_that_takes_it_whole() {
+    let _alone = alone();
+    let devices = [CheckedDevice::new(), CheckedDevice::new()];
+    for device in &devices {
+        in_precision(Precision::F32)
+            .apply::<Checked>(device)
+            .unwrap();
+    }
+    let f16 = in_precision(Precision::F16);
+    let scalers = devices.map(|device| GradScaler::of::<Checked>(&device));
+
+    let error = over(&devices, sgd(), f16).unwrap_err();
+    assert_eq!(error, AmpError::PartialBatch { devices: 2 });
+    let follows_one = AmpOptimizer::new(sgd(), scalers[..1].to_vec());
+    let error = over(&devices, follows_one, f16).unwrap_err();
+    assert_eq!(error, AmpError::PartialBatch { devices: 2 });
+    assert_eq!(
+        precision_of::<Checked>(&devices[0]).unwrap(),
+        Precision::F32
+    );
+    // Two workers on one device share a batch as well.
+    let error = over(&[devices[0]; 2], sgd(), f16).unwrap_err();
+    assert_eq!(error, AmpError::PartialBatch { devices: 2 });
+
+    over(&devices, AmpOptimizer::new(sgd(), scalers), f16).unwrap();
+    over(&devices[..1], sgd(), f16).unwrap();
+    over(&devices, sgd(), in_precision(Precision::Bf16)).unwrap();
+    over(
+        &devices,
+        sgd(),
+        f16.with_loss_scale(LossScaleConfig::Disabled),
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_training_that_is_stuck_goes_on_or_stops_as_configured() {
+    let _alone = alone();
+    let all: Vec<usize> = (4..40).collect();
+    for (when_stuck, steps) in [(WhenStuck::Log, 40), (WhenStuck::Stop, 4 + 2 + 3)] {
+        let config = in_precision(Precision::F16)
+            .with_loss_scale(LossScaleConfig::Dynamic(Dynamic {
+                init_scale: 4.0,
+                min_scale: 1.0,
+                stuck_after: 3,
+                ..Dynamic::default()
+            }))
+            .with_when_stuck(when_stuck);
+        let spy = Spy::new(sgd());
+        let seen = spy.steps();
+        let interrupter = Interrupter::new();
+        let training: Training<A, f64, Spy<Sgd>> =
+            training(&folder("launch-stuck"), samples(40, &all));
+        training
+            .with_interrupter(interrupter.clone())
+            .with_amp(config)
+            .launch(Learner::new(Model::new(), spy, 0.1))
+            .unwrap();
+        assert_eq!(seen.all().len(), steps);
+        let message = interrupter.get_message();
+        match when_stuck {
+            WhenStuck::Log => assert_eq!(message, None),
+            WhenStuck::Stop => assert!(message.unwrap().contains("loss scale 1,")),
+        }
+    }
+}
+
+#[test]
+fn it_can_be_stopped_from_elsewhere() {
+    let _alone = alone();
+    let spy = Spy::new(sgd());
+    let seen = spy.steps();
+    let training: Training<A, f64, Spy<Sgd>> = training(&folder("launch-stop"), samples(9, &[]));
+    let training = training.to_bf16();
+    training.interrupter().stop(Some("enough"));
+    training
+        .launch(Learner::new(Model::new(), spy, 0.1))
+        .unwrap();
+    assert_eq!(seen.all().len(), 1);
+}

@@ -1,0 +1,15 @@
+//! Burn's `Learner` on `AmpAutodiff`: all that it does on any backend, and what burn-amp adds.
+
+#[allow(unused_imports)]
+#[path = "../common/checked/mod.rs"]
+mod checked;
+#[path = "../common/mod.rs"]
+mod common;
+mod harness;
+
+mod devices;
+mod launch;
+mod metrics;
+mod resume;
+mod schedule;
+mod unchanged;

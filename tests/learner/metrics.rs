@@ -1,0 +1,121 @@
+//! What the dashboard shows is of its own step, however late Burn asks for it.
+
+use std::time::Duration;
+
+use burn::train::Learner;
+use burn::train::metric::{Metric, Numeric};
+use burn_amp::{
+    AmpConfig, AmpTrainingExt, Dynamic, GradScaler, LossScaleConfig, LossScaleMetric, Precision,
+    PrecisionMetric, SkippedStepsMetric,
+};
+
+use crate::harness::{A, Model, SgdOf, Training, Watch, alone, folder, samples, sgd, training};
+
+const BATCHES: usize = 30;
+const OVERFLOWS: [usize; 5] = [0, 7, 8, 20, 29];
+const GROWTH_INTERVAL: usize = 6;
+
+fn config() -> AmpConfig {
+    AmpConfig::new()
+        .with_precision(Precision::F16)
+        .with_loss_scale(LossScaleConfig::Dynamic(Dynamic {
+            init_scale: 1024.0,
+            growth_interval: GROWTH_INTERVAL as u32,
+            ..Dynamic::default()
+        }))
+}
+
+/// The scale and the number of skipped steps that each step is to show: PyTorch's rule.
+fn expected(epochs: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut scale, mut good, mut skipped) = (1024.0, 0, 0.0);
+    let step = |i: usize| {
+        let of_step = scale;
+        match OVERFLOWS.contains(&(i % BATCHES)) {
+            true => (scale, good, skipped) = (scale / 2.0, 0, skipped + 1.0),
+            false => good += 1,
+        }
+        if good == GROWTH_INTERVAL {
+            (scale, good) = (scale * 2.0, 0);
+        }
+        (of_step, skipped)
+    };
+    (0..epochs * BATCHES).map(step).unzip()
+}
+
+fn numbers(shown: Vec<String>) -> Vec<f64> {
+    shown.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+#[test]
+fn each_step_shows_its_own_scale_and_count() {
+    let _alone = alone();
+    // Slower than training by far, so that training is ahead as far as Burn lets it.
+    for takes in [Duration::ZERO, Duration::from_millis(8)] {
+        let watch = Watch::slow(takes);
+        let training: Training<A, f64, SgdOf<A>> =
+            training(&folder("metrics"), samples(BATCHES, &OVERFLOWS));
+        let learner = Learner::new(Model::new(), sgd(), 0.1);
+        training
+            .renderer(watch.clone())
+            .num_epochs(2)
+            .with_amp(config())
+            .launch(learner)
+            .unwrap();
+        let (scales, skipped) = expected(2);
+        assert_eq!(
+            watch.metrics(),
+            ["Loss Scale", "Precision", "Skipped Steps"]
+        );
+        assert_eq!(numbers(watch.shown("Loss Scale")), scales);
+        assert_eq!(numbers(watch.shown("Skipped Steps")), skipped);
+        assert_eq!(watch.shown("Precision"), vec!["f16"; 2 * BATCHES]);
+    }
+}
+
+#[test]
+fn without_a_loss_scale_there_is_nothing_to_show_of_it() {
+    let _alone = alone();
+    for precision in [Precision::Bf16, Precision::F32] {
+        let watch = Watch::default();
+        let training: Training<A, f64, SgdOf<A>> =
+            training(&folder("metrics-unscaled"), samples(3, &[]));
+        let training = training.renderer(watch.clone());
+        let learner = Learner::new(Model::new(), sgd(), 0.1);
+        let config = AmpConfig::new().with_precision(precision);
+        training.with_amp(config).launch(learner).unwrap();
+        assert_eq!(watch.metrics(), ["Precision"]);
+        assert_eq!(watch.shown("Precision"), vec![precision.to_string(); 3]);
+    }
+}
+
+/// As for any metric, `SupervisedTraining` takes them itself.
+#[test]
+fn they_can_be_registered_by_hand() {
+    let _alone = alone();
+    config().apply::<A>(&Default::default()).unwrap();
+    let scaler = GradScaler::of::<A>(&Default::default());
+    let watch = Watch::default();
+    let training: Training<A, f64, SgdOf<A>> =
+        training(&folder("metrics-by-hand"), samples(BATCHES, &OVERFLOWS));
+    training
+        .renderer(watch.clone())
+        .metric_train_numeric(LossScaleMetric::new([scaler.clone()]))
+        .metric_train_numeric(SkippedStepsMetric::new([scaler]))
+        .metric_train(PrecisionMetric::new::<A>(&Default::default()))
+        .launch(Learner::new(Model::new(), sgd(), 0.1));
+    assert_eq!(numbers(watch.shown("Loss Scale")), expected(1).0);
+    assert_eq!(numbers(watch.shown("Skipped Steps")), expected(1).1);
+}
+
+#[test]
+fn they_say_what_they_are() {
+    let scaler = GradScaler::new(LossScaleConfig::default()).unwrap();
+    let scale = LossScaleMetric::new([scaler.clone()]);
+    let skipped = SkippedStepsMetric::new([scaler]);
+    assert!(scale.description().is_some() && skipped.description().is_some());
+    // Before the first step.
+    assert_eq!(scale.value().current(), 1.0);
+    assert_eq!(skipped.running_value().current(), 0.0);
+    let precision = PrecisionMetric::new::<A>(&Default::default());
+    assert!(format!("{precision:?}").starts_with("PrecisionMetric"));
+}

@@ -1,0 +1,311 @@
+//! The learning rates of the steps that are taken are those of a training that skips none.
+
+use std::path::Path;
+
+use burn::backend::{Autodiff, Flex};
+use burn::lr_scheduler::LrScheduler;
+use burn::lr_scheduler::composed::ComposedLrSchedulerConfig;
+use burn::lr_scheduler::cosine::{CosineAnnealingLrScheduler, CosineAnnealingLrSchedulerConfig};
+use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
+use burn::lr_scheduler::linear::{LinearLrScheduler, LinearLrSchedulerConfig};
+use burn::lr_scheduler::noam::NoamLrSchedulerConfig;
+use burn::lr_scheduler::step::StepLrSchedulerConfig;
+use burn::optim::Optimizer;
+use burn::record::{
+    BinFileRecorder, FileRecorder, FullPrecisionSettings, HalfPrecisionSettings,
+    NamedMpkFileRecorder, PrettyJsonFileRecorder, Recorder,
+};
+use burn::train::Learner;
+use burn_amp::{
+    AmpLrScheduler, AmpOptimizer, AmpTrainingExt, GradScaler, LossScaleConfig, LossScaler, Outcome,
+};
+
+use crate::harness::{A, Model, Spy, Training, alone, folder, samples, sgd, training};
+
+const BATCHES: usize = 24;
+/// The first and the last, one alone, and two in a row.
+const OVERFLOWS: [usize; 5] = [0, 5, 12, 13, 23];
+
+/// The learning rates that an optimizer is given in a training without AMP.
+fn lrs_in_fp32<S: LrScheduler + 'static>(scheduler: S, accumulation: usize) -> Vec<f64> {
+    let spy = Spy::new(sgd());
+    let steps = spy.steps();
+    let training: Training<Autodiff<Flex>, S, _> =
+        training(&folder("schedule-fp32"), samples(BATCHES, &[]));
+    let training = training.grads_accumulation(accumulation);
+    training.launch(Learner::new(Model::new(), spy, scheduler));
+    steps.lrs_taken()
+}
+
+/// The same in f16, of the steps that are taken.
+fn launch<S, O>(folder: &Path, accumulation: usize, scheduler: S, optimizer: O)
+where
+    S: LrScheduler + 'static,
+    O: Optimizer<Model<A>, A> + 'static,
+{
+    let training: Training<A, S, O> = training(folder, samples(BATCHES, &OVERFLOWS));
+    let training = training.grads_accumulation(accumulation);
+    let learner = Learner::new(Model::new(), optimizer, scheduler);
+    training.to_fp16().launch(learner).unwrap();
+}
+
+fn scaler() -> GradScaler {
+    GradScaler::of::<A>(&Default::default())
+}
+
+fn waits_for_taken_steps<S: LrScheduler + 'static>(scheduler: S) {
+    let _alone = alone();
+    let expected = lrs_in_fp32(scheduler.clone(), 1);
+    let spy = Spy::new(sgd());
+    let steps = spy.steps();
+    let scheduler = AmpLrScheduler::new(scheduler, [scaler()]);
+    launch(&folder("schedule-f16"), 1, scheduler, spy);
+
+    let taken = steps.lrs_taken();
+    assert_eq!(steps.all().len(), BATCHES);
+    assert_eq!(taken, expected[..BATCHES - OVERFLOWS.len()]);
+    assert_eq!(scaler().skipped_steps(), OVERFLOWS.len() as u64);
+}
+
+fn cosine() -> CosineAnnealingLrScheduler {
+    let config = CosineAnnealingLrSchedulerConfig::new(0.1, BATCHES);
+    config.with_min_lr(0.01).init().unwrap()
+}
+
+/// Another learning rate each time.
+fn linear() -> LinearLrScheduler {
+    let config = LinearLrSchedulerConfig::new(0.1, 0.01, BATCHES);
+    config.init().unwrap()
+}
+
+#[test]
+fn a_constant() {
+    waits_for_taken_steps(0.1);
+}
+
+#[test]
+fn a_cosine() {
+    waits_for_taken_steps(cosine());
+}
+
+#[test]
+fn a_line() {
+    waits_for_taken_steps(linear());
+}
+
+#[test]
+fn an_exponential() {
+    waits_for_taken_steps(ExponentialLrSchedulerConfig::new(0.1, 0.9).init().unwrap());
+}
+
+#[test]
+fn noam() {
+    let config = NoamLrSchedulerConfig::new(0.1).with_warmup_steps(10);
+    waits_for_taken_steps(config.init().unwrap());
+}
+
+#[test]
+fn steps() {
+    waits_for_taken_steps(StepLrSchedulerConfig::new(0.1, 4).init().unwrap());
+}
+
+#[test]
+fn a_composition() {
+    let composed = ComposedLrSchedulerConfig::new()
+        .cosine(CosineAnnealingLrSchedulerConfig::new(0.1, BATCHES))
+        .linear(LinearLrSchedulerConfig::new(1e-3, 1.0, 6));
+    waits_for_taken_steps(composed.init().unwrap());
+}
+
+/// Burn asks for a learning rate before each micro-batch, and takes a step with the last of them.
+#[test]
+fn accumulation_with_an_amp_optimizer() {
+    let _alone = alone();
+    let expected = lrs_in_fp32(linear(), 4);
+    let spy = Spy::new(sgd());
+    let steps = spy.steps();
+    let optimizer = AmpOptimizer::new(spy, [scaler()]);
+    let scheduler = AmpLrScheduler::new(linear(), [scaler()]);
+    launch(&folder("schedule-batches"), 4, scheduler, optimizer);
+    // Of 6 batches, those of the micro-batches 0, 5, 12 and 13, and 23 are skipped.
+    assert_eq!(steps.lrs_taken(), expected[..2]);
+    assert_eq!(steps.all().len(), 2);
+}
+
+/// What is applied of a batch is a step, and its skipped micro-batches are not.
+#[test]
+fn accumulation_without_an_amp_optimizer() {
+    let _alone = alone();
+    let each = lrs_in_fp32(linear(), 1);
+    let spy = Spy::new(sgd());
+    let steps = spy.steps();
+    let scheduler = AmpLrScheduler::new(linear(), [scaler()]);
+    launch(&folder("schedule-parts"), 4, scheduler, spy);
+    let lr_of = |micro_batch: usize| {
+        let before = OVERFLOWS.iter().filter(|o| **o < micro_batch).count();
+        each[micro_batch - before]
+    };
+    let expected: Vec<f64> = (0..6).map(|batch| lr_of(4 * batch + 3)).collect();
+    assert_eq!(steps.lrs_taken(), expected);
+}
+
+#[test]
+fn in_bf16_and_fp32_every_step_is_taken() {
+    let _alone = alone();
+    let expected = lrs_in_fp32(linear(), 1);
+    for bf16 in [true, false] {
+        let spy = Spy::new(sgd());
+        let steps = spy.steps();
+        let training: Training<A, _, _> =
+            training(&folder("schedule-unscaled"), samples(BATCHES, &[]));
+        let scheduler = AmpLrScheduler::new(linear(), [scaler()]);
+        let learner = Learner::new(Model::new(), spy, scheduler);
+        match bf16 {
+            true => training.to_bf16().launch(learner).unwrap(),
+            false => training.to_fp32().launch(learner).unwrap(),
+        };
+        assert_eq!(steps.lrs_taken(), expected);
+    }
+}
+
+/// A scaler of nobody else, some steps old.
+fn used_scaler() -> GradScaler {
+    let mut state = LossScaler::new(LossScaleConfig::default()).unwrap();
+    for outcome in [Outcome::Finite, Outcome::Overflow, Outcome::Finite] {
+        state.update(outcome);
+    }
+    GradScaler::from(state)
+}
+
+fn fresh() -> GradScaler {
+    GradScaler::new(LossScaleConfig::default()).unwrap()
+}
+
+type Scheduler = AmpLrScheduler<LinearLrScheduler>;
+
+fn saved_and_loaded<R: FileRecorder<Flex>>(recorder: R, name: &str) {
+    let path = folder("schedule-records").join(name);
+    let saved = used_scaler();
+    let mut scheduler = Scheduler::new(linear(), [saved.clone()]);
+    let mut expected = linear();
+    for _ in 0..7 {
+        assert_eq!(scheduler.step(), expected.step());
+    }
+    recorder
+        .record(scheduler.to_record::<Flex>(), path.clone())
+        .unwrap();
+
+    let loaded = fresh();
+    let record = recorder.load(path, &Default::default()).unwrap();
+    let mut scheduler = Scheduler::new(linear(), [loaded.clone()]).load_record::<Flex>(record);
+    assert_eq!(loaded.state(), saved.state());
+    for _ in 0..7 {
+        assert_eq!(scheduler.step(), expected.step());
+    }
+}
+
+#[test]
+fn its_record_holds_the_scheduler_and_the_scaler() {
+    saved_and_loaded(NamedMpkFileRecorder::<FullPrecisionSettings>::new(), "mpk");
+    saved_and_loaded(NamedMpkFileRecorder::<HalfPrecisionSettings>::new(), "half");
+    saved_and_loaded(
+        PrettyJsonFileRecorder::<FullPrecisionSettings>::new(),
+        "json",
+    );
+    saved_and_loaded(BinFileRecorder::<FullPrecisionSettings>::new(), "bin");
+}
+
+fn plain_one_loads<S: LrScheduler, R: FileRecorder<Flex>>(plain: S, recorder: R, name: &str) {
+    let path = folder("schedule-plain").join(name);
+    let mut saved = plain.clone();
+    for _ in 0..7 {
+        saved.step();
+    }
+    recorder
+        .record(saved.to_record::<Flex>(), path.clone())
+        .unwrap();
+
+    let untouched = used_scaler();
+    let record = recorder.load(path, &Default::default()).unwrap();
+    let scheduler = AmpLrScheduler::new(plain, [untouched.clone()]);
+    let mut scheduler = scheduler.load_record::<Flex>(record);
+    assert_eq!(untouched.state(), used_scaler().state());
+    for _ in 0..7 {
+        assert_eq!(scheduler.step(), saved.step());
+    }
+}
+
+#[test]
+fn a_record_from_before_there_was_amp_is_read() {
+    let mpk = NamedMpkFileRecorder::<FullPrecisionSettings>::new();
+    let json = PrettyJsonFileRecorder::<FullPrecisionSettings>::new();
+    let noam = || NoamLrSchedulerConfig::new(0.1).init().unwrap();
+    let steps = || StepLrSchedulerConfig::new(0.1, 4).init().unwrap();
+    let exponential = || ExponentialLrSchedulerConfig::new(0.1, 0.9).init().unwrap();
+    let composed = || {
+        let config = ComposedLrSchedulerConfig::new();
+        let config = config.cosine(CosineAnnealingLrSchedulerConfig::new(0.1, BATCHES));
+        config
+            .linear(LinearLrSchedulerConfig::new(1e-3, 1.0, 6))
+            .init()
+            .unwrap()
+    };
+    plain_one_loads(0.1, mpk.clone(), "constant");
+    plain_one_loads(0.1, json.clone(), "constant");
+    plain_one_loads(cosine(), mpk.clone(), "cosine");
+    plain_one_loads(cosine(), json.clone(), "cosine");
+    plain_one_loads(linear(), mpk.clone(), "linear");
+    plain_one_loads(linear(), json.clone(), "linear");
+    plain_one_loads(noam(), mpk.clone(), "noam");
+    plain_one_loads(noam(), json.clone(), "noam");
+    plain_one_loads(steps(), mpk.clone(), "steps");
+    plain_one_loads(steps(), json.clone(), "steps");
+    plain_one_loads(exponential(), mpk.clone(), "exponential");
+    plain_one_loads(exponential(), json.clone(), "exponential");
+    plain_one_loads(composed(), mpk, "composed");
+    plain_one_loads(composed(), json, "composed");
+}
+
+#[test]
+fn states_of_another_number_of_devices_are_dealt_out_in_turn() {
+    let saved = [used_scaler(), fresh()];
+    let record = Scheduler::new(linear(), saved.clone()).to_record::<Flex>();
+    let loaded = [fresh(), fresh(), fresh()];
+    Scheduler::new(linear(), loaded.clone()).load_record::<Flex>(record.clone());
+    for (i, scaler) in loaded.iter().enumerate() {
+        assert_eq!(scaler.state(), saved[i % 2].state());
+    }
+    let one = fresh();
+    Scheduler::new(linear(), [one.clone()]).load_record::<Flex>(record);
+    assert_eq!(one.state(), saved[0].state());
+}
+
+#[test]
+fn a_damaged_record_is_refused() {
+    let path = folder("schedule-damaged").join("record");
+    let recorder = PrettyJsonFileRecorder::<FullPrecisionSettings>::new();
+    let scheduler = Scheduler::new(linear(), [used_scaler()]);
+    Recorder::<Flex>::record(&recorder, scheduler.to_record::<Flex>(), path.clone()).unwrap();
+    let file = path.with_extension("json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let load = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let record: Result<<Scheduler as LrScheduler>::Record<Flex>, _> =
+            Recorder::<Flex>::load(&recorder, path.clone(), &Default::default());
+        record.map(|_| ()).map_err(|error| error.to_string())
+    };
+    load(&text).unwrap();
+    let damaged = text.replace("\"taken_steps\": 2", "\"taken_steps\": 3");
+    assert_ne!(damaged, text, "{text}");
+    load(&damaged).unwrap_err();
+    let cut = text.replace("\"scheduler\"", "\"schedule\"");
+    assert!(load(&cut).unwrap_err().contains("scheduler"));
+}
+
+#[test]
+fn a_clone_follows_as_well() {
+    let scaler = fresh();
+    let mut scheduler = Scheduler::new(linear(), [scaler]);
+    let mut clone = scheduler.clone();
+    assert_eq!(scheduler.step(), clone.step());
+}
