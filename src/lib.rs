@@ -25,12 +25,15 @@
 //!
 //! - `train` (default): the explicit protocol, [`GradScaler`] as a Burn record, the trainer, and what
 //!   Burn's `Learner` takes.
+//! - `distributed`: Burn's distributed data parallel, for backends that can do it.
 
 #![warn(missing_docs)]
 
 mod autodiff;
 mod backend;
 mod device;
+#[cfg(feature = "distributed")]
+mod distributed;
 mod error;
 mod finite;
 mod ops;

@@ -1,12 +1,11 @@
 //! The leaves whose gradients a backward pass has to look at, remembered weakly where they are
 //! made.
 
-use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use burn_backend::{Backend, DType, TensorMetadata};
 
-use super::tape::{self, AnyNode};
+use super::tape::{self, Node, WeakNode};
 use crate::AmpTensor;
 use crate::tensor::Marks;
 
@@ -17,7 +16,7 @@ static LEAVES: Mutex<Remembered> = Mutex::new(Remembered {
 });
 
 struct Remembered {
-    leaves: Vec<(AnyNode, Of)>,
+    leaves: Vec<(WeakNode, Of)>,
     /// The length at which dead leaves are let go next.
     sweep_at: usize,
 }
@@ -44,7 +43,7 @@ pub(crate) fn remember<B: Backend>(leaf: &AmpTensor<B>) {
 }
 
 /// The nodes of the leaves that are alive.
-pub(crate) fn alive() -> Vec<(Arc<dyn Any + Send + Sync>, Of)> {
+pub(crate) fn alive() -> Vec<(Node, Of)> {
     let mut remembered = LEAVES.lock().unwrap_or_else(PoisonError::into_inner);
     remembered.let_go();
     let alive = remembered.leaves.iter();
@@ -55,6 +54,6 @@ pub(crate) fn alive() -> Vec<(Arc<dyn Any + Send + Sync>, Of)> {
 
 impl Remembered {
     fn let_go(&mut self) {
-        self.leaves.retain(|(node, _)| node.strong_count() > 0);
+        self.leaves.retain(|(node, _)| node.is_alive());
     }
 }

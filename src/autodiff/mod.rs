@@ -9,18 +9,24 @@
 mod gradients;
 pub(crate) mod leaves;
 mod recorded;
+pub(crate) mod replicas;
 pub(crate) mod tape;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
+use burn_autodiff::grads::Gradients;
 use burn_backend::backend::AutodiffBackend;
+#[cfg(feature = "distributed")]
+use burn_backend::distributed::{DistributedParamId, DistributedParams};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 
 pub use gradients::AmpGradients;
+use replicas::{Replicas, Vote};
 
 use crate::finite::FiniteCheck;
 use crate::policy::Mode;
@@ -28,6 +34,12 @@ use crate::precision::following;
 use crate::scaler::{self, InForce, Outcome};
 use crate::tensor::{Marks, at_least_f32, is_half};
 use crate::{Amp, AmpTensor, GradScaler, device};
+
+/// What Burn's autodiff asks of the backend that it trains on.
+#[cfg(not(feature = "distributed"))]
+pub(crate) use burn_backend::Backend as Trained;
+#[cfg(feature = "distributed")]
+pub(crate) use burn_backend::distributed::DistributedBackend as Trained;
 
 /// The backend to train on: automatic mixed precision, in the forward and in the backward pass.
 ///
@@ -41,7 +53,7 @@ pub type AmpAutodiff<B, C = NoCheckpointing> = Amp<Autodiff<Amp<B>, C>>;
 /// The tape below the upper layer.
 type Tape<B, C> = Autodiff<Amp<B>, C>;
 
-impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
+impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     type InnerBackend = Amp<B>;
     type Gradients = AmpGradients<B>;
 
@@ -66,14 +78,19 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
             .filter(|scaler| scaler.handle().state().is_enabled());
         match scaler {
             None => {
-                let loss = loss.into_primitive();
-                AmpGradients::of_tape(following(|| Tape::<B, C>::backward(loss)))
+                let (tape, replicas) = tape_of::<B, C>(loss.into_primitive());
+                if let Some(replicas) = replicas {
+                    replicas.agree(Vote::scaled(1.0));
+                }
+                AmpGradients::of_tape(tape)
             }
             #[cfg(feature = "train")]
             Some(InForce::Explicit(scaler)) => {
                 let value = Self::inner(loss.clone());
                 let scale = scaler.scales::<Amp<B>>(&device, value);
-                AmpGradients::unscaled(scaled_backward::<B, C>(loss, scale, |_| {}))
+                let (grads, replicas) = scaled_backward::<B, C>(loss, scale, |_| {});
+                scaler.gathers(replicas, scale);
+                AmpGradients::unscaled(grads)
             }
             Some(InForce::Implicit(scaler)) => checked_backward::<B, C>(loss, &scaler),
         }
@@ -139,6 +156,29 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     fn q_from_inner(tensor: QuantizedTensor<Amp<B>>) -> QuantizedTensor<Self> {
         tensor
     }
+
+    #[cfg(feature = "distributed")]
+    fn set_distributed_params(
+        tensor: FloatTensor<Self>,
+        id: DistributedParamId,
+    ) -> FloatTensor<Self> {
+        let marks = tensor.marks();
+        let tensor = Tape::<B, C>::set_distributed_params(tensor.into_primitive(), id);
+        // It has another node now.
+        let leaf = AmpTensor::new(tensor, marks);
+        leaves::remember(&leaf);
+        leaf
+    }
+
+    #[cfg(feature = "distributed")]
+    fn distributed_params(tensor: &FloatTensor<Self>) -> Option<DistributedParams> {
+        Tape::<B, C>::distributed_params(&tensor.primitive)
+    }
+
+    #[cfg(feature = "distributed")]
+    fn is_distributed(tensor: &FloatTensor<Self>) -> bool {
+        Tape::<B, C>::is_distributed(&tensor.primitive)
+    }
 }
 
 /// The id by which autodiff knows a tensor.
@@ -152,13 +192,52 @@ fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType, of: Marks) -> AmpTenso
     AmpTensor::new(grad.into_dtype(dtype), of | Marks::GRADIENT)
 }
 
-/// The backward pass of a scaled loss: the gradients of the leaves, without the scale, by the ids
-/// of their nodes. `seen` is shown each of them in FP32 or wider.
-fn scaled_backward<B: Backend, C: CheckpointStrategy>(
+/// The gradients of a loss as the tape gives them, and the replicas that they are reduced with.
+fn tape_of<B: Trained, C: CheckpointStrategy>(
+    loss: FloatTensor<Tape<B, C>>,
+) -> (Gradients, Option<Arc<Replicas>>) {
+    #[cfg(feature = "distributed")]
+    let leaf = loss.clone();
+    let tape = following(|| Tape::<B, C>::backward(loss));
+    #[cfg(feature = "distributed")]
+    if tape.is_distributed() {
+        mark_again::<B, C>(leaf, &tape);
+        return (tape, replicas::of::<B>());
+    }
+    (tape, None)
+}
+
+/// Marks the leaves of a pass as distributed again. Autodiff forgets it in the pass, and only a step
+/// that is taken makes them anew: after one that is skipped nothing would be reduced.
+#[cfg(feature = "distributed")]
+fn mark_again<B: Trained, C: CheckpointStrategy>(
+    mut leaf: FloatTensor<Tape<B, C>>,
+    tape: &Gradients,
+) {
+    for (of, _) in leaves::alive() {
+        let (Ok(node), Some(held)) = (of.node.downcast(), of.held) else {
+            continue;
+        };
+        leaf.node = node;
+        let params = Tape::<B, C>::distributed_params(&leaf);
+        if let (Some(params), Ok(held)) = (params, held.downcast())
+            && Tape::<B, C>::grad(&leaf, tape).is_some()
+        {
+            leaf.rc = held;
+            Tape::<B, C>::set_distributed_params(leaf.clone(), params.param_id);
+        }
+    }
+}
+
+/// The gradients of the leaves, without the scale, by the ids of their nodes.
+type Unscaled<B> = HashMap<u64, AmpTensor<B>>;
+
+/// The backward pass of a scaled loss. `seen` is shown each gradient in FP32 or wider.
+fn scaled_backward<B: Trained, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
     scale: f32,
     mut seen: impl FnMut(FloatTensor<B>),
-) -> HashMap<u64, AmpTensor<B>> {
+) -> (Unscaled<B>, Option<Arc<Replicas>>) {
     let loss = match is_half(loss.dtype()) {
         true => loss.into_dtype(DType::F32),
         false => loss.into_primitive(),
@@ -166,34 +245,41 @@ fn scaled_backward<B: Backend, C: CheckpointStrategy>(
     let loss = following(|| Tape::<B, C>::float_mul_scalar(loss, scale.into()));
     // Autodiff finds a gradient by the node of its tensor alone.
     let mut leaf = loss.clone();
-    let mut tape = following(|| Tape::<B, C>::backward(loss));
-    leaves::alive()
+    let (mut tape, replicas) = tape_of::<B, C>(loss);
+    let grads = leaves::alive()
         .into_iter()
         .filter_map(|(node, of)| {
-            leaf.node = node.downcast().ok()?;
+            leaf.node = node.node.downcast().ok()?;
             let grad = Tape::<B, C>::grad_remove(&leaf, &mut tape)?;
             let unscaled = unscaled::<B>(grad.into_primitive(), scale);
             seen(unscaled.clone());
             let grad = finished(AmpTensor::plain(unscaled), of.dtype, of.marks);
             Some((node_id::<B, C>(&leaf), grad))
         })
-        .collect()
+        .collect();
+    (grads, replicas)
 }
 
 /// The backward pass that takes or skips the step by itself.
-fn checked_backward<B: Backend, C: CheckpointStrategy>(
+fn checked_backward<B: Trained, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
     scaler: &GradScaler,
 ) -> AmpGradients<B> {
     let mut finite = FiniteCheck::<B>::new(loss.device());
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
-    let grads = scaled_backward::<B, C>(loss, scaler.loss_scale(), |grad| finite.add(grad));
+    let scale = scaler.loss_scale();
+    let (grads, replicas) = scaled_backward::<B, C>(loss, scale, |grad| finite.add(grad));
 
     let [loss_is_finite, gradients @ ..] = &finite.read()[..] else {
         unreachable!("the loss was added")
     };
     let overflowed = gradients.iter().filter(|finite| !**finite).count();
-    let outcome = Outcome::of(*loss_is_finite, overflowed == 0);
+    let vote = Vote {
+        scale,
+        loss_is_finite: *loss_is_finite,
+        gradients_are_finite: overflowed == 0,
+    };
+    let outcome = replicas::agreed(replicas.as_deref(), vote).outcome();
     scaler.record(outcome, overflowed, Vec::new());
     match outcome {
         Outcome::Finite => AmpGradients::unscaled(grads),

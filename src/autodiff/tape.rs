@@ -92,9 +92,39 @@ type Known = &'static (dyn Any + Send + Sync);
 /// A tape as [`Any`].
 struct Entry<B: Backend>(&'static dyn Tape<B>);
 /// How to get at a tensor's node on the tape, whatever the checkpointing strategy.
-struct NodeOf<T>(fn(&T) -> AnyNode);
-/// A node of autodiff's, whose type has no public name.
-pub(crate) type AnyNode = Weak<dyn Any + Send + Sync>;
+struct NodeOf<T>(fn(&T) -> WeakNode);
+
+/// What autodiff's types, which have no public names, are held as.
+type Anything = dyn Any + Send + Sync;
+
+/// A node of autodiff's, for as long as somebody else holds it.
+pub(crate) struct WeakNode {
+    node: Weak<Anything>,
+    /// What tells autodiff that a tensor of the node is held.
+    #[cfg(feature = "distributed")]
+    held: Weak<Anything>,
+}
+
+/// A [`WeakNode`] that is alive.
+pub(crate) struct Node {
+    pub node: Arc<Anything>,
+    #[cfg(feature = "distributed")]
+    pub held: Option<Arc<Anything>>,
+}
+
+impl WeakNode {
+    pub(crate) fn upgrade(&self) -> Option<Node> {
+        Some(Node {
+            node: self.node.upgrade()?,
+            #[cfg(feature = "distributed")]
+            held: self.held.upgrade(),
+        })
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.node.strong_count() > 0
+    }
+}
 
 static KNOWN: LazyLock<Mutex<HashMap<TypeId, Known>>> = LazyLock::new(Mutex::default);
 
@@ -110,7 +140,7 @@ pub(crate) fn of<B: Backend>(device: &B::Device) -> Option<&'static dyn Tape<B>>
 }
 
 /// The node of a tensor, if its backend is an `Autodiff` over [`Amp`]. Costs as [`of`].
-pub(crate) fn node<B: Backend>(tensor: &FloatTensor<B>) -> Option<AnyNode> {
+pub(crate) fn node<B: Backend>(tensor: &FloatTensor<B>) -> Option<WeakNode> {
     let of_tensor = known::<B>(TypeId::of::<FloatTensor<B>>(), &B::float_device(tensor))?;
     let NodeOf(node) = of_tensor.downcast_ref::<NodeOf<FloatTensor<B>>>()?;
     Some(node(tensor))
@@ -148,7 +178,11 @@ fn entry<B: Backend, C: CheckpointStrategy>() -> Known {
 }
 
 fn node_of<B: Backend>() -> Known {
-    let node = |tensor: &FloatTensor<Autodiff<Amp<B>>>| Arc::downgrade(&tensor.node) as AnyNode;
+    let node = |tensor: &FloatTensor<Autodiff<Amp<B>>>| WeakNode {
+        node: Arc::downgrade(&tensor.node) as Weak<Anything>,
+        #[cfg(feature = "distributed")]
+        held: Arc::downgrade(&tensor.rc) as Weak<Anything>,
+    };
     Box::leak(Box::new(NodeOf(node)))
 }
 

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::Arc;
 
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
@@ -14,6 +15,7 @@ use burn_optim::{GradientsParams, LearningRate, Optimizer};
 use serde::{Deserialize, Serialize};
 
 use super::{GradScaler, LossScaler, Outcome, Transition};
+use crate::autodiff::replicas::{Replicas, Vote, agreed};
 use crate::finite::FiniteCheck;
 use crate::policy::Mode;
 use crate::train::gradients;
@@ -33,10 +35,14 @@ pub(super) struct Window {
     non_finite_loss: bool,
     /// The parameters whose gradients are unscaled.
     unscaled: HashMap<ParamId, Unscaled>,
-    /// The paths of those that are not.
+    /// Whether a gradient was not finite, here or on a replica.
+    overflow: bool,
+    /// The paths of those here.
     overflowed: Vec<String>,
     /// Steps taken or skipped.
     steps: u32,
+    /// Those that gradients were reduced with, and decide together.
+    replicas: Option<Arc<Replicas>>,
 }
 
 struct Unscaled {
@@ -103,8 +109,58 @@ impl GradScaler {
         scale
     }
 
+    /// The pass of a loss whose gradients may have been reduced with those of replicas. They wait for
+    /// each other here, and decide together on the step.
+    pub(crate) fn gathers(&self, replicas: Option<Arc<Replicas>>, scale: f32) {
+        if let Some(replicas) = replicas {
+            replicas.agree(Vote::scaled(scale));
+            self.shared().window.replicas = Some(replicas);
+        }
+    }
+
     /// The backward pass of a loss, for a model's parameters:
     /// `GradientsParams::from_grads(scaler.scale(loss).backward(), model)`.
+    ///
+    /// Where the loss is scaled and is not finite, the gradient with the fewest elements is NaN,
+    /// also if the gradients are finite by themselves: so they tell it to whom they are given.
+    ///
+    /// ## Several peers
+    ///
+    /// Peers that reduce their gradients, a thread, a model and a scaler each, step or skip
+    /// together on an `AmpAutodiff`:
+    ///
+    /// ```no_run
+    /// # use burn::{backend::Flex, module::AutodiffModule, optim::Optimizer, tensor::Tensor};
+    /// # use burn_amp::{Amp, AmpAutodiff, AmpError, GradScaler};
+    /// # use burn_collective::{PeerId, ReduceOperation};
+    /// # type B = Flex;
+    /// # fn step<M: AutodiffModule<AmpAutodiff<B>>>(
+    /// #     (peer, scaler, lr): (PeerId, GradScaler, f64),
+    /// #     mut optimizer: impl Optimizer<M, AmpAutodiff<B>>,
+    /// #     model: M,
+    /// #     loss: Tensor<AmpAutodiff<B>, 1>,
+    /// # ) -> Result<(M, bool), AmpError> {
+    /// let grads = scaler.backward(loss, &model);
+    /// let grads = grads.all_reduce::<Amp<B>>(peer, ReduceOperation::Mean).unwrap();
+    /// let (model, stepped) = scaler.step(&mut optimizer, lr, model, grads)?;
+    /// scaler.update()?;
+    /// # Ok((model, stepped))
+    /// # }
+    /// ```
+    ///
+    /// No peer is left waiting: the gradients of an overflow are there, whereas a `loss.backward()`
+    /// without a scaler leaves none. And what is not finite on one peer is not finite on any after
+    /// the reduction, which is what [`step`](GradScaler::step) checks. So
+    ///
+    /// - all peers have the same precision: where nothing is scaled, nothing is checked;
+    /// - [`unscale`](GradScaler::unscale), as for clipping, comes after the reduction: its check
+    ///   is the step's;
+    /// - `scale(loss).backward()`, which does not know the model, does not tell the other peers of
+    ///   a loss that is not finite.
+    ///
+    /// Such a loss keeps its peer's scale, and the others back off. That the scales then differ
+    /// does no harm: on an `AmpAutodiff` gradients come without the scale. On a plain `Autodiff`
+    /// they carry each its peer's, and cannot be reduced like this.
     pub fn backward<B: AutodiffBackend, M: AutodiffModule<B>, const D: usize>(
         &self,
         loss: Tensor<B, D>,
@@ -117,7 +173,14 @@ impl GradScaler {
             }
         }
         let _done = Done(self);
-        GradientsParams::from_grads(self.scale(loss).backward(), model)
+        let value = loss.clone().inner();
+        let grads = GradientsParams::from_grads(self.scale(loss).backward(), model);
+        if self.shared().window.losses.is_none() {
+            return grads;
+        }
+        // On the device, 1 or, for a loss that is not finite, NaN. A large one is finite in FP32.
+        let factor = full_precision(|| (value * 0.0).sum() + 1.0);
+        gradients::smallest_times::<B, M>(model, grads, factor)
     }
 
     /// The gradients without the scale, in FP32, to look at or to clip before
@@ -151,7 +214,7 @@ impl GradScaler {
         grads: GradientsParams,
         found: &gradients::Found<B>,
     ) -> GradientsParams {
-        let (scale, losses, scaled) = {
+        let (scale, losses, scaled, replicas) = {
             let window = &mut self.shared().window;
             let Some(scale) = window.scale else {
                 return grads;
@@ -164,7 +227,8 @@ impl GradScaler {
             if scaled.is_empty() {
                 return grads;
             }
-            (scale, window.losses.take(), scaled)
+            let replicas = window.replicas.clone();
+            (scale, window.losses.take(), scaled, replicas)
         };
         let factor = match is_amp::<B>(&found.device) {
             true => None,
@@ -177,15 +241,25 @@ impl GradScaler {
         let grads = gradients::unscaled::<B, M>(model, grads, is_scaled, factor, &mut check);
         let finite = check.read();
         let (losses, gradients) = finite.split_at(losses);
+        let all = |finite: &[bool]| finite.iter().all(|finite| *finite);
+        let vote = Vote {
+            scale,
+            loss_is_finite: all(losses),
+            gradients_are_finite: all(gradients),
+        };
+        let agreed = agreed(replicas.as_deref(), vote);
 
         let window = &mut self.shared().window;
-        window.non_finite_loss |= losses.iter().any(|finite| !finite);
+        window.non_finite_loss |= !agreed.loss_is_finite;
+        window.overflow |= !agreed.gradients_are_finite;
+        // Elsewhere, if not here.
+        let elsewhere = vote.gradients_are_finite && !agreed.gradients_are_finite;
         for ((id, path), finite) in scaled.into_iter().zip(gradients) {
-            let (finite, stepped) = (*finite, false);
-            window.unscaled.insert(*id, Unscaled { finite, stepped });
             if !finite {
                 window.overflowed.push(path.clone());
             }
+            let (finite, stepped) = (*finite && !elsewhere, false);
+            window.unscaled.insert(*id, Unscaled { finite, stepped });
         }
         grads
     }
@@ -260,7 +334,7 @@ impl GradScaler {
         if window.unscaled.is_empty() {
             return Ok(Transition::Kept);
         }
-        let outcome = Outcome::of(!window.non_finite_loss, window.overflowed.is_empty());
+        let outcome = Outcome::of(!window.non_finite_loss, !window.overflow);
         Ok(self.record(outcome, window.overflowed.len(), window.overflowed))
     }
 

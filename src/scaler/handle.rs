@@ -71,6 +71,8 @@ pub(super) struct Shared {
     pub(super) window: super::explicit::Window,
     #[cfg(feature = "train")]
     listeners: Vec<Weak<dyn Listener>>,
+    /// Whether it is one of those of a distributed training, which step or skip together.
+    is_replica: bool,
 }
 
 /// Who follows a scaler: called on the thread on which it happens, for as long as it is alive.
@@ -213,6 +215,7 @@ impl GradScaler {
             scaler: state,
             #[cfg(feature = "train")]
             listeners: std::mem::take(&mut shared.listeners),
+            is_replica: shared.is_replica,
             ..Shared::default()
         };
     }
@@ -329,6 +332,16 @@ impl GradScaler {
     #[cfg(feature = "train")]
     pub(crate) fn has_batches(&self) -> bool {
         self.listeners().iter().any(|l| l.makes_batches())
+    }
+
+    #[cfg(feature = "distributed")]
+    pub(crate) fn set_replica(&self, is_replica: bool) {
+        self.shared().is_replica = is_replica;
+    }
+
+    #[cfg(feature = "train")]
+    pub(crate) fn is_replica(&self) -> bool {
+        self.shared().is_replica
     }
 
     #[cfg(feature = "train")]

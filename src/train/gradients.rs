@@ -171,12 +171,66 @@ struct Scale<B: AutodiffBackend> {
 impl<B: AutodiffBackend> ModuleVisitor<B> for Scale<B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) {
-            let dtype = grad.dtype();
-            let factor = self.factor.clone().to_device(&grad.device());
-            let factor = factor.cast(dtype).reshape([1; D]);
-            self.scaled.register(param.id, grad * factor);
+            self.scaled.register(param.id, times(grad, &self.factor));
         }
     }
+}
+
+/// The gradients, the one with the fewest elements times `factor`. Reads nothing back.
+pub(crate) fn smallest_times<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    grads: GradientsParams,
+    factor: Tensor<B::InnerBackend, 1>,
+) -> GradientsParams {
+    let mut smallest = Smallest {
+        grads: &grads,
+        smallest: None,
+    };
+    model.visit(&mut smallest);
+    let Some((_, id)) = smallest.smallest else {
+        return grads;
+    };
+    let mut scale = ScaleOne::<B> { grads, id, factor };
+    model.visit(&mut scale);
+    scale.grads
+}
+
+struct Smallest<'a> {
+    grads: &'a GradientsParams,
+    /// Its number of elements and its parameter.
+    smallest: Option<(usize, ParamId)>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Smallest<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
+            let this = (grad.shape().num_elements(), param.id);
+            self.smallest = Some(self.smallest.map_or(this, |smallest| smallest.min(this)));
+        }
+    }
+}
+
+struct ScaleOne<B: AutodiffBackend> {
+    grads: GradientsParams,
+    id: ParamId,
+    factor: Tensor<B::InnerBackend, 1>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for ScaleOne<B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if param.id == self.id
+            && let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id)
+        {
+            self.grads.register(param.id, times(grad, &self.factor));
+        }
+    }
+}
+
+/// A gradient times a factor, in the gradient's dtype and on its device.
+fn times<B: Backend, const D: usize>(grad: Tensor<B, D>, factor: &Tensor<B, 1>) -> Tensor<B, D> {
+    let factor = factor.clone().to_device(&grad.device());
+    let factor = factor.cast(grad.dtype()).reshape([1; D]);
+    grad * factor
 }
 
 /// The gradients as data, by parameter, in the order of the module.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_backend::Backend;
 use burn_core::module::Module;
 use burn_core::tensor::Device;
 use burn_train::{
@@ -12,6 +11,7 @@ use burn_train::{
 };
 
 use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
+use crate::autodiff::Trained;
 use crate::scaler::Listener;
 use crate::{
     AmpAutodiff, AmpConfig, AmpError, GradScaler, LastStep, Precision, Transition, WhenStuck,
@@ -56,7 +56,7 @@ pub trait AmpTrainingExt<LC: LearningComponentsTypes>: Sized {
 impl<LC, B, C> AmpTrainingExt<LC> for SupervisedTraining<LC>
 where
     LC: LearningComponentsTypes<Backend = AmpAutodiff<B, C>>,
-    B: Backend,
+    B: Trained,
     C: CheckpointStrategy,
 {
     fn with_amp(self, config: AmpConfig) -> AmpTraining<LC> {
@@ -91,13 +91,14 @@ where
     pub fn with_training_strategy(self, strategy: ExecutionStrategy<LC::Backend>) -> Self {
         let sharing = match &strategy {
             ExecutionStrategy::MultiDevice(devices, _) => devices.len(),
+            // Replicas step or skip together.
             _ => 1,
         };
         let devices = match &strategy {
             ExecutionStrategy::SingleDevice(device) => vec![device.clone()],
             ExecutionStrategy::MultiDevice(devices, _) => devices.clone(),
-            #[allow(unreachable_patterns)]
-            strategy => vec![strategy.main_device().clone()],
+            #[cfg(feature = "distributed")]
+            ExecutionStrategy::DistributedDataParallel { devices, .. } => devices.clone(),
         };
         Self {
             training: self.training.with_training_strategy(strategy.into()),
@@ -171,7 +172,8 @@ where
                 .metric_train_numeric(SkippedStepsMetric::new(scalers.clone()));
         }
         if let Some(device) = devices.first() {
-            training = training.metric_train(PrecisionMetric::new::<LC::Backend>(device));
+            let precision = PrecisionMetric::new::<LC::Backend>(device, scalers.clone());
+            training = training.metric_train(precision);
         }
         let stop = Arc::new(StopWhenStuck(interrupter));
         if self.config.when_stuck() == WhenStuck::Stop {

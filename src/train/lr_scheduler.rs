@@ -2,8 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
+use std::sync::Arc;
 
 use burn_backend::Backend;
 use burn_core::record::{PrecisionSettings, Record};
@@ -13,8 +12,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use crate::scaler::Listener;
-use crate::{GradScaler, LastStep, LossScaler, Transition};
+use super::outcomes::{Heard, Outcomes};
+use crate::{GradScaler, LossScaler};
 
 /// A learning rate scheduler that does not advance over skipped steps, around any other one.
 ///
@@ -47,53 +46,6 @@ pub struct AmpLrScheduler<S> {
     outcomes: Arc<Outcomes>,
 }
 
-/// What was heard of the scalers since the scheduler was last asked.
-#[derive(Debug, Default)]
-struct Outcomes(Mutex<Heard>);
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Heard {
-    taken: bool,
-    skipped: bool,
-    /// Where the last backward pass was.
-    thread: Option<ThreadId>,
-    /// Whether the last batch of an `AmpOptimizer` was taken.
-    batch: Option<bool>,
-}
-
-impl Listener for Outcomes {
-    fn step(&self, step: &LastStep, _: Transition) {
-        let mut heard = self.lock();
-        heard.taken |= step.stepped();
-        heard.skipped |= !step.stepped();
-        heard.thread = Some(thread::current().id());
-    }
-
-    fn batch(&self, taken: bool) {
-        self.lock().batch = Some(taken);
-    }
-}
-
-impl Outcomes {
-    fn lock(&self) -> MutexGuard<'_, Heard> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Heard {
-    /// Nothing heard is a step that nothing was scaled for, as in bf16 and FP32.
-    fn is_taken(&self) -> bool {
-        self.taken || !self.skipped
-    }
-
-    /// Workers on other threads are done before a `Learner` asks for the learning rate of their
-    /// step; a pass on its own thread comes after.
-    fn is_before(&self) -> bool {
-        self.thread
-            .is_some_and(|thread| thread != thread::current().id())
-    }
-}
-
 /// What became of the last learning rate.
 #[derive(Clone, Copy)]
 enum Fate {
@@ -107,7 +59,7 @@ impl<S: Clone> AmpLrScheduler<S> {
     /// A scheduler that follows these scalers: of the devices of the training.
     pub fn new(scheduler: S, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
         let scalers: Vec<_> = scalers.into_iter().collect();
-        let outcomes = Arc::default();
+        let outcomes = Arc::<Outcomes>::default();
         scalers.iter().for_each(|scaler| scaler.listen(&outcomes));
         Self {
             settled: scheduler.clone(),
@@ -122,7 +74,12 @@ impl<S: Clone> AmpLrScheduler<S> {
             Some(true) => Fate::Taken,
             Some(false) => Fate::Skipped,
             None if self.has_batches() => Fate::Open,
-            None if heard.is_taken() || heard.is_before() => Fate::Taken,
+            // A replica is asked for as many learning rates as there are replicas before its pass.
+            None if heard.is_nothing() && self.is_replica() => Fate::Open,
+            // Nothing heard is a step that nothing was scaled for, as in bf16 and FP32.
+            None if heard.taken || !heard.skipped => Fate::Taken,
+            // It was that of the learning rate that is now asked for.
+            None if heard.elsewhere => Fate::Taken,
             None => Fate::Skipped,
         }
     }
@@ -131,9 +88,13 @@ impl<S: Clone> AmpLrScheduler<S> {
         self.scalers.iter().any(GradScaler::has_batches)
     }
 
+    fn is_replica(&self) -> bool {
+        self.scalers.iter().any(GradScaler::is_replica)
+    }
+
     /// The scheduler inside, as of the steps that were taken.
     fn inner(&self) -> &S {
-        match self.fate(&self.outcomes.lock()) {
+        match self.fate(&self.outcomes.look(self.is_replica())) {
             Fate::Taken | Fate::Open => &self.current,
             Fate::Skipped => &self.settled,
         }
@@ -144,14 +105,15 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
     type Record<B: Backend> = AmpLrSchedulerRecord<S::Record<B>>;
 
     fn step(&mut self) -> LearningRate {
-        let heard = std::mem::take(&mut *self.outcomes.lock());
+        let heard = self.outcomes.take(self.is_replica());
         match self.fate(&heard) {
             Fate::Taken => self.settled = self.current.clone(),
             Fate::Skipped => self.current = self.settled.clone(),
             Fate::Open => {}
         }
         let lr = self.current.step();
-        if !self.has_batches() && heard.is_before() && !heard.is_taken() {
+        // The devices of a batch are done before its learning rate is asked for.
+        if !self.has_batches() && heard.elsewhere && heard.skipped && !heard.taken {
             self.current = self.settled.clone();
         }
         lr
@@ -185,7 +147,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
         for (scaler, state) in self.scalers.iter().zip(states.iter().cycle()) {
             scaler.load_state(*state);
         }
-        *self.outcomes.lock() = Heard::default();
+        self.outcomes.forget();
         let scheduler = self.current.load_record::<B>(record.scheduler);
         Self {
             settled: scheduler.clone(),

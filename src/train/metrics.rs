@@ -25,10 +25,12 @@ pub struct LossScaleMetric(Followed);
 #[derive(Debug, Clone)]
 pub struct SkippedStepsMetric(Followed);
 
-/// The precision in force on a device, as text.
+/// The precision in force on a device, as text; where losses are scaled also by how much, and how
+/// many steps were skipped: `f16, scale 65536, 0 skipped`.
 #[derive(Clone)]
 pub struct PrecisionMetric {
     precision: Arc<dyn Fn() -> String + Send + Sync>,
+    steps: Followed,
 }
 
 impl LossScaleMetric {
@@ -46,8 +48,11 @@ impl SkippedStepsMetric {
 }
 
 impl PrecisionMetric {
-    /// Shows the precision of a device.
-    pub fn new<B: Backend>(device: &B::Device) -> Self {
+    /// Shows the precision of a device, and follows these scalers: of the devices of the training.
+    pub fn new<B: Backend>(
+        device: &B::Device,
+        scalers: impl IntoIterator<Item = GradScaler>,
+    ) -> Self {
         let device = device.clone();
         let precision = move || match precision_of::<B>(&device) {
             Ok(precision) => precision.to_string(),
@@ -55,6 +60,17 @@ impl PrecisionMetric {
         };
         Self {
             precision: Arc::new(precision),
+            steps: Followed::new(scalers),
+        }
+    }
+
+    fn text(&self) -> String {
+        let precision = (self.precision)();
+        match self.steps.latest {
+            Some(Step { scale, skipped }) => {
+                format!("{precision}, scale {scale}, {skipped} skipped")
+            }
+            None => precision,
         }
     }
 }
@@ -62,7 +78,7 @@ impl PrecisionMetric {
 impl fmt::Debug for PrecisionMetric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("PrecisionMetric")
-            .field(&(self.precision)())
+            .field(&self.text())
             .finish()
     }
 }
@@ -71,7 +87,7 @@ impl fmt::Debug for PrecisionMetric {
 #[derive(Debug, Clone)]
 struct Followed {
     steps: Arc<Steps>,
-    latest: Step,
+    latest: Option<Step>,
 }
 
 #[derive(Debug)]
@@ -93,7 +109,12 @@ const WAITING: usize = 64;
 impl Listener for Steps {
     fn step(&self, step: &LastStep, _: Transition) {
         let scale = step.scale;
-        let skipped = self.scalers.iter().map(GradScaler::skipped_steps).sum();
+        let each = self.scalers.iter().map(GradScaler::skipped_steps);
+        let skipped = match self.scalers.iter().any(GradScaler::is_replica) {
+            // Replicas skip together.
+            true => each.max().unwrap_or_default(),
+            false => each.sum(),
+        };
         let mut waiting = self.waiting();
         if waiting.len() == WAITING {
             waiting.clear();
@@ -121,17 +142,14 @@ impl Followed {
             .for_each(|scaler| scaler.listen(&steps));
         Self {
             steps,
-            latest: Step {
-                scale: 1.0,
-                skipped: 0,
-            },
+            latest: None,
         }
     }
 
     /// The step of the item at hand; the last one where its backward pass scaled nothing.
     fn next(&mut self) {
         if let Some(step) = self.steps.waiting().pop_front() {
-            self.latest = step;
+            self.latest = Some(step);
         }
     }
 }
@@ -141,7 +159,7 @@ fn entry(text: String) -> SerializedEntry {
 }
 
 macro_rules! followed_metric {
-    ($metric:ty, $name:literal, $description:literal, $value:expr) => {
+    ($metric:ty, $name:literal, $description:literal, $before:literal, $value:expr) => {
         impl Metric for $metric {
             type Input = ();
 
@@ -172,7 +190,7 @@ macro_rules! followed_metric {
 
         impl Numeric for $metric {
             fn value(&self) -> NumericEntry {
-                NumericEntry::Value($value(&self.0.latest))
+                NumericEntry::Value(self.0.latest.map_or($before, $value))
             }
 
             fn running_value(&self) -> NumericEntry {
@@ -186,13 +204,15 @@ followed_metric!(
     LossScaleMetric,
     "Loss Scale",
     "What the loss is multiplied with",
-    |step: &Step| f64::from(step.scale)
+    1.0,
+    |step| f64::from(step.scale)
 );
 followed_metric!(
     SkippedStepsMetric,
     "Skipped Steps",
     "Steps skipped so far because gradients overflowed",
-    |step: &Step| step.skipped as f64
+    0.0,
+    |step| step.skipped as f64
 );
 
 impl Metric for PrecisionMetric {
@@ -203,7 +223,8 @@ impl Metric for PrecisionMetric {
     }
 
     fn update(&mut self, _: &(), _: &MetricMetadata) -> SerializedEntry {
-        entry((self.precision)())
+        self.steps.next();
+        entry(self.text())
     }
 
     fn clear(&mut self) {}

@@ -7,6 +7,7 @@ mod lr_scheduler;
 mod metrics;
 mod mixed_precision;
 mod optimizer;
+mod outcomes;
 mod trainer;
 
 pub use convert::ConvertFloat;

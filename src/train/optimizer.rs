@@ -1,12 +1,12 @@
 //! An optimizer that takes a batch whole or not at all.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_core::module::AutodiffModule;
 use burn_core::tensor::backend::AutodiffBackend;
 use burn_optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 
+use super::outcomes::Outcomes;
 use crate::scaler::Listener;
 use crate::{GradScaler, LastStep, Transition};
 
@@ -36,18 +36,16 @@ use crate::{GradScaler, LastStep, Transition};
 pub struct AmpOptimizer<O> {
     inner: O,
     scalers: Vec<GradScaler>,
-    skipped: Arc<Skipped>,
+    passes: Arc<Passes>,
 }
 
-/// Whether a pass was skipped since the last batch.
+/// The passes since the last batch.
 #[derive(Debug, Default)]
-struct Skipped(AtomicBool);
+struct Passes(Outcomes);
 
-impl Listener for Skipped {
-    fn step(&self, step: &LastStep, _: Transition) {
-        if !step.stepped() {
-            self.0.store(true, Ordering::Release);
-        }
+impl Listener for Passes {
+    fn step(&self, step: &LastStep, transition: Transition) {
+        self.0.step(step, transition);
     }
 
     fn makes_batches(&self) -> bool {
@@ -59,18 +57,19 @@ impl<O> AmpOptimizer<O> {
     /// An optimizer that follows these scalers: of every device that a batch is spread over.
     pub fn new(inner: O, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
         let scalers: Vec<_> = scalers.into_iter().collect();
-        let skipped = Arc::default();
-        scalers.iter().for_each(|scaler| scaler.listen(&skipped));
+        let passes = Arc::default();
+        scalers.iter().for_each(|scaler| scaler.listen(&passes));
         Self {
             inner,
             scalers,
-            skipped,
+            passes,
         }
     }
 
     /// Whether the batch is whole.
     fn is_whole(&self) -> bool {
-        let whole = !self.skipped.0.swap(false, Ordering::AcqRel);
+        let is_replica = self.scalers.iter().any(GradScaler::is_replica);
+        let whole = !self.passes.0.take(is_replica).skipped;
         self.scalers.iter().for_each(|scaler| scaler.batch(whole));
         if !whole {
             log::debug!("burn-amp: a part of the batch overflowed; the whole batch is skipped");

@@ -68,7 +68,9 @@ fn each_step_shows_its_own_scale_and_count() {
         );
         assert_eq!(numbers(watch.shown("Loss Scale")), scales);
         assert_eq!(numbers(watch.shown("Skipped Steps")), skipped);
-        assert_eq!(watch.shown("Precision"), vec!["f16"; 2 * BATCHES]);
+        let text = |(scale, skipped)| format!("f16, scale {scale}, {skipped} skipped");
+        let texts: Vec<_> = scales.into_iter().zip(skipped).map(text).collect();
+        assert_eq!(watch.shown("Precision"), texts);
     }
 }
 
@@ -100,8 +102,8 @@ fn they_can_be_registered_by_hand() {
     training
         .renderer(watch.clone())
         .metric_train_numeric(LossScaleMetric::new([scaler.clone()]))
-        .metric_train_numeric(SkippedStepsMetric::new([scaler]))
-        .metric_train(PrecisionMetric::new::<A>(&Default::default()))
+        .metric_train_numeric(SkippedStepsMetric::new([scaler.clone()]))
+        .metric_train(PrecisionMetric::new::<A>(&Default::default(), [scaler]))
         .launch(Learner::new(Model::new(), sgd(), 0.1));
     assert_eq!(numbers(watch.shown("Loss Scale")), expected(1).0);
     assert_eq!(numbers(watch.shown("Skipped Steps")), expected(1).1);
@@ -111,11 +113,11 @@ fn they_can_be_registered_by_hand() {
 fn they_say_what_they_are() {
     let scaler = GradScaler::new(LossScaleConfig::default()).unwrap();
     let scale = LossScaleMetric::new([scaler.clone()]);
-    let skipped = SkippedStepsMetric::new([scaler]);
+    let skipped = SkippedStepsMetric::new([scaler.clone()]);
     assert!(scale.description().is_some() && skipped.description().is_some());
     // Before the first step.
     assert_eq!(scale.value().current(), 1.0);
     assert_eq!(skipped.running_value().current(), 0.0);
-    let precision = PrecisionMetric::new::<A>(&Default::default());
+    let precision = PrecisionMetric::new::<A>(&Default::default(), [scaler]);
     assert!(format!("{precision:?}").starts_with("PrecisionMetric"));
 }

@@ -61,13 +61,13 @@ impl Backend for Checked {
 /// A float tensor. Clones keep its id, as they share its buffer.
 #[derive(Debug, Clone)]
 pub struct CheckedTensor {
-    inner: FloatTensor<Flex>,
-    device: CheckedDevice,
-    id: u64,
+    pub inner: FloatTensor<Flex>,
+    pub device: CheckedDevice,
+    pub id: u64,
 }
 
 impl CheckedTensor {
-    fn new(inner: FloatTensor<Flex>, device: CheckedDevice) -> Self {
+    pub fn new(inner: FloatTensor<Flex>, device: CheckedDevice) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Self {
             inner,
