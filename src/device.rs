@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::{HalfSupport, Mode, Support};
 use crate::precision::{region, want_half};
-use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision};
+use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, anomaly};
 
 /// How a device computes: its precision and its loss scaling.
 ///
@@ -32,6 +32,7 @@ pub struct AmpConfig {
     precision: Precision,
     loss_scale: Option<LossScaleConfig>,
     when_stuck: WhenStuck,
+    anomaly_detection: bool,
 }
 
 /// What to do when steps in a row are skipped at the smallest loss scale
@@ -68,6 +69,18 @@ impl AmpConfig {
     /// Sets what to do when no loss scale helps.
     pub fn with_when_stuck(mut self, when_stuck: WhenStuck) -> Self {
         self.when_stuck = when_stuck;
+        self
+    }
+
+    /// Looks for the first operation of a step whose result is not finite, in the forward and in
+    /// the backward pass: after a skipped step [`LastStep::anomalies`](crate::LastStep::anomalies)
+    /// says which it was. The counterpart of PyTorch's `torch.autograd.set_detect_anomaly`.
+    ///
+    /// To find a fault and not to train with: every operation waits for the device, up to three
+    /// times for each operand and result. The environment variable `BURN_AMP_DETECT_ANOMALY=1` does
+    /// it for all devices.
+    pub fn with_anomaly_detection(mut self, anomaly_detection: bool) -> Self {
+        self.anomaly_detection = anomaly_detection;
         self
     }
 
@@ -127,6 +140,7 @@ impl AmpConfig {
             });
         }
         LossScaler::new(self.loss_scale.unwrap_or_default())?;
+        settings.watched |= self.anomaly_detection;
         Ok(settings)
     }
 
@@ -177,6 +191,8 @@ pub(crate) struct Settings {
     auto: Precision,
     why_auto: &'static str,
     support: Support,
+    /// Whether operations look for values that are not finite.
+    watched: bool,
 }
 
 impl Settings {
@@ -196,6 +212,7 @@ impl Settings {
                 f16: half_support(usage(DType::F16)),
                 bf16: half_support(usage(DType::BF16)),
             },
+            watched: anomaly::is_wanted_by_environment(),
         }
     }
 
@@ -203,6 +220,9 @@ impl Settings {
     fn announce(&self) {
         if self.precision.compute_dtype().is_some() {
             want_half();
+        }
+        if self.watched {
+            anomaly::want();
         }
     }
 
@@ -244,6 +264,10 @@ impl Settings {
             Some(Precision::Auto) => Ok(self.auto),
             Some(precision) => self.check::<B>(precision, device),
         }
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched
     }
 
     pub(crate) fn support(&self) -> Support {

@@ -23,12 +23,13 @@
 //!
 //! # Features
 //!
-//! - `train` (default): the explicit protocol, [`GradScaler`] as a Burn record, the trainer, and what
-//!   Burn's `Learner` takes.
+//! - `train` (default): the explicit protocol, [`GradScaler`] as a Burn record, the trainer, and
+//!   what Burn's `Learner` takes.
 //! - `distributed`: Burn's distributed data parallel, for backends that can do it.
 
 #![warn(missing_docs)]
 
+mod anomaly;
 mod autodiff;
 mod backend;
 mod device;
@@ -45,6 +46,7 @@ mod tensor;
 #[cfg(feature = "train")]
 mod train;
 
+pub use anomaly::{Anomaly, Pass};
 pub use autodiff::{AmpAutodiff, AmpGradients};
 pub use backend::Amp;
 pub use device::{AmpConfig, WhenStuck, precision_of};

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! In the dashboard `q` and then `s` stop the training, and so does Ctrl+C where there is none.
-//! However it ends, it goes on with `--resume` after the last epoch that was completed, and comes to
-//! the same result.
+//! However it ends, it goes on with `--resume` after the last epoch that was completed, and comes
+//! to the same result.
 
 mod data;
 mod model;

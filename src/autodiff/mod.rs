@@ -28,12 +28,13 @@ use burn_backend::{Backend, DType, TensorMetadata};
 pub use gradients::AmpGradients;
 use replicas::{Replicas, Vote};
 
+use crate::anomaly::in_backward;
 use crate::finite::FiniteCheck;
 use crate::policy::Mode;
 use crate::precision::following;
-use crate::scaler::{self, InForce, Outcome};
+use crate::scaler::{self, InForce, NonFinite, Outcome};
 use crate::tensor::{Marks, at_least_f32, is_half};
-use crate::{Amp, AmpTensor, GradScaler, device};
+use crate::{Amp, AmpTensor, GradScaler, anomaly, device};
 
 /// What Burn's autodiff asks of the backend that it trains on.
 #[cfg(not(feature = "distributed"))]
@@ -80,7 +81,7 @@ impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
             None => {
                 let (tape, replicas) = tape_of::<B, C>(loss.into_primitive());
                 if let Some(replicas) = replicas {
-                    replicas.agree(Vote::scaled(1.0));
+                    replicas.agree(Vote::scaled(None));
                 }
                 AmpGradients::of_tape(tape)
             }
@@ -88,7 +89,7 @@ impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
             Some(InForce::Explicit(scaler)) => {
                 let value = Self::inner(loss.clone());
                 let scale = scaler.scales::<Amp<B>>(&device, value);
-                let (grads, replicas) = scaled_backward::<B, C>(loss, scale, |_| {});
+                let (grads, replicas) = scaled_backward::<B, C>(loss, scale, |_, _| {});
                 scaler.gathers(replicas, scale);
                 AmpGradients::unscaled(grads)
             }
@@ -198,7 +199,7 @@ fn tape_of<B: Trained, C: CheckpointStrategy>(
 ) -> (Gradients, Option<Arc<Replicas>>) {
     #[cfg(feature = "distributed")]
     let leaf = loss.clone();
-    let tape = following(|| Tape::<B, C>::backward(loss));
+    let tape = in_backward(|| following(|| Tape::<B, C>::backward(loss)));
     #[cfg(feature = "distributed")]
     if tape.is_distributed() {
         mark_again::<B, C>(leaf, &tape);
@@ -207,8 +208,8 @@ fn tape_of<B: Trained, C: CheckpointStrategy>(
     (tape, None)
 }
 
-/// Marks the leaves of a pass as distributed again. Autodiff forgets it in the pass, and only a step
-/// that is taken makes them anew: after one that is skipped nothing would be reduced.
+/// Marks the leaves of a pass as distributed again. Autodiff forgets it in the pass, and only a
+/// step that is taken makes them anew: after one that is skipped nothing would be reduced.
 #[cfg(feature = "distributed")]
 fn mark_again<B: Trained, C: CheckpointStrategy>(
     mut leaf: FloatTensor<Tape<B, C>>,
@@ -236,7 +237,7 @@ type Unscaled<B> = HashMap<u64, AmpTensor<B>>;
 fn scaled_backward<B: Trained, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
     scale: f32,
-    mut seen: impl FnMut(FloatTensor<B>),
+    mut seen: impl FnMut(u64, FloatTensor<B>),
 ) -> (Unscaled<B>, Option<Arc<Replicas>>) {
     let loss = match is_half(loss.dtype()) {
         true => loss.into_dtype(DType::F32),
@@ -252,9 +253,10 @@ fn scaled_backward<B: Trained, C: CheckpointStrategy>(
             leaf.node = node.node.downcast().ok()?;
             let grad = Tape::<B, C>::grad_remove(&leaf, &mut tape)?;
             let unscaled = unscaled::<B>(grad.into_primitive(), scale);
-            seen(unscaled.clone());
+            let id = node_id::<B, C>(&leaf);
+            seen(id, unscaled.clone());
             let grad = finished(AmpTensor::plain(unscaled), of.dtype, of.marks);
-            Some((node_id::<B, C>(&leaf), grad))
+            Some((id, grad))
         })
         .collect();
     (grads, replicas)
@@ -268,19 +270,37 @@ fn checked_backward<B: Trained, C: CheckpointStrategy>(
     let mut finite = FiniteCheck::<B>::new(loss.device());
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
     let scale = scaler.loss_scale();
-    let (grads, replicas) = scaled_backward::<B, C>(loss, scale, |grad| finite.add(grad));
+    let mut leaves = Vec::new();
+    let (grads, replicas) = scaled_backward::<B, C>(loss, scale, |leaf, grad| {
+        leaves.push(leaf);
+        finite.add(grad);
+    });
 
     let [loss_is_finite, gradients @ ..] = &finite.read()[..] else {
         unreachable!("the loss was added")
     };
     let overflowed = gradients.iter().filter(|finite| !**finite).count();
     let vote = Vote {
-        scale,
+        scale: Some(scale),
         loss_is_finite: *loss_is_finite,
         gradients_are_finite: overflowed == 0,
     };
     let outcome = replicas::agreed(replicas.as_deref(), vote).outcome();
-    scaler.record(outcome, overflowed, Vec::new());
+    let anomalies = anomaly::take();
+    let found = match outcome {
+        Outcome::Finite => NonFinite {
+            by_pass: true,
+            ..NonFinite::default()
+        },
+        _ => NonFinite {
+            by_pass: true,
+            gradients: overflowed,
+            leaves: leaves.into_iter().zip(gradients.iter().copied()).collect(),
+            anomalies,
+            parameters: Vec::new(),
+        },
+    };
+    scaler.record(outcome, found);
     match outcome {
         Outcome::Finite => AmpGradients::unscaled(grads),
         Outcome::Overflow | Outcome::NonFiniteLoss => AmpGradients::absent(),

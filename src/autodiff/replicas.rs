@@ -1,7 +1,7 @@
 //! One outcome for all replicas of a model whose gradients Burn reduces. Knows no tensor.
 //!
-//! What is reduced is the same on every replica, but a loss is not, nor is a gradient that only some
-//! of them have. So they vote after each backward pass, and wait for each other.
+//! What is reduced is the same on every replica, but a loss is not, nor is a gradient that only
+//! some of them have. So they vote after each backward pass, and wait for each other.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -20,26 +20,26 @@ struct Round {
     number: u64,
     votes: usize,
     vote: Option<Result<Vote, Different>>,
-    /// The outcome of the round before, which nobody can be behind of.
+    /// The outcome of the round before. It stays until all have voted again, and have read it.
     last: Option<Result<Vote, Different>>,
 }
 
 /// What a replica found in a backward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Vote {
-    /// What its loss was multiplied with.
-    pub scale: f32,
+    /// What its loss was multiplied with, if it was.
+    pub scale: Option<f32>,
     pub loss_is_finite: bool,
     pub gradients_are_finite: bool,
 }
 
 /// Two scales in one round.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Different(f32, f32);
+struct Different(Option<f32>, Option<f32>);
 
 impl Vote {
     /// Of a pass that scales, and where nothing is checked yet.
-    pub(crate) fn scaled(scale: f32) -> Self {
+    pub(crate) fn scaled(scale: Option<f32>) -> Self {
         Self {
             scale,
             loss_is_finite: true,
@@ -101,10 +101,16 @@ impl Replicas {
         let last = round.last.expect("a round was decided");
         drop(round);
         last.unwrap_or_else(|Different(one, other)| {
+            let text = |scale: Option<f32>| match scale {
+                Some(scale) => format!("scaled by {scale}"),
+                None => "not scaled".into(),
+            };
             panic!(
-                "burn-amp: the replicas of a distributed training scale their losses by {one} and \
-                 {other}: their gradients do not add up. Give all devices the same precision and \
-                 loss scale"
+                "burn-amp: of the replicas of a distributed training, the loss of one is {}, that of \
+                 another {}: their gradients do not add up. Give all devices the same precision and \
+                 loss scale",
+                text(one),
+                text(other)
             )
         })
     }
@@ -178,7 +184,7 @@ mod tests {
 
     fn vote(loss_is_finite: bool, gradients_are_finite: bool) -> Vote {
         Vote {
-            scale: 8.0,
+            scale: Some(8.0),
             loss_is_finite,
             gradients_are_finite,
         }
@@ -230,13 +236,13 @@ mod tests {
         let votes = [
             vote(true, true),
             Vote {
-                scale: 4.0,
+                scale: Some(4.0),
                 ..vote(true, true)
             },
         ];
         for told in told(&replicas, &votes) {
             let message = told.unwrap_err();
-            assert!(message.contains("scale their losses by"), "{message}");
+            assert!(message.contains("do not add up"), "{message}");
             assert!(message.contains('8') && message.contains('4'), "{message}");
         }
         assert_eq!(
@@ -265,6 +271,6 @@ mod tests {
     #[test]
     fn without_replicas_a_vote_is_ones_own() {
         assert_eq!(agreed(None, vote(true, false)), vote(true, false));
-        assert_eq!(Vote::scaled(1.0).outcome(), Outcome::Finite);
+        assert_eq!(Vote::scaled(None).outcome(), Outcome::Finite);
     }
 }

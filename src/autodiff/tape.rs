@@ -20,7 +20,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType};
 
 use super::recorded::Recorded;
-use crate::Amp;
+use crate::{Amp, AmpTensor};
 
 /// Operations with a record of their own, on an autodiff backend `B`. Those that return `None`
 /// have nothing to gain, and leave it to Burn.
@@ -94,6 +94,9 @@ struct Entry<B: Backend>(&'static dyn Tape<B>);
 /// How to get at a tensor's node on the tape, whatever the checkpointing strategy.
 struct NodeOf<T>(fn(&T) -> WeakNode);
 
+/// The id of a tensor's node.
+struct IdOf<T>(fn(&T) -> u64);
+
 /// What autodiff's types, which have no public names, are held as.
 type Anything = dyn Any + Send + Sync;
 
@@ -146,6 +149,13 @@ pub(crate) fn node<B: Backend>(tensor: &FloatTensor<B>) -> Option<WeakNode> {
     Some(node(tensor))
 }
 
+/// The id of the node of a tensor of a backend, if that is an `AmpAutodiff` or the `Autodiff` in
+/// it.
+pub(crate) fn id<B: Backend, T: 'static>(tensor: &T, device: &B::Device) -> Option<u64> {
+    let IdOf(id) = known::<B>(TypeId::of::<T>(), device)?.downcast_ref::<IdOf<T>>()?;
+    Some(id(tensor))
+}
+
 fn known<B: Backend>(of: TypeId, device: &B::Device) -> Option<Known> {
     let seen = SEEN.with_borrow(|seen| seen.iter().find(|(k, _)| *k == of).map(|(_, t)| *t));
     seen.unwrap_or_else(|| {
@@ -169,6 +179,20 @@ pub(crate) fn register<B: Backend>() {
     known
         .entry(TypeId::of::<FloatTensor<Autodiff<Amp<B>>>>())
         .or_insert_with(node_of::<B>);
+    known
+        .entry(TypeId::of::<OnTape<B, NoCheckpointing>>())
+        .or_insert_with(id_of::<B, NoCheckpointing>);
+    known
+        .entry(TypeId::of::<OnTape<B, BalancedCheckpointing>>())
+        .or_insert_with(id_of::<B, BalancedCheckpointing>);
+}
+
+/// A tensor of the upper layer.
+type OnTape<B, C> = AmpTensor<Autodiff<Amp<B>, C>>;
+
+fn id_of<B: Backend, C: CheckpointStrategy>() -> Known {
+    let id = |tensor: &OnTape<B, C>| tensor.primitive.node.id.value;
+    Box::leak(Box::new(IdOf(id as fn(&OnTape<B, C>) -> u64)))
 }
 
 /// Lives as long as the process, as [`node_of`]: there is one for each backend type.

@@ -5,7 +5,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, Scalar};
 
 use super::arithmetic::kept;
-use super::{Call, backward_ops, class, float_ops, recording, scalar_ops};
+use super::{Call, Op, backward_ops, float_ops, op, recording, scalar_ops};
 use crate::autodiff::tape::Softmax;
 use crate::policy::Class;
 use crate::{Amp, AmpTensor};
@@ -30,7 +30,7 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
     }
 
     fn relu(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let call = Call::new(class!(relu), &[&tensor]);
+        let call = Call::new(op!(relu), &[&tensor]);
         let tape = recording(&[&tensor]);
         let tensor = call.operand(tensor);
         call.result(call.run(|| match tape {
@@ -40,33 +40,27 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
     }
 
     fn softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
-        probabilities(Softmax::Plain, class!(softmax), tensor, dim, B::softmax)
+        probabilities(Softmax::Plain, op!(softmax), tensor, dim, B::softmax)
     }
 
     fn log_softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
-        probabilities(
-            Softmax::Log,
-            class!(log_softmax),
-            tensor,
-            dim,
-            B::log_softmax,
-        )
+        probabilities(Softmax::Log, op!(log_softmax), tensor, dim, B::log_softmax)
     }
 
     fn softmin(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
         if recording(&[&tensor]).is_some() {
             return Self::softmax(Self::float_neg(tensor), dim);
         }
-        let call = Call::new(class!(softmin), &[&tensor]);
+        let call = Call::new(op!(softmin), &[&tensor]);
         let tensor = call.operand(tensor);
         call.result(call.run(|| B::softmin(tensor, dim)))
     }
 
     /// Not a contraction: on a device that only multiplies matrices in half it runs in FP32.
     fn prelu(tensor: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
-        let call = Call::new(class!(prelu), &[&tensor, &alpha]);
+        let call = Call::new(op!(prelu), &[&tensor, &alpha]);
         let call = match call.is_bare_contraction(&tensor) {
-            true => Call::new(Class::Full, &[&tensor, &alpha]),
+            true => Call::new(Op::new("prelu", Class::Full), &[&tensor, &alpha]),
             false => call,
         };
         let (tensor, alpha) = (call.operand(tensor), call.operand(alpha));
@@ -78,12 +72,12 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
 /// half scores.
 fn probabilities<B: Backend>(
     kind: Softmax,
-    class: Class,
+    named: Op,
     tensor: AmpTensor<B>,
     dim: usize,
     op: impl FnOnce(FloatTensor<B>, usize) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let call = Call::new(class, &[&tensor]);
+    let call = Call::new(named, &[&tensor]);
     if let Some((tape, half)) = recording(&[&tensor]) {
         let kept = kept(&tensor, half);
         let tensor = tensor.into_primitive();

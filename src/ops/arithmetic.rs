@@ -4,10 +4,9 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
-use super::{Call, recording};
+use super::{Call, Op, recording};
 use crate::AmpTensor;
 use crate::autodiff::tape::Arithmetic;
-use crate::policy::Class;
 use crate::tensor::{Marks, is_half};
 
 /// An operand that autodiff tracks, this many times smaller than the other, is a statistic or a
@@ -18,12 +17,12 @@ const SMALL: usize = 16;
 /// A sum or difference.
 #[inline(never)]
 pub(super) fn sum<B: Backend>(
-    class: Class,
+    named: Op,
     lhs: AmpTensor<B>,
     rhs: AmpTensor<B>,
     op: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let call = Call::new(class, &[&lhs, &rhs]);
+    let call = Call::new(named, &[&lhs, &rhs]);
     let range = in_half_range(&lhs, &rhs, true);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
     marked(call.result(call.run(|| op(lhs, rhs))), range)
@@ -33,11 +32,11 @@ pub(super) fn sum<B: Backend>(
 #[inline(never)]
 pub(super) fn product<B: Backend>(
     op: Arithmetic,
-    class: Class,
+    named: Op,
     lhs: AmpTensor<B>,
     rhs: AmpTensor<B>,
 ) -> AmpTensor<B> {
-    let call = Call::new(class, &[&lhs, &rhs]);
+    let call = Call::new(named, &[&lhs, &rhs]);
     let range = in_half_range(&lhs, &rhs, false);
     if let Some((tape, half)) = recording(&[&lhs, &rhs]) {
         let dropped = match (op, is_noise(&lhs), is_noise(&rhs)) {
@@ -74,12 +73,8 @@ pub(super) fn product<B: Backend>(
 
 /// An integer power, in FP32.
 #[inline(never)]
-pub(super) fn power<B: Backend>(
-    class: Class,
-    tensor: AmpTensor<B>,
-    exponent: Scalar,
-) -> AmpTensor<B> {
-    let call = Call::new(class, &[&tensor]);
+pub(super) fn power<B: Backend>(named: Op, tensor: AmpTensor<B>, exponent: Scalar) -> AmpTensor<B> {
+    let call = Call::new(named, &[&tensor]);
     if exponent.elem::<f64>() == 2.0
         && let Some((tape, half)) = recording(&[&tensor])
     {

@@ -14,24 +14,41 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use crate::autodiff::tape::{self, Tape};
-use crate::device;
 use crate::policy::{Class, HalfSupport, Mode, Operands, Plan, holds, plan};
 use crate::precision::{following, half_wanted, is_following};
 use crate::tensor::{AmpTensor, Marks, cast};
+use crate::{anomaly, device};
 
 pub(crate) use attention::masked_softmax;
 
+/// An operation, by its name and its class.
+#[derive(Clone, Copy)]
+pub(crate) struct Op {
+    pub name: &'static str,
+    pub class: Class,
+}
+
+impl Op {
+    pub(crate) const fn new(name: &'static str, class: Class) -> Self {
+        Self { name, class }
+    }
+}
+
 /// One operation, decided: how its operands are cast, and what its result is.
 pub(crate) struct Call {
+    op: Op,
     plan: Plan,
     marks: Marks,
     mode: Mode,
     upper: bool,
+    /// Whether values are looked at that are not finite.
+    watched: bool,
 }
 
 impl Call {
     /// In a process that never left FP32: the backend's own operation.
     const UNTOUCHED: Self = Self {
+        op: Op::new("", Class::Keep),
         plan: Plan {
             operands: None,
             result: None,
@@ -39,42 +56,43 @@ impl Call {
         marks: Marks::empty(),
         mode: Mode::Off,
         upper: false,
+        watched: false,
     };
 
     /// Decides an operation on these operands, where another may stand in for one that is absent.
     /// `Wide` gives back the first operand's dtype.
     #[inline(always)]
-    pub(crate) fn new<B: Backend>(class: Class, tensors: &[&AmpTensor<B>]) -> Self {
+    pub(crate) fn new<B: Backend>(named: Op, tensors: &[&AmpTensor<B>]) -> Self {
         if !half_wanted() {
             return Self::UNTOUCHED;
         }
-        Self::decide(class, tensors, operands(tensors), false)
+        Self::decide(named, tensors, operands(tensors), false)
     }
 
     /// As [`new`](Call::new) for backward functions, where `Wide` gives the widest dtype.
     #[inline(always)]
-    pub(crate) fn backward<B: Backend>(class: Class, tensors: &[&AmpTensor<B>]) -> Self {
+    pub(crate) fn backward<B: Backend>(named: Op, tensors: &[&AmpTensor<B>]) -> Self {
         if !half_wanted() {
             return Self::UNTOUCHED;
         }
         let operands = operands(tensors);
         let widest = Operands::one(operands.widest());
         let operands = tensors.iter().fold(widest, |all, t| all.and(t.dtype()));
-        Self::decide(class, tensors, operands, false)
+        Self::decide(named, tensors, operands, false)
     }
 
     /// As [`new`](Call::new) for an operation with scalars: in FP32 when the operand's dtype does
     /// not hold one of them.
     #[inline(always)]
     pub(crate) fn with_scalars<B: Backend>(
-        class: Class,
+        named: Op,
         tensor: &AmpTensor<B>,
         scalars: &[Scalar],
     ) -> Self {
         if !half_wanted() {
             return Self::UNTOUCHED;
         }
-        let mut call = Self::new(class, &[tensor]);
+        let mut call = Self::new(named, &[tensor]);
         let dtype = tensor.dtype();
         if let Mode::On(half) = call.mode
             && scalars.iter().any(|s| !holds(half, s.elem::<f64>()))
@@ -94,29 +112,30 @@ impl Call {
     /// As [`new`](Call::new) for an operation that autodiff composes of others: a `Wide` one is
     /// widened above autodiff, where it would otherwise be composed of steps in half.
     #[inline(always)]
-    pub(crate) fn composed<B: Backend>(class: Class, tensors: &[&AmpTensor<B>]) -> Self {
+    pub(crate) fn composed<B: Backend>(named: Op, tensors: &[&AmpTensor<B>]) -> Self {
         if !half_wanted() {
             return Self::UNTOUCHED;
         }
-        Self::decide(class, tensors, operands(tensors), true)
+        Self::decide(named, tensors, operands(tensors), true)
     }
 
     /// As [`composed`](Call::composed) for an operation that is `Wide` for its gradient alone:
     /// without autodiff it moves data.
-    pub(crate) fn summed_backward<B: Backend>(class: Class, tensor: &AmpTensor<B>) -> Self {
+    pub(crate) fn summed_backward<B: Backend>(named: Op, tensor: &AmpTensor<B>) -> Self {
         match B::ad_enabled(&tensor.device()) {
-            true => Self::composed(class, &[tensor]),
-            false => Self::new(Class::Move, &[tensor]),
+            true => Self::composed(named, &[tensor]),
+            false => Self::new(Op::new(named.name, Class::Move), &[tensor]),
         }
     }
 
     #[inline(never)]
     fn decide<B: Backend>(
-        class: Class,
+        named: Op,
         tensors: &[&AmpTensor<B>],
         operands: Operands,
         composed: bool,
     ) -> Self {
+        let class = named.class;
         let mode = mode(tensors);
         let upper = mode != Mode::Off && B::ad_enabled(&tensors[0].device());
         let plan = match mode {
@@ -152,10 +171,12 @@ impl Call {
             marks |= Marks::FROM_F16;
         }
         Self {
+            op: named,
             plan,
             marks,
             mode,
             upper,
+            watched: anomaly::begins(tensors),
         }
     }
 
@@ -175,6 +196,9 @@ impl Call {
     /// An operand as the backend gets it.
     #[inline(always)]
     pub(crate) fn operand<B: Backend>(&self, tensor: AmpTensor<B>) -> FloatTensor<B> {
+        if self.watched {
+            anomaly::operand(&tensor);
+        }
         match self.plan.operands {
             Some(dtype) => tensor.into_dtype(dtype),
             None => tensor.into_primitive(),
@@ -203,6 +227,9 @@ impl Call {
             Some(dtype) if primitive.dtype() != dtype => cast::<B>(primitive, dtype),
             _ => primitive,
         };
+        if self.watched {
+            anomaly::result::<B>(self.op, &primitive);
+        }
         AmpTensor::new(primitive, self.marks)
     }
 }
@@ -255,10 +282,10 @@ fn by_policy<T>(op: impl FnOnce() -> T) -> T {
     op()
 }
 
-/// The class of an operation, looked up while compiling.
-macro_rules! class {
+/// An operation of a name, its class looked up while compiling.
+macro_rules! op {
     ($op:ident) => {
-        const { $crate::policy::class(stringify!($op)) }
+        const { $crate::ops::Op::new(stringify!($op), $crate::policy::class(stringify!($op))) }
     };
 }
 
@@ -271,7 +298,7 @@ macro_rules! float_ops {
             match $crate::precision::half_wanted() {
                 false => $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*)),
                 true => $crate::ops::by_policy(move || {
-                    let call = Call::new(class!($op), &[$(&$t),+]);
+                    let call = Call::new(op!($op), &[$(&$t),+]);
                     $(let $t = call.operand($t);)+
                     call.result(call.run(|| B::$op($($t,)+ $($a),*)))
                 }),
@@ -289,7 +316,7 @@ macro_rules! backward_ops {
             match $crate::precision::half_wanted() {
                 false => $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*)),
                 true => $crate::ops::by_policy(move || {
-                    let call = Call::backward(class!($op), &[$(&$t),+]);
+                    let call = Call::backward(op!($op), &[$(&$t),+]);
                     $(let $t = call.operand($t);)+
                     call.result(call.run(|| B::$op($($t,)+ $($a),*)))
                 }),
@@ -306,7 +333,7 @@ macro_rules! scalar_ops {
             match $crate::precision::half_wanted() {
                 false => scalar_ops!(@ $out, plain, B::$op($t.into_primitive(), $($s,)+ $($a),*)),
                 true => $crate::ops::by_policy(move || {
-                    let call = Call::with_scalars(class!($op), &$t, &[$($s),+]);
+                    let call = Call::with_scalars(op!($op), &$t, &[$($s),+]);
                     let $t = call.operand($t);
                     scalar_ops!(@ $out, call, call.run(|| B::$op($t, $($s,)+ $($a),*)))
                 }),
@@ -326,7 +353,7 @@ macro_rules! measuring_ops {
             match $crate::precision::half_wanted() {
                 false => B::$op($($t.into_primitive(),)+ $($a),*),
                 true => $crate::ops::by_policy(move || {
-                    let call = Call::new(class!($op), &[$(&$t),+]);
+                    let call = Call::new(op!($op), &[$(&$t),+]);
                     $(let $t = call.operand($t);)+
                     call.run(|| B::$op($($t,)+ $($a),*))
                 }),
@@ -345,4 +372,4 @@ macro_rules! delegate {
     )*};
 }
 
-pub(crate) use {backward_ops, class, delegate, float_ops, measuring_ops, scalar_ops};
+pub(crate) use {backward_ops, delegate, float_ops, measuring_ops, op, scalar_ops};

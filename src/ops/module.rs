@@ -10,8 +10,7 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 
 use super::arithmetic::kept;
 use super::attention::{scale, scaled_dot_product};
-use super::{Call, backward_ops, by_policy, class, float_ops, recording};
-use crate::policy::Class;
+use super::{Call, Op, backward_ops, by_policy, float_ops, op, recording};
 use crate::precision::half_wanted;
 use crate::tensor::is_half;
 use crate::{Amp, AmpTensor};
@@ -25,7 +24,7 @@ macro_rules! conv_ops {
             bias: Option<FloatTensor<Self>>,
             options: $options,
         ) -> FloatTensor<Self> {
-            contraction(class!($conv), 1, x, weight, bias, |x, weight, bias| {
+            contraction(op!($conv), 1, x, weight, bias, |x, weight, bias| {
                 B::$conv(x, weight, bias, options)
             })
         }
@@ -37,7 +36,7 @@ macro_rules! conv_ops {
             bias: FloatTensor<Self>,
             output_grad: FloatTensor<Self>,
         ) -> FloatTensor<Self> {
-            let call = Call::new(class!($bias_backward), &[&bias, &output_grad]);
+            let call = Call::new(op!($bias_backward), &[&bias, &output_grad]);
             let stand_in = x.dtype() != output_grad.dtype() || is_half(x.dtype());
             let bias = call.operand(bias);
             let output_grad = call.operand(output_grad);
@@ -76,14 +75,9 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
         let features = x.rank() - 1;
-        contraction(
-            class!(linear),
-            features,
-            x,
-            weight,
-            bias,
-            |x, weight, bias| B::linear(x, weight, bias),
-        )
+        contraction(op!(linear), features, x, weight, bias, |x, weight, bias| {
+            B::linear(x, weight, bias)
+        })
     }
 
     /// In half, batch dimensions are folded into one contraction: summed apart, their sum would be
@@ -92,7 +86,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         x: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let call = Call::new(class!(linear_weight_backward), &[&x, &output_grad]);
+        let call = Call::new(op!(linear_weight_backward), &[&x, &output_grad]);
         let folded = |tensor: FloatTensor<B>| {
             let shape = tensor.shape();
             let features = shape[shape.num_dims() - 1];
@@ -115,7 +109,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         options: AttentionModuleOptions,
     ) -> FloatTensor<Self> {
         let bias = attn_bias.as_ref().unwrap_or(&value);
-        let call = Call::new(class!(attention), &[&query, &key, &value, bias]);
+        let call = Call::new(op!(attention), &[&query, &key, &value, bias]);
         let half = call.compute_dtype().filter(|dtype| is_half(*dtype));
         if let Some(dtype) = half {
             let whole = !B::ad_enabled(&query.device())
@@ -151,7 +145,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         epsilon: f64,
     ) -> FloatTensor<Self> {
         let shift = beta.as_ref().unwrap_or(&gamma);
-        let call = Call::composed(class!(layer_norm), &[&tensor, &gamma, shift]);
+        let call = Call::composed(op!(layer_norm), &[&tensor, &gamma, shift]);
         if let Some((tape, half)) = recording(&[&tensor, &gamma, shift]) {
             let mut shape = vec![1; tensor.rank()];
             shape[tensor.rank() - 1] = gamma.shape().num_elements();
@@ -181,7 +175,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         options: DeformConvOptions<2>,
     ) -> FloatTensor<Self> {
         let (m, b) = (mask.as_ref().unwrap_or(&x), bias.as_ref().unwrap_or(&x));
-        let call = Call::new(class!(deform_conv2d), &[&x, &offset, &weight, m, b]);
+        let call = Call::new(op!(deform_conv2d), &[&x, &offset, &weight, m, b]);
         let (x, offset) = (call.operand(x), call.operand(offset));
         let weight = call.operand(weight);
         let mask = mask.map(|mask| call.operand(mask));
@@ -200,7 +194,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
     ) -> DeformConv2dBackward<Self> {
         let (m, b) = (mask.as_ref().unwrap_or(&x), bias.as_ref().unwrap_or(&x));
         let call = Call::backward(
-            class!(deform_conv2d_backward),
+            op!(deform_conv2d_backward),
             &[&x, &offset, &weight, &output_grad, m, b],
         );
         let (x, offset) = (call.operand(x), call.operand(offset));
@@ -259,7 +253,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         kernel_size: [usize; 2],
         options: UnfoldOptions,
     ) -> FloatTensor<Self> {
-        let call = Call::summed_backward(class!(unfold4d), &x);
+        let call = Call::summed_backward(op!(unfold4d), &x);
         let x = call.operand(x);
         call.result(call.run(|| B::unfold4d(x, kernel_size, options)))
     }
@@ -272,7 +266,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         dilation: usize,
         ceil_mode: bool,
     ) -> MaxPool1dWithIndices<Self> {
-        let call = Call::new(class!(max_pool1d_with_indices), &[&x]);
+        let call = Call::new(op!(max_pool1d_with_indices), &[&x]);
         let x = call.operand(x);
         let pooled = call.run(|| {
             B::max_pool1d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
@@ -290,7 +284,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         output_grad: FloatTensor<Self>,
         indices: IntTensor<Self>,
     ) -> MaxPool1dBackward<Self> {
-        let op = class!(max_pool1d_with_indices_backward);
+        let op = op!(max_pool1d_with_indices_backward);
         let call = Call::backward(op, &[&x, &output_grad]);
         let (x, grad) = (call.operand(x), call.operand(output_grad));
         let grads = call.run(|| {
@@ -316,7 +310,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         dilation: [usize; 2],
         ceil_mode: bool,
     ) -> MaxPool2dWithIndices<Self> {
-        let call = Call::new(class!(max_pool2d_with_indices), &[&x]);
+        let call = Call::new(op!(max_pool2d_with_indices), &[&x]);
         let x = call.operand(x);
         let pooled = call.run(|| {
             B::max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
@@ -334,7 +328,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         output_grad: FloatTensor<Self>,
         indices: IntTensor<Self>,
     ) -> MaxPool2dBackward<Self> {
-        let op = class!(max_pool2d_with_indices_backward);
+        let op = op!(max_pool2d_with_indices_backward);
         let call = Call::backward(op, &[&x, &output_grad]);
         let (x, grad) = (call.operand(x), call.operand(output_grad));
         let grads = call.run(|| {
@@ -364,7 +358,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         grad_loss: FloatTensor<Self>,
         blank: usize,
     ) -> FloatTensor<Self> {
-        let call = Call::backward(class!(ctc_loss_backward), &[&log_probs, &grad_loss]);
+        let call = Call::backward(op!(ctc_loss_backward), &[&log_probs, &grad_loss]);
         let (log_probs, grad_loss) = (call.operand(log_probs), call.operand(grad_loss));
         call.result(call.run(|| {
             B::ctc_loss_backward(
@@ -383,7 +377,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         dim: usize,
         n: Option<usize>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let call = Call::new(class!(rfft), &[&signal]);
+        let call = Call::new(op!(rfft), &[&signal]);
         let signal = call.operand(signal);
         let (re, im) = call.run(|| B::rfft(signal, dim, n));
         (call.result(re), call.result(im))
@@ -395,7 +389,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
 /// A device that only multiplies matrices in half cannot add the bias there: it is added in FP32.
 #[inline]
 fn contraction<B: Backend>(
-    class: Class,
+    named: Op,
     channels: usize,
     x: AmpTensor<B>,
     weight: AmpTensor<B>,
@@ -408,23 +402,23 @@ fn contraction<B: Backend>(
             weight.into_primitive(),
             bias.map(AmpTensor::into_primitive),
         )),
-        true => by_policy(|| contraction_by_policy(class, channels, x, weight, bias, op)),
+        true => by_policy(|| contraction_by_policy(named, channels, x, weight, bias, op)),
     }
 }
 
 /// As [`contraction`], where there is a policy.
 fn contraction_by_policy<B: Backend>(
-    class: Class,
+    named: Op,
     channels: usize,
     x: AmpTensor<B>,
     weight: AmpTensor<B>,
     bias: Option<AmpTensor<B>>,
     op: impl FnOnce(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let call = Call::new(class, &[&x, &weight, bias.as_ref().unwrap_or(&weight)]);
+    let call = Call::new(named, &[&x, &weight, bias.as_ref().unwrap_or(&weight)]);
     match bias {
         Some(bias) if call.is_bare_contraction(&x) => {
-            let out = contraction_by_policy(class, channels, x, weight, None, op);
+            let out = contraction_by_policy(named, channels, x, weight, None, op);
             let mut shape = vec![1; out.rank()];
             shape[channels] = bias.shape().num_elements();
             Amp::<B>::float_add(out, Amp::<B>::float_reshape(bias, Shape::from(shape)))

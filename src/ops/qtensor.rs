@@ -9,7 +9,7 @@ use burn_backend::{
 };
 
 use super::tensor::{known, made};
-use super::{Call, class, delegate};
+use super::{Call, delegate, op};
 use crate::{Amp, AmpTensor};
 
 /// Operations that give a quantized tensor or, where the scheme does not propagate, a float tensor.
@@ -27,14 +27,14 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
         scheme: &QuantScheme,
         qparams: QuantizationParametersPrimitive<Self>,
     ) -> QuantizedTensor<Self> {
-        let call = Call::new(class!(quantize), &[&tensor, &qparams.scales]);
+        let call = Call::new(op!(quantize), &[&tensor, &qparams.scales]);
         let tensor = call.operand(tensor);
         let scales = call.operand(qparams.scales);
         call.run(|| B::quantize(tensor, scheme, QuantizationParametersPrimitive { scales }))
     }
 
     fn quantize_dynamic(tensor: FloatTensor<Self>, scheme: &QuantScheme) -> QuantizedTensor<Self> {
-        let call = Call::new(class!(quantize_dynamic), &[&tensor]);
+        let call = Call::new(op!(quantize_dynamic), &[&tensor]);
         let tensor = call.operand(tensor);
         call.run(|| B::quantize_dynamic(tensor, scheme))
     }
@@ -52,7 +52,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
         let lower = |tensor| match tensor {
             TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
             TensorPrimitive::Float(tensor) => {
-                let call = Call::new(class!(q_matmul), &[&tensor]);
+                let call = Call::new(op!(q_matmul), &[&tensor]);
                 TensorPrimitive::Float(call.operand(tensor))
             }
         };

@@ -9,7 +9,7 @@ use burn_backend::{
 };
 
 use super::arithmetic::{power, product, sum};
-use super::{Call, class, float_ops, measuring_ops, scalar_ops};
+use super::{Call, Op, float_ops, measuring_ops, op, scalar_ops};
 use crate::autodiff::leaves;
 use crate::autodiff::tape::Arithmetic;
 use crate::device;
@@ -142,7 +142,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     #[inline(never)]
     fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
-            true => sum(class!(float_add), lhs, rhs, B::float_add),
+            true => sum(op!(float_add), lhs, rhs, B::float_add),
             false => AmpTensor::plain(B::float_add(lhs.into_primitive(), rhs.into_primitive())),
         }
     }
@@ -150,7 +150,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     #[inline(never)]
     fn float_sub(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
-            true => sum(class!(float_sub), lhs, rhs, B::float_sub),
+            true => sum(op!(float_sub), lhs, rhs, B::float_sub),
             false => AmpTensor::plain(B::float_sub(lhs.into_primitive(), rhs.into_primitive())),
         }
     }
@@ -158,7 +158,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     #[inline(never)]
     fn float_mul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
-            true => product(Arithmetic::Mul, class!(float_mul), lhs, rhs),
+            true => product(Arithmetic::Mul, op!(float_mul), lhs, rhs),
             false => AmpTensor::plain(B::float_mul(lhs.into_primitive(), rhs.into_primitive())),
         }
     }
@@ -166,7 +166,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     #[inline(never)]
     fn float_div(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match half_wanted() {
-            true => product(Arithmetic::Div, class!(float_div), lhs, rhs),
+            true => product(Arithmetic::Div, op!(float_div), lhs, rhs),
             false => AmpTensor::plain(B::float_div(lhs.into_primitive(), rhs.into_primitive())),
         }
     }
@@ -174,7 +174,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     #[inline(never)]
     fn float_powi_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self> {
         match half_wanted() {
-            true => power(class!(float_powi_scalar), lhs, rhs),
+            true => power(op!(float_powi_scalar), lhs, rhs),
             false => AmpTensor::plain(B::float_powi_scalar(lhs.into_primitive(), rhs)),
         }
     }
@@ -294,7 +294,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         mask: BoolTensor<Self>,
         value: Scalar,
     ) -> FloatTensor<Self> {
-        let call = Call::with_scalars(class!(float_mask_fill), &tensor, &[value]);
+        let call = Call::with_scalars(op!(float_mask_fill), &tensor, &[value]);
         let tensor = call.operand(tensor);
         call.result(call.run(|| B::float_mask_fill(tensor, mask, value)))
     }
@@ -304,7 +304,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         mask: BoolTensor<Self>,
         value: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let call = Call::new(class!(float_mask_where), &[&tensor, &value]);
+        let call = Call::new(op!(float_mask_where), &[&tensor, &value]);
         let (tensor, value) = (call.operand(tensor), call.operand(value));
         call.result(call.run(|| B::float_mask_where(tensor, mask, value)))
     }
@@ -314,7 +314,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         tensor: FloatTensor<Self>,
         indices: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        let call = Call::new(class!(float_gather), &[&tensor]);
+        let call = Call::new(op!(float_gather), &[&tensor]);
         let tensor = call.operand(tensor);
         call.result(call.run(|| B::float_gather(dim, tensor, indices)))
     }
@@ -325,7 +325,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         indices: IntTensor<Self>,
         value: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let call = Call::new(class!(float_scatter_add), &[&tensor, &value]);
+        let call = Call::new(op!(float_scatter_add), &[&tensor, &value]);
         let (tensor, value) = (call.operand(tensor), call.operand(value));
         call.result(call.run(|| B::float_scatter_add(dim, tensor, indices, value)))
     }
@@ -336,7 +336,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         indices: IntTensor<Self>,
         value: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let call = Call::new(class!(float_select_add), &[&tensor, &value]);
+        let call = Call::new(op!(float_select_add), &[&tensor, &value]);
         let (tensor, value) = (call.operand(tensor), call.operand(value));
         call.result(call.run(|| B::float_select_add(tensor, dim, indices, value)))
     }
@@ -347,11 +347,13 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         values: FloatTensor<Self>,
         reduction: IndexingUpdateOp,
     ) -> FloatTensor<Self> {
-        let class = match reduction {
-            IndexingUpdateOp::Add | IndexingUpdateOp::Mul => Class::Full,
-            _ => class!(float_scatter_nd),
+        let named = match reduction {
+            IndexingUpdateOp::Add | IndexingUpdateOp::Mul => {
+                Op::new("float_scatter_nd", Class::Full)
+            }
+            _ => op!(float_scatter_nd),
         };
-        let call = Call::new(class, &[&data, &values]);
+        let call = Call::new(named, &[&data, &values]);
         let (data, values) = (call.operand(data), call.operand(values));
         call.result(call.run(|| B::float_scatter_nd(data, indices, values, reduction)))
     }
@@ -361,13 +363,13 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         slices: &[Slice],
         value: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let call = Call::new(class!(float_slice_assign), &[&tensor, &value]);
+        let call = Call::new(op!(float_slice_assign), &[&tensor, &value]);
         let (tensor, value) = (call.operand(tensor), call.operand(value));
         call.result(call.run(|| B::float_slice_assign(tensor, slices, value)))
     }
 
     fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
-        let call = Call::new(class!(float_cat), &tensors.iter().collect::<Vec<_>>());
+        let call = Call::new(op!(float_cat), &tensors.iter().collect::<Vec<_>>());
         let tensors = tensors.into_iter().map(|t| call.operand(t)).collect();
         call.result(call.run(|| B::float_cat(tensors, dim)))
     }
@@ -377,7 +379,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         dim: usize,
         indices_dtype: IntDType,
     ) -> (FloatTensor<Self>, IntTensor<Self>) {
-        let call = Call::new(class!(float_max_dim_with_indices), &[&tensor]);
+        let call = Call::new(op!(float_max_dim_with_indices), &[&tensor]);
         let tensor = call.operand(tensor);
         let (values, indices) =
             call.run(|| B::float_max_dim_with_indices(tensor, dim, indices_dtype));
@@ -389,7 +391,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         dim: usize,
         indices_dtype: IntDType,
     ) -> (FloatTensor<Self>, IntTensor<Self>) {
-        let call = Call::new(class!(float_min_dim_with_indices), &[&tensor]);
+        let call = Call::new(op!(float_min_dim_with_indices), &[&tensor]);
         let tensor = call.operand(tensor);
         let (values, indices) =
             call.run(|| B::float_min_dim_with_indices(tensor, dim, indices_dtype));
@@ -402,7 +404,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         descending: bool,
         indices_dtype: IntDType,
     ) -> (FloatTensor<Self>, IntTensor<Self>) {
-        let call = Call::new(class!(float_sort_with_indices), &[&tensor]);
+        let call = Call::new(op!(float_sort_with_indices), &[&tensor]);
         let tensor = call.operand(tensor);
         let (values, indices) =
             call.run(|| B::float_sort_with_indices(tensor, dim, descending, indices_dtype));
@@ -415,7 +417,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         size: usize,
         step: usize,
     ) -> FloatTensor<Self> {
-        let call = Call::summed_backward(class!(float_unfold), &tensor);
+        let call = Call::summed_backward(op!(float_unfold), &tensor);
         let tensor = call.operand(tensor);
         call.result(call.run(|| B::float_unfold(tensor, dim, size, step)))
     }
@@ -425,7 +427,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         grid: FloatTensor<Self>,
         options: GridSampleOptions,
     ) -> FloatTensor<Self> {
-        let call = Call::composed(class!(float_grid_sample_2d), &[&tensor, &grid]);
+        let call = Call::composed(op!(float_grid_sample_2d), &[&tensor, &grid]);
         let (tensor, grid) = (call.operand(tensor), call.operand(grid));
         call.result(call.run(|| B::float_grid_sample_2d(tensor, grid, options)))
     }

@@ -14,12 +14,13 @@ use burn_core::tensor::{DType, FloatDType, Tensor};
 use burn_optim::{GradientsParams, LearningRate, Optimizer};
 use serde::{Deserialize, Serialize};
 
+use super::handle::NonFinite;
 use super::{GradScaler, LossScaler, Outcome, Transition};
 use crate::autodiff::replicas::{Replicas, Vote, agreed};
 use crate::finite::FiniteCheck;
 use crate::policy::Mode;
-use crate::train::gradients;
-use crate::{AmpError, device, full_precision};
+use crate::train::{explain, gradients};
+use crate::{AmpError, Anomaly, anomaly, device, full_precision};
 
 /// What the protocol remembers from one `update` to the next.
 #[derive(Default)]
@@ -37,8 +38,10 @@ pub(super) struct Window {
     unscaled: HashMap<ParamId, Unscaled>,
     /// Whether a gradient was not finite, here or on a replica.
     overflow: bool,
-    /// The paths of those here.
-    overflowed: Vec<String>,
+    /// Their paths, with whether those here are finite.
+    gradients: Vec<(String, bool)>,
+    /// What was found on the way to them.
+    anomalies: Vec<Anomaly>,
     /// Steps taken or skipped.
     steps: u32,
     /// Those that gradients were reduced with, and decide together.
@@ -109,13 +112,15 @@ impl GradScaler {
         scale
     }
 
-    /// The pass of a loss whose gradients may have been reduced with those of replicas. They wait for
-    /// each other here, and decide together on the step.
+    /// The pass of a loss whose gradients may have been reduced with those of replicas. They wait
+    /// for each other here, and decide together on the step.
     pub(crate) fn gathers(&self, replicas: Option<Arc<Replicas>>, scale: f32) {
-        if let Some(replicas) = replicas {
-            replicas.agree(Vote::scaled(scale));
-            self.shared().window.replicas = Some(replicas);
+        if let Some(replicas) = &replicas {
+            replicas.agree(Vote::scaled(Some(scale)));
         }
+        let window = &mut self.shared().window;
+        window.replicas = replicas.or(window.replicas.take());
+        window.anomalies.extend(anomaly::take());
     }
 
     /// The backward pass of a loss, for a model's parameters:
@@ -243,21 +248,23 @@ impl GradScaler {
         let (losses, gradients) = finite.split_at(losses);
         let all = |finite: &[bool]| finite.iter().all(|finite| *finite);
         let vote = Vote {
-            scale,
+            scale: Some(scale),
             loss_is_finite: all(losses),
             gradients_are_finite: all(gradients),
         };
         let agreed = agreed(replicas.as_deref(), vote);
 
         let window = &mut self.shared().window;
+        if !window.anomalies.is_empty() {
+            let nodes = explain::nodes::<B, M>(model);
+            window.anomalies.iter_mut().for_each(|a| a.place(&nodes));
+        }
         window.non_finite_loss |= !agreed.loss_is_finite;
         window.overflow |= !agreed.gradients_are_finite;
         // Elsewhere, if not here.
         let elsewhere = vote.gradients_are_finite && !agreed.gradients_are_finite;
         for ((id, path), finite) in scaled.into_iter().zip(gradients) {
-            if !finite {
-                window.overflowed.push(path.clone());
-            }
+            window.gradients.push((path.clone(), *finite));
             let (finite, stepped) = (*finite && !elsewhere, false);
             window.unscaled.insert(*id, Unscaled { finite, stepped });
         }
@@ -335,7 +342,14 @@ impl GradScaler {
             return Ok(Transition::Kept);
         }
         let outcome = Outcome::of(!window.non_finite_loss, !window.overflow);
-        Ok(self.record(outcome, window.overflowed.len(), window.overflowed))
+        let overflowed = window.gradients.iter().filter(|(_, finite)| !finite);
+        let found = NonFinite {
+            gradients: overflowed.count(),
+            parameters: window.gradients,
+            anomalies: window.anomalies,
+            ..NonFinite::default()
+        };
+        Ok(self.record(outcome, found))
     }
 
     /// The model's parameters that have a gradient, if all gradients are theirs.

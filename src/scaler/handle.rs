@@ -18,7 +18,7 @@ use burn_backend::{Backend, DeviceId, DeviceOps};
 use serde::{Deserialize, Serialize};
 
 use super::{LossScaleConfig, LossScaler, Outcome, Transition};
-use crate::AmpError;
+use crate::{AmpError, Anomaly};
 
 /// A handle on a loss scaler, cheap to clone; the clones share one state.
 ///
@@ -67,6 +67,8 @@ pub struct GradScaler {
 pub(super) struct Shared {
     pub(super) scaler: LossScaler,
     last_step: Option<LastStep>,
+    /// The gradients of the last step that are not yet named, by the nodes of their leaves.
+    leaves: HashMap<u64, bool>,
     #[cfg(feature = "train")]
     pub(super) window: super::explicit::Window,
     #[cfg(feature = "train")]
@@ -80,6 +82,12 @@ pub(super) struct Shared {
 pub(crate) trait Listener: fmt::Debug + Send + Sync {
     /// A step was taken or skipped.
     fn step(&self, _step: &LastStep, _transition: Transition) {}
+
+    /// It was by a backward pass, whose gradients are now absent if it was skipped.
+    fn pass(&self, _step: &LastStep) {}
+
+    /// The scaler starts anew.
+    fn forget(&self) {}
 
     /// An optimizer took or skipped what the steps since the last batch add up to.
     fn batch(&self, _taken: bool) {}
@@ -99,15 +107,50 @@ pub struct LastStep {
     pub outcome: Outcome,
     /// How many parameters had a gradient that was not finite.
     pub non_finite_gradients: usize,
-    /// The paths of these parameters in their module, as `encoder.layers.2.weight`, where the step
-    /// was taken with the module at hand: by the explicit protocol or a trainer.
+    /// The paths of these parameters in their module, as `encoder.layers.2.weight`: the last of the
+    /// module first, as the backward pass comes to them where a module declares its parts in the
+    /// order of their use. They are there where the module was at hand, in the explicit protocol,
+    /// with a trainer or an `AmpOptimizer`; else `GradScaler::explain` finds them.
     pub parameters: Vec<String>,
+    /// The parameter that comes before the first of them and has a finite gradient: between the two
+    /// the backward pass overflowed. Absent if there is none, or the module was not at hand.
+    pub last_finite: Option<String>,
+    /// Where anomaly detection is on, the first operation of the forward pass and that of the
+    /// backward pass whose result was not finite.
+    pub anomalies: Vec<Anomaly>,
+}
+
+/// What a pass found that was not finite.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NonFinite {
+    /// Whether it is the backward pass itself that takes or skips the step.
+    pub by_pass: bool,
+    /// How many gradients.
+    pub gradients: usize,
+    /// The parameters in the order of the module, with whether their gradient is finite, where the
+    /// module is known.
+    pub parameters: Vec<(String, bool)>,
+    /// Their nodes, with the same, where it is not.
+    pub leaves: HashMap<u64, bool>,
+    pub anomalies: Vec<Anomaly>,
 }
 
 impl LastStep {
     /// Whether the optimizer's step was taken.
     pub fn stepped(&self) -> bool {
         self.outcome == Outcome::Finite
+    }
+
+    /// Names the parameters, given in the order of the module with whether each is finite.
+    fn name(&mut self, parameters: &[(String, bool)]) {
+        let backward = || parameters.iter().rev();
+        let before = backward().take_while(|(_, finite)| *finite).count();
+        let bad = backward().filter(|(_, finite)| !finite);
+        self.parameters = bad.map(|(path, _)| path.clone()).collect();
+        self.last_finite = match self.parameters.is_empty() || before == 0 {
+            true => None,
+            false => backward().nth(before - 1).map(|(path, _)| path.clone()),
+        };
     }
 }
 
@@ -210,6 +253,10 @@ impl GradScaler {
     /// explicit protocol has begun is forgotten.
     pub fn load_state(&self, state: LossScaler) {
         self.waits_no_longer();
+        #[cfg(feature = "train")]
+        self.listeners()
+            .iter()
+            .for_each(|listener| listener.forget());
         let mut shared = self.shared();
         *shared = Shared {
             scaler: state,
@@ -287,30 +334,50 @@ impl GradScaler {
     }
 
     /// Takes the outcome of one step, and tells the log what it was.
-    pub(crate) fn record(
-        &self,
-        outcome: Outcome,
-        non_finite_gradients: usize,
-        parameters: Vec<String>,
-    ) -> Transition {
-        let (step, transition, scaler) = {
+    pub(crate) fn record(&self, outcome: Outcome, found: NonFinite) -> Transition {
+        let (step, transition, scaler, by_pass) = {
             let mut shared = self.shared();
-            let step = LastStep {
+            let mut step = LastStep {
                 scale: shared.scaler.scale(),
                 outcome,
-                non_finite_gradients,
-                parameters,
+                non_finite_gradients: found.gradients,
+                parameters: Vec::new(),
+                last_finite: None,
+                anomalies: found.anomalies,
             };
+            let by_pass = found.by_pass;
+            step.name(&found.parameters);
+            shared.leaves = found.leaves;
             let transition = shared.scaler.update(outcome);
             shared.last_step = Some(step.clone());
-            (step, transition, shared.scaler)
+            (step, transition, shared.scaler, by_pass)
         };
         report(&step, transition, &scaler);
         #[cfg(feature = "train")]
         for listener in self.listeners() {
             listener.step(&step, transition);
+            if by_pass {
+                listener.pass(&step);
+            }
         }
+        #[cfg(not(feature = "train"))]
+        let _ = by_pass;
         transition
+    }
+
+    /// Names the parameters of the last step, where that was not done yet, given the nodes of those
+    /// of the module in its order.
+    #[cfg(feature = "train")]
+    pub(crate) fn explained(&self, nodes: &[(u64, String)]) -> Option<LastStep> {
+        let mut shared = self.shared();
+        let leaves = std::mem::take(&mut shared.leaves);
+        let step = shared.last_step.as_mut()?;
+        if !leaves.is_empty() {
+            let of = |(node, path): &(u64, String)| Some((path.clone(), *leaves.get(node)?));
+            step.name(&nodes.iter().filter_map(of).collect::<Vec<_>>());
+            step.anomalies.iter_mut().for_each(|a| a.place(nodes));
+        }
+        Some(step.clone())
     }
 
     /// From now on `listener` is told what happens.
@@ -420,10 +487,13 @@ pub(crate) fn in_force<B: Backend>(device: &B::Device, is_wanted: bool) -> Optio
 }
 
 fn report(step: &LastStep, transition: Transition, scaler: &LossScaler) {
-    let named = match step.parameters.is_empty() {
+    let mut named = match step.parameters.is_empty() {
         true => String::new(),
         false => format!(" ({})", step.parameters.join(", ")),
     };
+    for anomaly in &step.anomalies {
+        named = format!("{named} [{anomaly}]");
+    }
     match step.outcome {
         Outcome::Finite => {}
         Outcome::Overflow => log::debug!(
@@ -434,7 +504,8 @@ fn report(step: &LastStep, transition: Transition, scaler: &LossScaler) {
         ),
         Outcome::NonFiniteLoss => log::warn!(
             "burn-amp: the loss is not finite; step skipped, loss scale {} kept ({} such losses so \
-             far). This is not the scale's fault: look at the inputs, the learning rate and the model",
+             far). This is not the scale's fault: look at the inputs, the learning rate and the model\
+             {named}",
             step.scale,
             scaler.non_finite_losses()
         ),

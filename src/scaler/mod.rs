@@ -15,4 +15,4 @@ pub use state::{LossScaler, Outcome, Transition};
 pub(crate) use explicit::Begun;
 #[cfg(feature = "train")]
 pub(crate) use handle::Listener;
-pub(crate) use handle::{InForce, in_force};
+pub(crate) use handle::{InForce, NonFinite, in_force};

@@ -204,8 +204,11 @@ struct Smallest<'a> {
 impl<B: AutodiffBackend> ModuleVisitor<B> for Smallest<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
-            let this = (grad.shape().num_elements(), param.id);
-            self.smallest = Some(self.smallest.map_or(this, |smallest| smallest.min(this)));
+            let elements = grad.shape().num_elements();
+            // Of several the first, to which the backward pass comes last.
+            if self.smallest.is_none_or(|(least, _)| elements < least) {
+                self.smallest = Some((elements, param.id));
+            }
         }
     }
 }

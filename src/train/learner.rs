@@ -7,7 +7,7 @@ use burn_core::module::Module;
 use burn_core::tensor::Device;
 use burn_train::{
     ExecutionStrategy, Interrupter, Learner, LearningComponentsTypes, LearningResult,
-    SupervisedTraining,
+    SupervisedTraining, TrainingStrategy,
 };
 
 use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
@@ -17,7 +17,8 @@ use crate::{
     AmpAutodiff, AmpConfig, AmpError, GradScaler, LastStep, Precision, Transition, WhenStuck,
 };
 
-/// What [`SupervisedTraining`] says of its precision, after all that Burn has to be told:
+/// What [`SupervisedTraining`] says of its precision, after all else that Burn is told; a strategy
+/// of several devices comes after it, to [`AmpTraining::with_training_strategy`].
 ///
 /// ```no_run
 /// # use burn::backend::Flex;
@@ -83,37 +84,36 @@ impl<LC> AmpTraining<LC>
 where
     LC: LearningComponentsTypes + Send + 'static,
 {
-    /// Trains on the devices of a strategy, as [`SupervisedTraining::with_training_strategy`] does,
-    /// and configures each of them.
+    /// As [`SupervisedTraining::with_training_strategy`], and its devices are configured at launch.
+    /// Burn keeps a strategy that it was given before to itself.
     ///
-    /// Where several devices share a batch, f16 wants an [`AmpOptimizer`](crate::AmpOptimizer), which
-    /// skips the whole batch if one of them overflows.
-    pub fn with_training_strategy(self, strategy: ExecutionStrategy<LC::Backend>) -> Self {
-        let sharing = match &strategy {
-            ExecutionStrategy::MultiDevice(devices, _) => devices.len(),
-            // Replicas step or skip together.
-            _ => 1,
-        };
-        let devices = match &strategy {
-            ExecutionStrategy::SingleDevice(device) => vec![device.clone()],
-            ExecutionStrategy::MultiDevice(devices, _) => devices.clone(),
-            #[cfg(feature = "distributed")]
-            ExecutionStrategy::DistributedDataParallel { devices, .. } => devices.clone(),
-        };
-        Self {
-            training: self.training.with_training_strategy(strategy.into()),
-            devices,
-            sharing,
-            ..self
+    /// Where several devices share a batch, f16 wants an [`AmpOptimizer`](crate::AmpOptimizer),
+    /// which skips the whole batch if one of them overflows. The devices of a custom strategy are
+    /// told by [`with_devices`](AmpTraining::with_devices).
+    pub fn with_training_strategy(mut self, strategy: impl Into<TrainingStrategy<LC>>) -> Self {
+        let strategy = strategy.into();
+        if let TrainingStrategy::Default(strategy) = &strategy {
+            match strategy {
+                ExecutionStrategy::SingleDevice(device) => self.devices.push(device.clone()),
+                ExecutionStrategy::MultiDevice(devices, _) => {
+                    self.sharing = devices.len();
+                    self.devices.extend_from_slice(devices);
+                }
+                // Replicas step or skip together.
+                #[cfg(feature = "distributed")]
+                ExecutionStrategy::DistributedDataParallel { devices, .. } => {
+                    self.devices.extend_from_slice(devices);
+                }
+            }
         }
+        self.training = self.training.with_training_strategy(strategy);
+        self
     }
 
-    /// The devices to configure where a custom strategy trains on others than the model's.
-    pub fn with_devices(self, devices: impl IntoIterator<Item = Device<LC::Backend>>) -> Self {
-        Self {
-            devices: devices.into_iter().collect(),
-            ..self
-        }
+    /// More devices to configure at launch.
+    pub fn with_devices(mut self, devices: impl IntoIterator<Item = Device<LC::Backend>>) -> Self {
+        self.devices.extend(devices);
+        self
     }
 
     /// Stops the training from elsewhere.
@@ -131,10 +131,10 @@ where
     ///
     /// Before the first step, and every device is then as it was:
     ///
-    /// - as [`AmpConfig::apply`], when a device cannot do the precision, and when a loss scale is given
-    ///   that has no effect;
-    /// - [`AmpError::PartialBatch`] when losses are scaled on several devices that share a batch, and
-    ///   no [`AmpOptimizer`](crate::AmpOptimizer) follows the scalers of all.
+    /// - as [`AmpConfig::apply`], when a device cannot do the precision, and when a loss scale is
+    ///   given that has no effect;
+    /// - [`AmpError::PartialBatch`] when losses are scaled on several devices that share a batch,
+    ///   and no [`AmpOptimizer`](crate::AmpOptimizer) follows the scalers of all.
     ///
     /// # Panics
     ///

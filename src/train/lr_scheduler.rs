@@ -13,6 +13,7 @@ use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqA
 use serde::{Deserialize, Serialize};
 
 use super::outcomes::{Heard, Outcomes};
+use crate::scaler::Listener;
 use crate::{GradScaler, LossScaler};
 
 /// A learning rate scheduler that does not advance over skipped steps, around any other one.
@@ -24,8 +25,12 @@ use crate::{GradScaler, LossScaler};
 /// part was applied counts as taken.
 ///
 /// Its record holds the scheduler's and the scalers' state, so Burn's own checkpoints save and
-/// restore them. A checkpoint of the scheduler alone, from before there was AMP, is read as well:
-/// the scalers then keep the state they have, and the log says so.
+/// restore them, where loss scaling is configured as it was. A checkpoint of the scheduler alone,
+/// from before there was AMP, is read as well, in JSON and in message pack, if the scheduler's own
+/// record is a number, a map or nothing, as those of Burn's schedulers: the scalers then keep the
+/// state they have, and the log says so.
+///
+/// A loop of one's own asks for the learning rate before the backward pass.
 ///
 /// ```
 /// use burn::{backend::Flex, lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig};
@@ -36,7 +41,7 @@ use crate::{GradScaler, LossScaler};
 /// let scheduler = AmpLrScheduler::new(cosine, [scaler]);
 /// # Ok::<(), String>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct AmpLrScheduler<S> {
     /// As of the steps that are known to be taken.
     settled: S,
@@ -53,6 +58,21 @@ enum Fate {
     Skipped,
     /// Its batch is not complete.
     Open,
+}
+
+/// A clone hears of steps by itself.
+impl<S: Clone> Clone for AmpLrScheduler<S> {
+    fn clone(&self) -> Self {
+        let outcomes = Arc::new(self.outcomes.copied());
+        let scalers = self.scalers.clone();
+        scalers.iter().for_each(|scaler| scaler.listen(&outcomes));
+        Self {
+            settled: self.settled.clone(),
+            current: self.current.clone(),
+            scalers,
+            outcomes,
+        }
+    }
 }
 
 impl<S: Clone> AmpLrScheduler<S> {
@@ -78,7 +98,8 @@ impl<S: Clone> AmpLrScheduler<S> {
             None if heard.is_nothing() && self.is_replica() => Fate::Open,
             // Nothing heard is a step that nothing was scaled for, as in bf16 and FP32.
             None if heard.taken || !heard.skipped => Fate::Taken,
-            // It was that of the learning rate that is now asked for.
+            // The devices of a batch are done before its learning rate is asked for: what was
+            // skipped is the batch that comes, and the one before was dealt with.
             None if heard.elsewhere => Fate::Taken,
             None => Fate::Skipped,
         }
@@ -112,7 +133,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
             Fate::Open => {}
         }
         let lr = self.current.step();
-        // The devices of a batch are done before its learning rate is asked for.
+        // The batch of this learning rate is skipped already.
         if !self.has_batches() && heard.elsewhere && heard.skipped && !heard.taken {
             self.current = self.settled.clone();
         }
@@ -145,9 +166,19 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
             );
         }
         for (scaler, state) in self.scalers.iter().zip(states.iter().cycle()) {
-            scaler.load_state(*state);
+            if *state.config() == scaler.config() {
+                scaler.load_state(*state);
+            } else {
+                log::warn!(
+                    "burn-amp: the checkpoint was written with loss scaling {:?}, and {:?} is \
+                     configured: the configuration holds, and the loss scale starts at {}",
+                    state.config(),
+                    scaler.config(),
+                    scaler.loss_scale()
+                );
+            }
         }
-        self.outcomes.forget();
+        Listener::forget(&*self.outcomes);
         let scheduler = self.current.load_record::<B>(record.scheduler);
         Self {
             settled: scheduler.clone(),

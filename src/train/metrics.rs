@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn_backend::Backend;
 use burn_train::metric::{
@@ -66,7 +66,7 @@ impl PrecisionMetric {
 
     fn text(&self) -> String {
         let precision = (self.precision)();
-        match self.steps.latest {
+        match self.steps.latest() {
             Some(Step { scale, skipped }) => {
                 format!("{precision}, scale {scale}, {skipped} skipped")
             }
@@ -87,13 +87,15 @@ impl fmt::Debug for PrecisionMetric {
 #[derive(Debug, Clone)]
 struct Followed {
     steps: Arc<Steps>,
-    latest: Option<Step>,
 }
 
 #[derive(Debug)]
 struct Steps {
     scalers: Vec<GradScaler>,
     waiting: Mutex<VecDeque<Step>>,
+    latest: Mutex<Option<Step>>,
+    /// Whether the scalers are of replicas, which skip together.
+    of_replicas: OnceLock<bool>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -110,8 +112,8 @@ impl Listener for Steps {
     fn step(&self, step: &LastStep, _: Transition) {
         let scale = step.scale;
         let each = self.scalers.iter().map(GradScaler::skipped_steps);
-        let skipped = match self.scalers.iter().any(GradScaler::is_replica) {
-            // Replicas skip together.
+        let of_replicas = || self.scalers.iter().any(GradScaler::is_replica);
+        let skipped = match *self.of_replicas.get_or_init(of_replicas) {
             true => each.max().unwrap_or_default(),
             false => each.sum(),
         };
@@ -124,8 +126,8 @@ impl Listener for Steps {
 }
 
 impl Steps {
-    fn waiting(&self) -> std::sync::MutexGuard<'_, VecDeque<Step>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Step>> {
+        lock(&self.waiting)
     }
 }
 
@@ -135,23 +137,30 @@ impl Followed {
         let steps = Arc::new(Steps {
             scalers,
             waiting: Mutex::default(),
+            latest: Mutex::default(),
+            of_replicas: OnceLock::new(),
         });
         steps
             .scalers
             .iter()
             .for_each(|scaler| scaler.listen(&steps));
-        Self {
-            steps,
-            latest: None,
-        }
+        Self { steps }
     }
 
     /// The step of the item at hand; the last one where its backward pass scaled nothing.
-    fn next(&mut self) {
+    fn next(&self) {
         if let Some(step) = self.steps.waiting().pop_front() {
-            self.latest = Some(step);
+            *lock(&self.steps.latest) = Some(step);
         }
     }
+
+    fn latest(&self) -> Option<Step> {
+        *lock(&self.steps.latest)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn entry(text: String) -> SerializedEntry {
@@ -190,7 +199,7 @@ macro_rules! followed_metric {
 
         impl Numeric for $metric {
             fn value(&self) -> NumericEntry {
-                NumericEntry::Value(self.0.latest.map_or($before, $value))
+                NumericEntry::Value(self.0.latest().map_or($before, $value))
             }
 
             fn running_value(&self) -> NumericEntry {

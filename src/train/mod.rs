@@ -1,6 +1,7 @@
 //! What belongs to a training loop: the pieces of mixed precision, and a trainer made of them.
 
 mod convert;
+pub(crate) mod explain;
 pub(crate) mod gradients;
 mod learner;
 mod lr_scheduler;

@@ -8,7 +8,7 @@ use burn_optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer}
 
 use super::outcomes::Outcomes;
 use crate::scaler::Listener;
-use crate::{GradScaler, LastStep, Transition};
+use crate::{GradScaler, LastStep};
 
 /// An optimizer for gradients that come from several backward passes: of several devices, or of
 /// several micro-batches. If one of them overflowed, nothing is applied.
@@ -32,7 +32,7 @@ use crate::{GradScaler, LastStep, Transition};
 /// A [`Learner`](burn_train::Learner) calls it when every pass of a batch is done. What an
 /// accumulation leaves over at the end of an epoch, Burn drops; an overflow in it skips the batch
 /// that follows.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct AmpOptimizer<O> {
     inner: O,
     scalers: Vec<GradScaler>,
@@ -44,8 +44,13 @@ pub struct AmpOptimizer<O> {
 struct Passes(Outcomes);
 
 impl Listener for Passes {
-    fn step(&self, step: &LastStep, transition: Transition) {
-        self.0.step(step, transition);
+    /// A step of the explicit protocol is over before it is told of: it knows of the whole window.
+    fn pass(&self, step: &LastStep) {
+        self.0.hear(step);
+    }
+
+    fn forget(&self) {
+        self.0.forget();
     }
 
     fn makes_batches(&self) -> bool {
@@ -53,11 +58,22 @@ impl Listener for Passes {
     }
 }
 
+/// A clone hears of passes by itself.
+impl<O: Clone> Clone for AmpOptimizer<O> {
+    fn clone(&self) -> Self {
+        let passes = Passes(self.passes.0.copied());
+        Self::following(self.inner.clone(), self.scalers.clone(), passes)
+    }
+}
+
 impl<O> AmpOptimizer<O> {
     /// An optimizer that follows these scalers: of every device that a batch is spread over.
     pub fn new(inner: O, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        let scalers: Vec<_> = scalers.into_iter().collect();
-        let passes = Arc::default();
+        Self::following(inner, scalers.into_iter().collect(), Passes::default())
+    }
+
+    fn following(inner: O, scalers: Vec<GradScaler>, passes: Passes) -> Self {
+        let passes = Arc::new(passes);
         scalers.iter().for_each(|scaler| scaler.listen(&passes));
         Self {
             inner,
@@ -66,13 +82,22 @@ impl<O> AmpOptimizer<O> {
         }
     }
 
-    /// Whether the batch is whole.
-    fn is_whole(&self) -> bool {
+    /// Whether the batch is whole; if not, what was wrong is said in the module's words.
+    fn is_whole<B: AutodiffBackend, M: AutodiffModule<B>>(&self, module: &M) -> bool {
         let is_replica = self.scalers.iter().any(GradScaler::is_replica);
         let whole = !self.passes.0.take(is_replica).skipped;
         self.scalers.iter().for_each(|scaler| scaler.batch(whole));
         if !whole {
-            log::debug!("burn-amp: a part of the batch overflowed; the whole batch is skipped");
+            let steps = self
+                .scalers
+                .iter()
+                .filter_map(|scaler| scaler.explain(module));
+            let named: Vec<_> = steps.flat_map(|step| step.parameters).collect();
+            log::debug!(
+                "burn-amp: a part of the batch overflowed; the whole batch is skipped{}{}",
+                if named.is_empty() { "" } else { ": " },
+                named.join(", ")
+            );
         }
         whole
     }
@@ -87,14 +112,14 @@ where
     type Record = O::Record;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        match self.is_whole() {
+        match self.is_whole(&module) {
             true => self.inner.step(lr, module, grads),
             false => module,
         }
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        match self.is_whole() {
+        match self.is_whole(&module) {
             true => self.inner.step_multi(lr, module, grads),
             false => module,
         }

@@ -47,8 +47,17 @@ impl Outcomes {
         }
     }
 
-    pub fn forget(&self) {
-        self.lock().clear();
+    /// What happened so far, for somebody else.
+    pub fn copied(&self) -> Self {
+        Self(Mutex::new(self.lock().clone()))
+    }
+
+    /// A pass ended.
+    pub fn hear(&self, step: &LastStep) {
+        self.here(|heard| {
+            heard.taken |= step.stepped();
+            heard.skipped |= !step.stepped();
+        });
     }
 
     fn here(&self, change: impl FnOnce(&mut Heard)) {
@@ -62,14 +71,15 @@ impl Outcomes {
 
 impl Listener for Outcomes {
     fn step(&self, step: &LastStep, _: Transition) {
-        self.here(|heard| {
-            heard.taken |= step.stepped();
-            heard.skipped |= !step.stepped();
-        });
+        self.hear(step);
     }
 
     fn batch(&self, taken: bool) {
         self.here(|heard| heard.batch = Some(taken));
+    }
+
+    fn forget(&self) {
+        self.lock().clear();
     }
 }
 

@@ -221,7 +221,8 @@ fn replicas_train_as_one() {
 /// What a replica ends with.
 type Ended = (Vec<f32>, LossScaler);
 
-/// A training in f16 of two replicas, of which the first does something odd in the steps 1, 2 and 5.
+/// A training in f16 of two replicas, of which the first does something odd in the steps 1, 2 and
+/// 5.
 fn with_odd_steps(
     odd: impl Fn(&Mlp<B>, Tensor<B, 1>) -> Tensor<B, 1> + Send + Sync + 'static,
 ) -> Vec<Ended> {

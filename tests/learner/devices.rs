@@ -167,8 +167,8 @@ fn it_skips_the_whole_of_an_accumulation() {
     }
 }
 
-/// By Burn's `SupervisedTraining` alone, without an `AmpOptimizer`: a batch of which nothing is left
-/// is a skipped step for the scheduler, and any other is a taken one.
+/// By Burn's `SupervisedTraining` alone, without an `AmpOptimizer`: a batch of which nothing is
+/// left is a skipped step for the scheduler, and any other is a taken one.
 #[test]
 fn without_an_amp_optimizer_a_part_of_a_batch_is_a_step() {
     let _alone = alone();

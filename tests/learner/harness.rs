@@ -1,5 +1,5 @@
-//! A training of a small model, with steps that overflow where the data says so, and what is seen of
-//! it from the outside.
+//! A training of a small model, with steps that overflow where the data says so, and what is seen
+//! of it from the outside.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

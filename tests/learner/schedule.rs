@@ -10,7 +10,8 @@ use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
 use burn::lr_scheduler::linear::{LinearLrScheduler, LinearLrSchedulerConfig};
 use burn::lr_scheduler::noam::NoamLrSchedulerConfig;
 use burn::lr_scheduler::step::StepLrSchedulerConfig;
-use burn::optim::Optimizer;
+use burn::optim::{GradientsParams, Optimizer};
+use burn::prelude::*;
 use burn::record::{
     BinFileRecorder, FileRecorder, FullPrecisionSettings, HalfPrecisionSettings,
     NamedMpkFileRecorder, PrettyJsonFileRecorder, Recorder,
@@ -18,6 +19,7 @@ use burn::record::{
 use burn::train::Learner;
 use burn_amp::{
     AmpLrScheduler, AmpOptimizer, AmpTrainingExt, GradScaler, LossScaleConfig, LossScaler, Outcome,
+    Precision, with_precision,
 };
 
 use crate::harness::{A, Model, Spy, Training, alone, folder, samples, sgd, training};
@@ -302,10 +304,95 @@ fn a_damaged_record_is_refused() {
     assert!(load(&cut).unwrap_err().contains("scheduler"));
 }
 
+/// What is configured now holds, not what was when the checkpoint was written.
 #[test]
-fn a_clone_follows_as_well() {
+fn a_scaler_that_is_configured_otherwise_keeps_its_configuration() {
+    let record = Scheduler::new(linear(), [used_scaler()]).to_record::<Flex>();
+    for config in [LossScaleConfig::Fixed(64.0), LossScaleConfig::Disabled] {
+        let scaler = GradScaler::new(config).unwrap();
+        let mut scheduler = Scheduler::new(linear(), [scaler.clone()]);
+        scheduler = scheduler.load_record::<Flex>(record.clone());
+        assert_eq!(scaler.state(), LossScaler::new(config).unwrap());
+        assert_eq!(scheduler.step(), linear().step());
+    }
+}
+
+/// An overflow in a backward pass of this thread.
+fn overflow(scaler: &GradScaler) {
+    with_precision(Precision::F16, || {
+        scaler.scope(|| {
+            let w = Tensor::<A, 1>::zeros([1], &Default::default()).require_grad();
+            w.clone().sqrt().backward();
+        });
+    });
+}
+
+#[test]
+fn clones_each_hear_of_a_skipped_step() {
     let scaler = fresh();
-    let mut scheduler = Scheduler::new(linear(), [scaler]);
-    let mut clone = scheduler.clone();
-    assert_eq!(scheduler.step(), clone.step());
+    let mut schedulers = [
+        Scheduler::new(linear(), [scaler.clone()]),
+        Scheduler::new(linear(), []),
+    ];
+    schedulers[1] = schedulers[0].clone();
+    let first = linear().step();
+    for scheduler in &mut schedulers {
+        assert_eq!(scheduler.step(), first);
+    }
+    overflow(&scaler);
+    for scheduler in &mut schedulers {
+        assert_eq!(scheduler.step(), first);
+    }
+    for scheduler in &mut schedulers {
+        assert_ne!(scheduler.step(), first);
+    }
+}
+
+#[test]
+fn optimizers_each_skip_a_batch() {
+    let scaler = fresh();
+    let spy = Spy::new(sgd::<A>());
+    let steps = spy.steps();
+    let mut optimizer = AmpOptimizer::new(spy, [scaler.clone()]);
+    let mut clone = optimizer.clone();
+    let step = |optimizer: &mut AmpOptimizer<_>| {
+        let _: Model<A> = optimizer.step(0.1, Model::new(), GradientsParams::new());
+        steps.all().len()
+    };
+    overflow(&scaler);
+    assert_eq!((step(&mut optimizer), step(&mut clone)), (0, 0));
+    assert_eq!((step(&mut optimizer), step(&mut clone)), (1, 2));
+    // A training that starts anew has nothing to do with what was.
+    overflow(&scaler);
+    scaler.reset();
+    assert_eq!((step(&mut optimizer), step(&mut clone)), (3, 4));
+}
+
+/// The explicit protocol skips by itself, and takes the step after.
+#[test]
+fn the_explicit_protocol_is_not_skipped_twice() {
+    let scaler = fresh();
+    let mut model = Model::<A>::new();
+    let spy = Spy::new(sgd::<A>());
+    let steps = spy.steps();
+    let mut optimizer = AmpOptimizer::new(spy, [scaler.clone()]);
+    let taken: Vec<bool> = (0..4)
+        .map(|i| {
+            with_precision(Precision::F16, || {
+                let mut loss = model.mlp.loss(i);
+                if i == 1 {
+                    loss = loss + (model.mlp.first.weight.val().sum() * 0.0).sqrt();
+                }
+                let grads = scaler.backward(loss, &model);
+                let (next, taken) = scaler
+                    .step(&mut optimizer, 0.1, model.clone(), grads)
+                    .unwrap();
+                scaler.update().unwrap();
+                model = next;
+                taken
+            })
+        })
+        .collect();
+    assert_eq!(taken, [true, false, true, true]);
+    assert_eq!(steps.all().len(), 3);
 }

@@ -205,8 +205,8 @@ fn a_strategy_of_ones_own() {
     assert_eq!(twice.rendered, EPOCHS * BATCHES);
 }
 
-/// Burn asks its strategies as soon as an epoch is over, and computes metrics on another thread: this
-/// one decides when they are there.
+/// Burn asks its strategies as soon as an epoch is over, and computes metrics on another thread:
+/// this one decides when they are there.
 #[derive(Clone)]
 struct OnceShown<S> {
     watch: Watch,

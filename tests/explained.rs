@@ -1,0 +1,203 @@
+//! After a skipped step: which parameters, and on request which operation.
+
+#[path = "common/mod.rs"]
+mod common;
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::prelude::*;
+use burn_amp::{
+    AmpAutodiff, AmpConfig, AmpOptimizer, Anomaly, GradScaler, LastStep, LossScaleConfig, Outcome,
+    Pass, Precision,
+};
+
+use common::mlp::{Fill, values};
+
+type B = AmpAutodiff<Flex>;
+
+/// Linear layers without anything between them.
+#[derive(Module, Debug)]
+struct Chain<B: Backend> {
+    layers: Vec<Linear<B>>,
+}
+
+/// Where the overflow is planted.
+const PLANTED: usize = 2;
+
+impl<B: Backend> Chain<B> {
+    /// The weights of one layer are 1e4 times what they should be.
+    fn planted() -> Self {
+        let device = Default::default();
+        let layer = |_| LinearConfig::new(8, 8).with_bias(false).init(&device);
+        let mut chain = Self {
+            layers: (0..5).map(layer).collect(),
+        }
+        .map(&mut Fill(0));
+        let layer = chain.layers.remove(PLANTED);
+        chain.layers.insert(PLANTED, layer.map(&mut Times(1e4)));
+        chain
+    }
+
+    fn loss(&self, inputs: f32) -> Tensor<B, 1> {
+        let x = values::<B, 2>([4, 8], 7) * inputs;
+        let y = self.layers.iter().fold(x, |x, layer| layer.forward(x));
+        y.mean()
+    }
+}
+
+struct Times(f64);
+
+impl<B: Backend> ModuleMapper<B> for Times {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        param.map(|tensor| {
+            let untracked = Tensor::from_data(tensor.to_data(), &tensor.device());
+            (untracked * self.0).set_require_grad(tensor.is_require_grad())
+        })
+    }
+}
+
+/// Inputs with which the forward pass overflows in the planted layer.
+const LARGE: f32 = 100.0;
+/// Inputs with which the backward pass alone overflows, on its way through the planted layer.
+const SMALL: f32 = 1e-4;
+
+/// Everything here is configured by a device, whose configuration is the process's.
+fn configured(anomaly_detection: bool, scale: f32) -> GradScaler {
+    let config = AmpConfig::new()
+        .with_precision(Precision::F16)
+        .with_loss_scale(LossScaleConfig::Fixed(scale))
+        .with_anomaly_detection(anomaly_detection);
+    config.apply::<B>(&Default::default()).unwrap();
+    GradScaler::of::<B>(&Default::default())
+}
+
+/// The forward pass overflows, and with it all that comes after.
+#[track_caller]
+fn assert_forward(step: &LastStep, detected: bool) {
+    assert_ne!(step.outcome, Outcome::Finite);
+    assert_eq!(step.last_finite, None);
+    assert_eq!(step.parameters[0], "layers.4.weight");
+    let [first, ..] = &step.anomalies[..] else {
+        return assert!(!detected, "{step:?}");
+    };
+    assert!(detected);
+    assert_eq!(first.parameter.as_deref(), Some("layers.2.weight"));
+    assert_eq!((first.op.as_str(), first.pass), ("linear", Pass::Forward));
+    assert_eq!(
+        (first.dtype.as_str(), &first.shape[..]),
+        ("F16", &[4, 8][..])
+    );
+    assert!((1e3..65504.0).contains(&first.largest_operand), "{first}");
+    let text = first.to_string();
+    assert!(
+        text.starts_with("forward: linear [4, 8] in F16, operands up to"),
+        "{text}"
+    );
+    assert!(text.ends_with("at layers.2.weight"), "{text}");
+}
+
+/// The gradients of the layers below the planted one, which it passed on, are not finite.
+#[track_caller]
+fn assert_backward(step: &LastStep, detected: bool) {
+    assert_eq!(step.outcome, Outcome::Overflow);
+    assert_eq!(step.last_finite.as_deref(), Some("layers.2.weight"));
+    let below = ["layers.1.weight", "layers.0.weight"];
+    assert_eq!(step.parameters, below);
+    assert_eq!(step.non_finite_gradients, below.len());
+    match &step.anomalies[..] {
+        [] => assert!(!detected, "{step:?}"),
+        [first] => {
+            assert!(detected);
+            assert_eq!(first.pass, Pass::Backward);
+            assert!(
+                first.op.contains("backward") || first.op == "matmul",
+                "{first}"
+            );
+            assert_eq!(
+                (first.dtype.as_str(), &first.shape[..]),
+                ("F16", &[4, 8][..])
+            );
+            assert_eq!(first.parameter, None);
+        }
+        more => panic!("{more:?}"),
+    }
+}
+
+fn by_backward(model: &Chain<B>, inputs: f32) -> GradientsParams {
+    GradientsParams::from_grads(model.loss(inputs).backward(), model)
+}
+
+/// One test: the device's configuration is the process's.
+#[test]
+fn a_planted_overflow_is_found() {
+    let model = Chain::<B>::planted();
+    for detected in [false, true] {
+        for (inputs, scale, assert) in [
+            (LARGE, 1.0, assert_forward as fn(&LastStep, bool)),
+            (SMALL, 65536.0, assert_backward),
+        ] {
+            // A loop that calls backward itself.
+            let scaler = configured(detected, scale);
+            assert!(by_backward(&model, inputs).is_empty());
+            assert_eq!(scaler.last_step().unwrap().parameters, [""; 0]);
+            let step = scaler.explain(&model).unwrap();
+            assert(&step, detected);
+            assert_eq!(scaler.last_step(), Some(step.clone()));
+            assert_eq!(scaler.explain(&model), Some(step.clone()));
+            let text = serde_json::to_string(&step).unwrap();
+            let mut read: LastStep = serde_json::from_str(&text).unwrap();
+            for (read, step) in read.anomalies.iter_mut().zip(&step.anomalies) {
+                let parameter = read.parameter.take();
+                assert_eq!(parameter, step.parameter);
+            }
+            assert_eq!(read.parameters, step.parameters);
+
+            // The explicit protocol.
+            let grads = scaler.backward(model.loss(inputs), &model);
+            let mut optimizer = SgdConfig::new().init();
+            let (_, stepped) = scaler
+                .step(&mut optimizer, 0.1, model.clone(), grads)
+                .unwrap();
+            assert!(!stepped);
+            scaler.update().unwrap();
+            assert(&scaler.last_step().unwrap(), detected);
+
+            // An optimizer that is told of skipped passes.
+            let mut optimizer = AmpOptimizer::new(SgdConfig::new().init(), [scaler.clone()]);
+            let grads = by_backward(&model, inputs);
+            let _: Chain<B> = optimizer.step(0.1, model.clone(), grads);
+            assert(&scaler.last_step().unwrap(), detected);
+        }
+    }
+
+    // A step without a fault has nothing to explain.
+    let scaler = configured(true, 1.0);
+    assert!(!by_backward(&model, SMALL).is_empty());
+    let step = scaler.explain(&model).unwrap();
+    assert!(step.stepped() && step.parameters.is_empty() && step.anomalies.is_empty());
+    assert_eq!(step.last_finite, None);
+
+    // Masks of minus infinity are none.
+    let masked = |model: &Chain<B>| {
+        let x = values::<B, 2>([8, 8], 9);
+        let mask = Tensor::<B, 2, Bool>::tril_mask([8, 8], 0, &Default::default());
+        let scores = model.layers[0]
+            .forward(x)
+            .mask_fill(mask, f32::NEG_INFINITY);
+        burn::tensor::activation::softmax(scores, 1).sum() * 1e30
+    };
+    let _ = masked(&model).backward();
+    let step = scaler.explain(&model).unwrap();
+    let forward = step
+        .anomalies
+        .iter()
+        .find(|a: &&Anomaly| a.pass == Pass::Forward);
+    assert_eq!(forward, None, "{step:?}");
+
+    // On another backend a step has no names to find.
+    let plain = Chain::<Autodiff<Flex>>::planted();
+    let scaler = GradScaler::new(LossScaleConfig::default()).unwrap();
+    assert_eq!(scaler.explain(&plain), None);
+}
