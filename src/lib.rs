@@ -15,6 +15,7 @@
 //!   [`full_precision`]: what a piece of code does.
 //! - [`GradScaler`]: the loss scale, and the explicit protocol of PyTorch's `GradScaler`.
 //! - [`policy`]: which operation runs in which precision.
+//! - [`guide`]: the guide, from a quick start to troubleshooting.
 #![cfg_attr(
     feature = "train",
     doc = "- [`MixedPrecisionTrainer`] and [`MixedPrecision`]: a training loop, and its pieces.
@@ -37,6 +38,7 @@ mod device;
 mod distributed;
 mod error;
 mod finite;
+pub mod guide;
 mod ops;
 pub mod policy;
 mod precision;

@@ -504,8 +504,9 @@ fn report(step: &LastStep, transition: Transition, scaler: &LossScaler) {
         ),
         Outcome::NonFiniteLoss => log::warn!(
             "burn-amp: the loss is not finite; step skipped, loss scale {} kept ({} such losses so \
-             far). This is not the scale's fault: look at the inputs, the learning rate and the model\
-             {named}",
+             far). This is not the scale's fault: look at the inputs and the learning rate, and in \
+             the forward pass for values beyond 65504, which f16 does not hold (bf16 does, or \
+             full_precision around the layer){named}",
             step.scale,
             scaler.non_finite_losses()
         ),

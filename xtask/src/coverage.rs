@@ -17,7 +17,7 @@ use walkdir::WalkDir;
 const WHOLE: [&str; 2] = ["Backend", "AutodiffBackend"];
 
 /// The traits of its operations, which need a policy row if a float tensor takes part in them.
-const OPERATIONS: [&str; 7] = [
+pub const OPERATIONS: [&str; 7] = [
     "FloatTensorOps",
     "IntTensorOps",
     "BoolTensorOps",
@@ -28,7 +28,7 @@ const OPERATIONS: [&str; 7] = [
 ];
 
 /// A trait's methods, and whether a float tensor takes part in each.
-type Methods = BTreeMap<String, bool>;
+pub type Methods = BTreeMap<String, bool>;
 
 /// By trait, the methods that the library writes out or makes with a macro.
 type Overridden = BTreeMap<String, BTreeSet<String>>;
@@ -108,7 +108,7 @@ fn missing(
 }
 
 /// Where the sources of the resolved `burn-backend` are, and its version.
-fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
+pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
     let metadata = MetadataCommand::new().exec().context("cargo metadata")?;
     let found: Vec<_> = metadata
         .packages
@@ -138,7 +138,7 @@ fn files(folder: &Path) -> impl Iterator<Item = anyhow::Result<syn::File>> {
         })
 }
 
-fn traits(folder: &Path) -> anyhow::Result<BTreeMap<String, Methods>> {
+pub fn traits(folder: &Path) -> anyhow::Result<BTreeMap<String, Methods>> {
     let mut all = BTreeMap::new();
     for file in files(folder) {
         all.extend(traits_in(file?));

@@ -2,6 +2,7 @@
 
 mod bench;
 mod coverage;
+mod docs;
 
 use clap::{Parser, Subcommand};
 
@@ -20,6 +21,12 @@ enum Command {
         #[arg(long)]
         table: bool,
     },
+    /// Writes the op reference, src/guide/ops.md, from the policy table.
+    Docs {
+        /// Only fails where the page is not what would be written.
+        #[arg(long)]
+        check: bool,
+    },
     /// Measures what mixed precision costs and saves, against Burn without it in the same run.
     Bench(bench::Options),
 }
@@ -27,6 +34,7 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     match Args::parse().command {
         Command::Coverage { table } => coverage::coverage(table),
+        Command::Docs { check } => docs::docs(check),
         Command::Bench(options) => bench::bench(&options),
     }
 }

@@ -1,0 +1,52 @@
+//! A guide for those who know automatic mixed precision from PyTorch, and for those who do not.
+//! Every example in it is run as a test.
+//!
+//! - [`quick_start`]: the type to change, and what you then see.
+#![cfg_attr(
+    feature = "train",
+    doc = "- [`from_pytorch`]: PyTorch's names and ours, and what is different on purpose."
+)]
+//! - [`precision`]: f16, bf16 or FP32, for a device or for a piece of code.
+#![cfg_attr(
+    feature = "train",
+    doc = "- [`training`]: clipping, accumulation, several models, schedules, checkpoints, Burn's `Learner`.
+- [`troubleshooting`]: a loss of NaN, a stuck scale, slow training, and what to do."
+)]
+//! - [`ops`]: which operation runs in which precision, beside PyTorch.
+//! - [`inference`]: running a trained model.
+//! - [`custom_ops`]: operations of your own.
+//! - [`how_it_works`]: the layers, and who decides what.
+//! - [`limits`]: what is not possible, and what was not measured.
+
+#[doc = include_str!("custom_ops.md")]
+pub mod custom_ops {}
+
+#[cfg(feature = "train")]
+#[doc = include_str!("from_pytorch.md")]
+pub mod from_pytorch {}
+
+#[doc = include_str!("how_it_works.md")]
+pub mod how_it_works {}
+
+#[doc = include_str!("inference.md")]
+pub mod inference {}
+
+#[doc = include_str!("limits.md")]
+pub mod limits {}
+
+#[doc = include_str!("ops.md")]
+pub mod ops {}
+
+#[doc = include_str!("precision.md")]
+pub mod precision {}
+
+#[doc = include_str!("quick_start.md")]
+pub mod quick_start {}
+
+#[cfg(feature = "train")]
+#[doc = include_str!("training.md")]
+pub mod training {}
+
+#[cfg(feature = "train")]
+#[doc = include_str!("troubleshooting.md")]
+pub mod troubleshooting {}

@@ -1,0 +1,414 @@
+//! The op reference, `src/guide/ops.md`: the policy table as a page, beside what PyTorch does.
+
+mod pytorch;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use burn_amp::policy::{Class, Row, TABLE};
+use syn::{Attribute, Expr, ExprLit, Item, ItemEnum, Lit, Meta};
+
+use crate::coverage::{self, Methods, OPERATIONS};
+use pytorch::{Autocast, Counterpart};
+
+const PAGE: &str = "src/guide/ops.md";
+const POLICY: &str = "src/policy.rs";
+
+/// Reasons that say no more than the class does.
+const SAID_BY_THE_CLASS: [&str; 2] = ["moves data", "operands of one dtype, the widest of them"];
+
+/// A difference between rows that are else treated alike: which have it, and what it is.
+type Beyond = (fn(&Row) -> bool, &'static str);
+
+const BEYOND_THE_CLASS: [Beyond; 5] = [
+    (
+        |row| row.class == Class::Activation,
+        "FP32 that half holds as well is brought to half; in PyTorch it stays FP32",
+    ),
+    (
+        |row| row.why.contains("when the scalar does not fit"),
+        "a scalar that half does not hold takes it to FP32; in PyTorch it stays in half, or \
+         refuses the scalar",
+    ),
+    (
+        |row| row.why.contains("follows half tensors"),
+        "what is made in FP32 follows half tensors; in PyTorch it takes them to FP32",
+    ),
+    (
+        |row| row.why.starts_with("data that leaves is FP32"),
+        "data leaves in FP32; in PyTorch in half",
+    ),
+    (
+        |row| row.op == "float_slice_assign",
+        "the result has the widest dtype; in PyTorch that of the tensor that is written to",
+    ),
+];
+
+/// Writes the page, or with `check` fails where it is not what would be written.
+pub fn docs(check: bool) -> anyhow::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let policy = syn::parse_file(&fs::read_to_string(root.join(POLICY))?)?;
+    let (burn, _) = coverage::burn_backend()?;
+    let page = page(&coverage::traits(&burn)?, TABLE, class_enum(&policy)?)?;
+    let path = root.join(PAGE);
+    if check {
+        // A missing page is a stale one.
+        return compare(&fs::read_to_string(&path).unwrap_or_default(), &page);
+    }
+    fs::create_dir_all(path.parent().context("a folder")?)?;
+    fs::write(&path, page).with_context(|| format!("writing {PAGE}"))
+}
+
+fn compare(found: &str, page: &str) -> anyhow::Result<()> {
+    let same = found.lines().zip(page.lines());
+    let line = 1 + same.take_while(|(found, made)| found == made).count();
+    ensure!(
+        found == page,
+        "{PAGE} is stale from line {line} on: `cargo xtask docs` renews it"
+    );
+    Ok(())
+}
+
+/// A row as the page has it.
+struct Entry<'a> {
+    row: &'a Row,
+    pytorch: Option<Counterpart>,
+}
+
+impl Entry<'_> {
+    fn new(row: &Row) -> anyhow::Result<Entry<'_>> {
+        let pytorch = pytorch::counterpart(row.op).with_context(|| {
+            format!(
+                "what is {} in PyTorch? xtask/src/docs/pytorch.rs does not say",
+                row.op
+            )
+        })?;
+        Ok(Entry { row, pytorch })
+    }
+
+    /// What PyTorch does otherwise, if it does: what sort of difference this is, and why.
+    fn difference(&self) -> Option<(String, &str)> {
+        let (class, autocast) = (self.row.class, self.pytorch?.autocast);
+        let alike = match autocast {
+            Autocast::LowerPrecision => class == Class::Half,
+            Autocast::Float32 => class == Class::Full,
+            Autocast::Widest => class == Class::Widest,
+            // What takes several operands promotes them itself.
+            Autocast::AsGiven => !matches!(class, Class::Half | Class::Full | Class::Wide),
+        };
+        if !alike {
+            let sort = format!("`{class:?}`, in PyTorch {autocast}");
+            return Some((sort, self.row.why));
+        }
+        let beyond = BEYOND_THE_CLASS.iter().find(|(has, _)| has(self.row))?;
+        Some(("treated alike, but for this".to_string(), beyond.1))
+    }
+
+    /// The reason, without what the class says already.
+    fn why(&self) -> &str {
+        let why = self.row.why;
+        let rest = SAID_BY_THE_CLASS
+            .iter()
+            .find_map(|said| why.strip_prefix(said));
+        match rest {
+            Some("") => "",
+            Some(rest) => rest.strip_prefix("; ").unwrap_or(why),
+            None => why,
+        }
+    }
+
+    fn cells(&self) -> [String; 4] {
+        let pytorch = match self.pytorch {
+            None => "—".to_string(),
+            Some(Counterpart { name, autocast }) => format!("`{name}`: {autocast}"),
+        };
+        let mark = self.difference().map_or("", |_| " ≠");
+        [
+            format!("`{}`", self.row.op),
+            format!("`{:?}`", self.row.class),
+            self.why().to_string(),
+            pytorch + mark,
+        ]
+    }
+}
+
+fn page(
+    traits: &BTreeMap<String, Methods>,
+    table: &[Row],
+    classes: &ItemEnum,
+) -> anyhow::Result<String> {
+    for Row { op, .. } in table {
+        let has = |name: &&str| traits.get(*name).is_some_and(|all| all.contains_key(*op));
+        let places = OPERATIONS.iter().filter(|name| has(name)).count();
+        ensure!(places == 1, "{op} is a method of {places} of Burn's traits");
+    }
+    let entries: Vec<_> = table.iter().map(Entry::new).collect::<Result<_, _>>()?;
+    let version = pytorch::VERSION;
+    let mut page = format!(
+        "Which precision each operation of Burn runs in, and what PyTorch's autocast does with it.
+
+<!-- Made from {POLICY} by `cargo xtask docs`: change that. -->
+
+Every operation that takes or gives a float tensor is in the table of its trait in Burn, in
+alphabetical order. Names from PyTorch, such as `pow` or `index_select`, are in the last column.
+
+## The classes
+
+{}
+
+{}
+## How PyTorch compares
+
+The last column says what PyTorch {version} does under `torch.autocast` on CUDA with the operation
+of the same meaning:
+
+- **lower precision**: operands are cast to half
+- **float32**: operands are cast to FP32, or the result is asked for in FP32
+- **widest**: operands of different dtypes are brought to the widest of them
+- **as given**: it is in none of the lists and runs in what it is given; where it takes several
+  operands, as `add` does, it mostly brings them to the widest dtype itself
+- **—**: PyTorch has no such operation
+
+A row that differs ends in **≠**. Where `Wide` stands beside *as given*, the results have the same
+dtype: it is what happens inside that PyTorch leaves to its kernels. A backward function is set
+beside the forward operation, for PyTorch's backward pass runs in the dtypes of the forward pass.
+
+The lists, and the names, are those of [`aten/src/ATen/autocast_mode.h`][lists]. The [Autocast Op
+Reference][reference] in PyTorch's documentation explains them.
+
+[lists]: https://github.com/pytorch/pytorch/blob/v{version}.0/aten/src/ATen/autocast_mode.h
+[reference]: https://docs.pytorch.org/docs/{version}/amp.html#autocast-op-reference
+
+## Where it differs from PyTorch, and why
+
+{}",
+        doc(&classes.attrs).join("\n"),
+        class_table(classes),
+        differences(&entries),
+    );
+    for name in OPERATIONS {
+        let methods = traits
+            .get(name)
+            .with_context(|| format!("no trait {name}"))?;
+        let mut rows: Vec<_> = entries
+            .iter()
+            .filter(|entry| methods.contains_key(entry.row.op))
+            .collect();
+        rows.sort_by_key(|entry| entry.row.op);
+        if !rows.is_empty() {
+            let cells: Vec<_> = rows.iter().map(|entry| entry.cells()).collect();
+            let header = ["operation", "class", "why", "PyTorch's autocast"];
+            page += &format!("\n## {name}\n\n{}", aligned(header, &cells));
+        }
+    }
+    page += "
+## What is no single operation in Burn
+
+Batch norm, group norm, losses other than CTC's and the cells of recurrent networks are composed of
+several operations, and each of those follows its own row. What PyTorch's lists have beyond the
+tables above is composed in Burn, or not there:
+
+";
+    let ops: Vec<_> = table.iter().map(|row| row.op).collect();
+    for (autocast, names) in pytorch::without_counterpart(&ops) {
+        page += &format!("- **{autocast}**: {}\n", quoted(&names));
+    }
+    Ok(page)
+}
+
+/// What differs, by sort and reason.
+fn differences(entries: &[Entry]) -> String {
+    let mut all = BTreeMap::<(String, &str), Vec<&str>>::new();
+    for entry in entries {
+        if let Some(difference) = entry.difference() {
+            all.entry(difference).or_default().push(entry.row.op);
+        }
+    }
+    let mut text = String::new();
+    let mut last = None;
+    for ((sort, why), ops) in &all {
+        if last != Some(sort) {
+            text += &format!("- {sort}:\n");
+            last = Some(sort);
+        }
+        text += &format!("  - {}: {why}\n", quoted(ops));
+    }
+    text
+}
+
+fn quoted(ops: &[&str]) -> String {
+    let ops: Vec<_> = ops.iter().map(|op| format!("`{op}`")).collect();
+    ops.join(", ")
+}
+
+fn class_enum(policy: &syn::File) -> anyhow::Result<&ItemEnum> {
+    policy
+        .items
+        .iter()
+        .find_map(|item| match item {
+            Item::Enum(item) if item.ident == "Class" => Some(item),
+            _ => None,
+        })
+        .with_context(|| format!("{POLICY} has no enum Class"))
+}
+
+/// The classes and what their documentation says.
+fn class_table(classes: &ItemEnum) -> String {
+    let rows: Vec<_> = classes
+        .variants
+        .iter()
+        .map(|class| [format!("`{}`", class.ident), doc(&class.attrs).join(" ")])
+        .collect();
+    aligned(["class", "what happens"], &rows)
+}
+
+/// The lines of a doc comment.
+fn doc(attributes: &[Attribute]) -> Vec<String> {
+    let text = |attribute: &Attribute| match &attribute.meta {
+        Meta::NameValue(meta) if meta.path.is_ident("doc") => match &meta.value {
+            Expr::Lit(ExprLit {
+                lit: Lit::Str(text),
+                ..
+            }) => Some(text.value().trim().to_string()),
+            _ => None,
+        },
+        _ => None,
+    };
+    attributes.iter().filter_map(text).collect()
+}
+
+/// A markdown table whose columns stand below each other in its source as well.
+fn aligned<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {
+    let escaped = |cell: &str| cell.replace('|', "\\|");
+    let rows: Vec<_> = std::iter::once(header.map(escaped))
+        .chain(
+            rows.iter()
+                .map(|row| row.each_ref().map(|cell| escaped(cell))),
+        )
+        .collect();
+    let widths: [usize; N] = std::array::from_fn(|column| {
+        let widths = rows.iter().map(|row| row[column].chars().count());
+        widths.max().unwrap_or_default()
+    });
+    let mut text = String::new();
+    for (i, row) in rows.iter().enumerate() {
+        for (cell, width) in row.iter().zip(widths) {
+            text += &format!("| {cell:<width$} ");
+        }
+        text += "|\n";
+        if i == 0 {
+            for width in widths {
+                text += &format!("|{}", "-".repeat(width + 2));
+            }
+            text += "|\n";
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENUM: &str = "/// How.\npub enum Class {\n/// Cast\n/// down.\nHalf }";
+
+    fn made(table: &[Row]) -> anyhow::Result<String> {
+        let (burn, _) = coverage::burn_backend()?;
+        page(
+            &coverage::traits(&burn)?,
+            table,
+            &syn::parse_str(ENUM).unwrap(),
+        )
+    }
+
+    #[test]
+    fn every_policy_row_is_on_the_page_once() {
+        let page = made(TABLE).unwrap();
+        for Row { op, class, .. } in TABLE {
+            let rows: Vec<_> = page
+                .lines()
+                .filter(|line| line.starts_with(&format!("| `{op}` ")))
+                .collect();
+            assert_eq!(rows.len(), 1, "{op}");
+            assert!(rows[0].contains(&format!("| `{class:?}` ")), "{}", rows[0]);
+        }
+        assert!(page.contains("| `Half` | Cast down.   |"), "{page}");
+    }
+
+    #[test]
+    fn a_row_that_is_unknown_or_renamed_fails() {
+        let mut table = TABLE.to_vec();
+        table[0].op = "float_matrix_product";
+        assert_eq!(
+            made(&table).unwrap_err().to_string(),
+            "float_matrix_product is a method of 0 of Burn's traits"
+        );
+        // A method without a row, for no float tensor takes part in it.
+        table[0].op = "int_add";
+        assert_eq!(
+            made(&table).unwrap_err().to_string(),
+            "what is int_add in PyTorch? xtask/src/docs/pytorch.rs does not say"
+        );
+    }
+
+    #[test]
+    fn a_changed_line_is_noticed() {
+        compare("one\ntwo\n", "one\ntwo\n").unwrap();
+        for (found, line) in [("one\n2\n", 2), ("one\n", 2), ("one\ntwo", 3), ("", 1)] {
+            assert_eq!(
+                compare(found, "one\ntwo\n").unwrap_err().to_string(),
+                format!(
+                    "src/guide/ops.md is stale from line {line} on: `cargo xtask docs` renews it"
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn a_row_shows_what_its_class_does_not_and_where_pytorch_differs() {
+        for (op, why, pytorch) in [
+            ("float_add", "", "`add`: as given"),
+            (
+                "float_div",
+                "keeps what half holds in half",
+                "`div`: as given",
+            ),
+            ("float_mean", "a sum of", "`mean`: as given ≠"),
+            ("float_unfold", "moves data, but", "`unfold`: as given ≠"),
+            ("layer_norm", "sums and squares", "`layer_norm`: float32 ≠"),
+            (
+                "float_mask_fill",
+                "in FP32 when",
+                "`masked_fill`: as given ≠",
+            ),
+            ("q_matmul", "its scales", "—"),
+        ] {
+            let row = TABLE.iter().find(|row| row.op == op).unwrap();
+            let cells = Entry::new(row).unwrap().cells();
+            assert!(cells[2].starts_with(why), "{cells:?}");
+            assert_eq!(cells[2].is_empty(), why.is_empty(), "{cells:?}");
+            assert_eq!(cells[3], pytorch);
+        }
+    }
+
+    #[test]
+    fn every_phrase_is_of_the_policy() {
+        for said in SAID_BY_THE_CLASS {
+            assert!(TABLE.iter().any(|row| row.why == said), "{said}");
+        }
+        for (has, what) in BEYOND_THE_CLASS {
+            assert!(TABLE.iter().any(has), "{what}");
+        }
+    }
+
+    #[test]
+    fn columns_are_aligned_and_bars_escaped() {
+        let rows = [["≠".to_string(), "a|b".to_string()]];
+        assert_eq!(
+            aligned(["one", "two"], &rows),
+            "| one | two  |\n|-----|------|\n| ≠   | a\\|b |\n"
+        );
+    }
+}

@@ -1,0 +1,228 @@
+//! What PyTorch's autocast does on CUDA with the counterpart of each operation. Knows no page.
+
+use std::fmt;
+
+/// What becomes of an operation's operands under autocast.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Autocast {
+    LowerPrecision,
+    Float32,
+    Widest,
+    /// In none of the lists.
+    AsGiven,
+}
+
+impl fmt::Display for Autocast {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Self::LowerPrecision => "lower precision",
+            Self::Float32 => "float32",
+            Self::Widest => "widest",
+            Self::AsGiven => "as given",
+        })
+    }
+}
+
+/// The version whose lists these are.
+pub const VERSION: &str = "2.15";
+
+/// By `aten/src/ATen/autocast_mode.h`, less what is internal there. `upsample_*` are all of that
+/// beginning; `softmin` is in the documentation's list alone, for it is composed of softmax.
+const LISTS: [(Autocast, &str); 3] = [
+    (
+        Autocast::LowerPrecision,
+        "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu \
+         addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm \
+         chain_matmul linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell \
+         scaled_dot_product_attention",
+    ),
+    (
+        Autocast::Float32,
+        "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow \
+         softplus layer_norm rms_norm group_norm frobenius_norm nuclear_norm cosine_similarity \
+         poisson_nll_loss cosine_embedding_loss nll_loss hinge_embedding_loss kl_div l1_loss \
+         smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss \
+         soft_margin_loss triplet_margin_loss multi_margin_loss \
+         binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_* \
+         prod softmax softmin log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm \
+         sum norm",
+    ),
+    (
+        Autocast::Widest,
+        "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot \
+         scatter_add",
+    ),
+];
+
+/// What PyTorch has by Burn's name, less its `float_`.
+const SAME_NAME: &str = "
+    matmul linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu
+    exp sinh cosh tan log log1p acos acosh asin asinh atanh atan atan2 erf sin cos tanh sqrt abs
+    sign neg round floor ceil trunc sum mean cumsum prod cumprod cummin cummax any all remainder
+    cross add sub mul div cat clamp max min argmax argmin topk sort argsort
+    relu leaky_relu gelu sigmoid log_sigmoid softmax log_softmax softmin layer_norm
+    ctc_loss embedding avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d max_pool1d
+    max_pool2d scatter_add gather slice expand permute flip reshape unfold detach device
+    zeros ones full empty dequantize";
+
+/// PyTorch's name of what Burn calls otherwise.
+const OTHER_NAME: &[(&str, &str)] = &[
+    ("scaled_dot_product_attention", "attention"),
+    ("hardsigmoid", "hard_sigmoid"),
+    ("reciprocal", "float_recip"),
+    ("pow", "float_powf float_powf_scalar float_powf_scalar_impl"),
+    ("pow", "float_powi float_powi_scalar float_powi_scalar_impl"),
+    ("add", "float_add_scalar"),
+    ("sub", "float_sub_scalar"),
+    ("mul", "float_mul_scalar"),
+    ("div", "float_div_scalar"),
+    ("remainder", "float_remainder_scalar"),
+    ("clamp", "float_clamp_min float_clamp_max"),
+    ("eq", "float_equal float_equal_elem"),
+    ("ne", "float_not_equal float_not_equal_elem"),
+    ("gt", "float_greater float_greater_elem"),
+    ("ge", "float_greater_equal float_greater_equal_elem"),
+    ("lt", "float_lower float_lower_elem"),
+    ("le", "float_lower_equal float_lower_equal_elem"),
+    ("isnan", "float_is_nan"),
+    ("isinf", "float_is_inf"),
+    ("sum", "float_sum_dim"),
+    ("mean", "float_mean_dim"),
+    ("prod", "float_prod_dim"),
+    ("any", "float_any_dim"),
+    ("all", "float_all_dim"),
+    ("max", "float_max_dim float_max_dim_with_indices"),
+    ("min", "float_min_dim float_min_dim_with_indices"),
+    ("topk", "float_argtopk"),
+    ("sort", "float_sort_with_indices"),
+    ("max_pool1d", "max_pool1d_with_indices"),
+    ("max_pool2d", "max_pool2d_with_indices"),
+    ("upsample_*", "interpolate"),
+    ("grid_sampler", "float_grid_sample_2d"),
+    ("im2col", "unfold4d"),
+    ("fft_rfft", "rfft"),
+    ("fft_irfft", "irfft"),
+    ("where", "float_mask_where"),
+    ("masked_fill", "float_mask_fill"),
+    ("index", "float_gather_nd"),
+    ("index_add", "float_select_add"),
+    ("index_put", "float_scatter_nd"),
+    ("index_select", "float_select"),
+    ("slice_scatter", "float_slice_assign"),
+    ("repeat", "float_repeat_dim"),
+    ("transpose", "float_transpose float_swap_dims"),
+    ("quantize_per_tensor", "quantize"),
+    ("quantize_per_tensor_dynamic", "quantize_dynamic"),
+    (
+        "to",
+        "float_cast float_into_int int_into_float bool_into_float float_to_device",
+    ),
+    ("tensor", "float_from_data"),
+    ("numpy", "float_into_data"),
+    ("rand", "float_random"),
+    ("requires_grad", "float_is_require_grad"),
+    ("requires_grad_", "float_set_require_grad"),
+];
+
+/// What PyTorch has not, or not as an operation of its own.
+const NONE: &str = "deform_conv2d q_matmul float_max_abs float_max_abs_dim tr_execute";
+
+/// PyTorch's operation of the same meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counterpart {
+    pub name: &'static str,
+    pub autocast: Autocast,
+}
+
+/// The counterpart of one of Burn's operations, if PyTorch has it; the outer `None` where the
+/// tables above do not tell. A backward function has that of its forward operation, for PyTorch's
+/// backward pass runs in the dtypes of the forward pass.
+pub fn counterpart(op: &str) -> Option<Option<Counterpart>> {
+    let op = forward(op);
+    if words(NONE).any(|none| none == op) {
+        return Some(None);
+    }
+    let plain = op.strip_prefix("float_").unwrap_or(op);
+    let other = OTHER_NAME
+        .iter()
+        .find(|(_, ops)| words(ops).any(|known| known == op));
+    let name = match other {
+        Some((name, _)) => name,
+        None => words(SAME_NAME).find(|name| *name == plain)?,
+    };
+    let autocast = autocast(name);
+    Some(Some(Counterpart { name, autocast }))
+}
+
+/// What is in PyTorch's lists and the counterpart of none of `ops`.
+pub fn without_counterpart(ops: &[&str]) -> [(Autocast, Vec<&'static str>); 3] {
+    let known: Vec<_> = ops.iter().filter_map(|op| counterpart(op)?).collect();
+    LISTS.map(|(autocast, list)| {
+        let unknown = words(list).filter(|name| known.iter().all(|known| known.name != *name));
+        (autocast, unknown.collect())
+    })
+}
+
+fn autocast(name: &str) -> Autocast {
+    LISTS
+        .iter()
+        .find(|(_, list)| words(list).any(|listed| listed == name))
+        .map_or(Autocast::AsGiven, |(autocast, _)| *autocast)
+}
+
+fn forward(op: &str) -> &str {
+    let Some(op) = op.strip_suffix("_backward") else {
+        return op;
+    };
+    ["_x", "_weight", "_bias"]
+        .iter()
+        .find_map(|operand| op.strip_suffix(operand))
+        .unwrap_or(op)
+}
+
+fn words(text: &'static str) -> impl Iterator<Item = &'static str> {
+    text.split_whitespace()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_amp::policy::TABLE;
+
+    #[test]
+    fn an_operation_has_the_treatment_of_its_counterpart() {
+        for (op, name, treatment) in [
+            ("softmax", "softmax", Autocast::Float32),
+            ("conv2d_bias_backward", "conv2d", Autocast::LowerPrecision),
+            ("float_scatter_nd", "index_put", Autocast::Widest),
+            ("float_mean_dim", "mean", Autocast::AsGiven),
+            ("interpolate_backward", "upsample_*", Autocast::Float32),
+        ] {
+            let counterpart = counterpart(op).unwrap().unwrap();
+            assert_eq!((counterpart.name, counterpart.autocast), (name, treatment));
+        }
+        assert_eq!(counterpart("q_matmul"), Some(None));
+        assert_eq!(counterpart("float_swish"), None);
+    }
+
+    #[test]
+    fn every_row_is_known_and_everything_known_is_a_row_once() {
+        let rows: Vec<_> = TABLE.iter().map(|row| forward(row.op)).collect();
+        for op in &rows {
+            assert!(counterpart(op).is_some(), "{op}");
+        }
+        let same = words(SAME_NAME).map(|name| {
+            let row = rows.iter().find(|op| **op == name);
+            row.map_or_else(|| format!("float_{name}"), |op| op.to_string())
+        });
+        let other = OTHER_NAME.iter().flat_map(|(_, ops)| words(ops));
+        let mut known: Vec<_> = same
+            .chain(other.chain(words(NONE)).map(String::from))
+            .collect();
+        known.sort();
+        for (i, op) in known.iter().enumerate() {
+            assert!(rows.contains(&op.as_str()), "{op} is no row");
+            assert!(!known[i + 1..].contains(op), "{op} is there twice");
+        }
+    }
+}
