@@ -596,7 +596,7 @@ fn a_scale_that_is_stuck_is_an_error_when_asked() {
                 true => Err(AmpError::StuckAtMinimum {
                     steps: 4,
                     scale: 1.0,
-                    parameters: "first.weight, second.bias".into(),
+                    parameters: "second.bias, first.weight".into(),
                 }),
                 false => Ok(Skipped),
             })
@@ -604,8 +604,8 @@ fn a_scale_that_is_stuck_is_an_error_when_asked() {
         assert_eq!(results, expected);
         if asked {
             let text = "4 steps in a row were skipped, the last of them at the minimum loss scale \
-                 1: the model is not training. Not finite whatever the scale: first.weight, \
-                 second.bias. Try bf16, or full_precision around the layers that overflow";
+                 1: the model is not training. Not finite whatever the scale: second.bias, \
+                 first.weight. Try bf16, or full_precision around the layers that overflow";
             assert_eq!(results[3].as_ref().unwrap_err().to_string(), text);
         }
         assert_eq!(parameters(trainer.model()), before);
