@@ -14,7 +14,7 @@ use crate::autodiff::tape;
 use crate::finite::FiniteCheck;
 use crate::ops::Op;
 use crate::policy::Class;
-use crate::precision::is_following;
+use crate::precision::{Restore, is_following};
 use crate::tensor::at_least_f32;
 use crate::{AmpTensor, device};
 
@@ -121,7 +121,8 @@ thread_local! {
 
 /// Runs a backward pass.
 pub(crate) fn in_backward<T>(pass: impl FnOnce() -> T) -> T {
-    within(&IN_BACKWARD, pass)
+    let _in_backward = Restore::set(&IN_BACKWARD, true);
+    pass()
 }
 
 /// What was found since the last time.
@@ -199,26 +200,14 @@ pub(crate) fn result<B: Backend>(op: Op, tensor: &FloatTensor<B>) {
 
 /// The largest magnitude, if all values are finite.
 fn magnitude<B: Backend>(tensor: FloatTensor<B>) -> Option<f32> {
-    within(&LOOKING, || {
-        let tensor = B::float_detach(tensor);
-        let mut check = FiniteCheck::<B>::new(B::float_device(&tensor));
-        check.add(tensor.clone());
-        if check.read() != [true] {
-            return None;
-        }
-        let largest = B::float_max_abs(at_least_f32::<B>(tensor));
-        let data = burn_backend::read_sync(B::float_into_data(largest)).ok()?;
-        data.iter::<f32>().next()
-    })
-}
-
-fn within<T>(cell: &'static std::thread::LocalKey<Cell<bool>>, f: impl FnOnce() -> T) -> T {
-    struct Restore(&'static std::thread::LocalKey<Cell<bool>>, bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            self.0.set(self.1);
-        }
+    let _looking = Restore::set(&LOOKING, true);
+    let tensor = B::float_detach(tensor);
+    let mut check = FiniteCheck::<B>::new(B::float_device(&tensor));
+    check.add(tensor.clone());
+    if check.read() != [true] {
+        return None;
     }
-    let _restore = Restore(cell, cell.replace(true));
-    f()
+    let largest = B::float_max_abs(at_least_f32::<B>(tensor));
+    let data = burn_backend::read_sync(B::float_into_data(largest)).ok()?;
+    data.iter::<f32>().next()
 }

@@ -123,13 +123,13 @@ pub(crate) fn half_wanted() -> bool {
 }
 
 /// Sets a thread-local for as long as it lives, also when the thread unwinds.
-struct Restore<T: Copy + 'static> {
+pub(crate) struct Restore<T: Copy + 'static> {
     cell: &'static std::thread::LocalKey<Cell<T>>,
     before: T,
 }
 
 impl<T: Copy + 'static> Restore<T> {
-    fn set(cell: &'static std::thread::LocalKey<Cell<T>>, value: T) -> Self {
+    pub(crate) fn set(cell: &'static std::thread::LocalKey<Cell<T>>, value: T) -> Self {
         let before = cell.replace(value);
         Self { cell, before }
     }
