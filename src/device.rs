@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::{HalfSupport, Mode, Support};
 use crate::precision::{region, want_half};
+use crate::traffic::Traffic;
 use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, anomaly};
 
 /// How a device computes: its precision and its loss scaling.
@@ -90,7 +91,7 @@ impl AmpConfig {
     }
 
     /// Puts the configuration in force on `device`, for every thread, and gives the precision that
-    /// is now in force there (never `Auto`). Starts the device's loss scaler anew.
+    /// is now in force there (never `Auto`). Starts the device's loss scaler and counts anew.
     ///
     /// `B` may be the backend itself, `Amp` of it or `AmpAutodiff` of it: they share the device.
     ///
@@ -130,11 +131,11 @@ impl AmpConfig {
     /// What `device` is to be set to.
     fn settings<B: Backend>(&self, device: &B::Device) -> Result<Settings, AmpError> {
         let mut settings = Settings::of::<B>(device);
-        settings.precision = match self.precision {
-            Precision::Auto => settings.auto,
-            asked => settings.check::<B>(asked, device)?,
-        };
-        if self.has_idle_loss_scale(settings.precision) && self.precision != Precision::Auto {
+        settings.asked = self.precision != Precision::Auto;
+        if settings.asked {
+            settings.precision = settings.check::<B>(self.precision, device)?;
+        }
+        if self.has_idle_loss_scale(settings.precision) && settings.asked {
             return Err(AmpError::LossScaleWithoutF16 {
                 precision: settings.precision,
             });
@@ -149,7 +150,7 @@ impl AmpConfig {
         device: &B::Device,
         settings: Settings,
     ) -> Result<Precision, AmpError> {
-        if self.precision == Precision::Auto {
+        if !settings.asked {
             settings.log_auto::<B>(device);
         }
         if self.has_idle_loss_scale(settings.precision) {
@@ -161,6 +162,7 @@ impl AmpConfig {
             );
         }
         GradScaler::of::<B>(device).configure(self.loss_scale.unwrap_or_default())?;
+        settings.traffic.reset();
         store::<B>(device, settings);
         Ok(settings.precision)
     }
@@ -188,9 +190,12 @@ pub fn precision_of<B: Backend>(device: &B::Device) -> Result<Precision, AmpErro
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     precision: Precision,
+    /// Whether it was asked for, and is not what `auto` stands for.
+    asked: bool,
     auto: Precision,
     why_auto: &'static str,
     support: Support,
+    traffic: &'static Traffic,
     /// Whether operations look for values that are not finite.
     watched: bool,
 }
@@ -206,8 +211,10 @@ impl Settings {
         let (auto, why_auto) = auto(usage(DType::F16), usage(DType::BF16));
         Self {
             precision: auto,
+            asked: false,
             auto,
             why_auto,
+            traffic: Traffic::of::<B>(device),
             support: Support {
                 f16: half_support(usage(DType::F16)),
                 bf16: half_support(usage(DType::BF16)),
@@ -266,6 +273,24 @@ impl Settings {
         }
     }
 
+    /// The precision in force, and why it is.
+    pub(crate) fn explained<B: Backend>(
+        &self,
+        device: &B::Device,
+    ) -> Result<(Precision, &'static str), AmpError> {
+        let precision = self.in_force::<B>(device)?;
+        let why = match (region(), self.asked) {
+            (Some(Precision::Auto), _) | (None, false) => self.why_auto,
+            (Some(_), _) => "asked for in a region",
+            (None, true) => "asked for with AmpConfig",
+        };
+        Ok((precision, why))
+    }
+
+    pub(crate) fn traffic(&self) -> &'static Traffic {
+        self.traffic
+    }
+
     pub(crate) fn is_watched(&self) -> bool {
         self.watched
     }
@@ -303,7 +328,7 @@ fn auto(f16: DTypeUsageSet, bf16: DTypeUsageSet) -> (Precision, &'static str) {
 }
 
 /// The backend without the layers that share its devices, and the device.
-fn name<B: Backend>(device: &B::Device) -> String {
+pub(crate) fn name<B: Backend>(device: &B::Device) -> String {
     let name = B::name(device);
     let mut bare = name.as_str();
     while let Some(inner) = ["amp<", "autodiff<"]
@@ -323,7 +348,12 @@ fn usage_text(usage: DTypeUsageSet) -> String {
     uses.join(" and ")
 }
 
-type DeviceKey = (TypeId, DeviceId);
+/// What a device is known by: the same for the backends that share its type.
+pub(crate) type DeviceKey = (TypeId, DeviceId);
+
+pub(crate) fn key<B: Backend>(device: &B::Device) -> DeviceKey {
+    (TypeId::of::<B::Device>(), device.id())
+}
 
 static DEVICES: LazyLock<Mutex<HashMap<DeviceKey, Settings>>> = LazyLock::new(Mutex::default);
 /// Grows with every change of [`DEVICES`], so that threads know when their copies are stale.
@@ -337,7 +367,7 @@ thread_local! {
 /// The settings of a device. Costs an operation a short walk over the devices that this thread has
 /// used; no lock, no allocation, no hashing.
 pub(crate) fn current<B: Backend>(device: &B::Device) -> Settings {
-    let key = (TypeId::of::<B::Device>(), device.id());
+    let key = key::<B>(device);
     let seen = SEEN.with_borrow(|seen| {
         if SEEN_GENERATION.get() != GENERATION.load(Ordering::Acquire) {
             return None;
@@ -373,7 +403,7 @@ fn look_up<B: Backend>(device: &B::Device, key: DeviceKey) -> Settings {
 }
 
 fn store<B: Backend>(device: &B::Device, settings: Settings) {
-    let key = (TypeId::of::<B::Device>(), device.id());
+    let key = key::<B>(device);
     settings.announce();
     lock().insert(key, settings);
     GENERATION.fetch_add(1, Ordering::Release);

@@ -61,6 +61,15 @@ pub enum AmpError {
         reason: String,
     },
 
+    /// A picture that cannot be drawn or written.
+    #[error("cannot draw the loss scale to {place}: {reason}. What was there before is as it was")]
+    Plot {
+        /// The file.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+
     /// The loss scale is at its minimum, and steps are skipped one after the other.
     #[error(
         "{steps} steps in a row were skipped, the last of them at the minimum loss scale {scale}: the \

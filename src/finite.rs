@@ -4,6 +4,7 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
 
 use crate::tensor::at_least_f32;
+use crate::traffic::Traffic;
 
 /// Tests tensors for values that are not finite, all of them in one read-back.
 pub(crate) struct FiniteCheck<B: Backend> {
@@ -52,6 +53,7 @@ impl<B: Backend> FiniteCheck<B> {
         if self.counts.is_empty() {
             return Vec::new();
         }
+        Traffic::of::<B>(&self.device).read_back();
         let counts = B::int_cat(self.counts, 0);
         let data = burn_backend::read_sync(B::int_into_data(counts))
             .expect("reading the finite check of the gradients back from the device");

@@ -14,6 +14,7 @@
 //! - [`Precision`] and [`AmpConfig`]: what a device computes in; [`with_precision`] and
 //!   [`full_precision`]: what a piece of code does.
 //! - [`GradScaler`]: the loss scale, and the explicit protocol of PyTorch's `GradScaler`.
+//! - [`AmpReport`]: what became of it on a device.
 //! - [`policy`]: which operation runs in which precision.
 //! - [`guide`]: the guide, from a quick start to troubleshooting.
 #![cfg_attr(
@@ -26,6 +27,7 @@
 //!
 //! - `train` (default): the explicit protocol, [`GradScaler`] as a Burn record, the trainer, and
 //!   what Burn's `Learner` takes.
+//! - `plot`: [`AmpReport::save_svg`](AmpReport), the loss scale as a picture.
 //! - `distributed`: Burn's distributed data parallel, for backends that can do it.
 
 #![warn(missing_docs)]
@@ -37,14 +39,19 @@ mod device;
 #[cfg(feature = "distributed")]
 mod distributed;
 mod error;
+mod file;
 mod finite;
 pub mod guide;
 mod ops;
+#[cfg(feature = "plot")]
+mod plot;
 pub mod policy;
 mod precision;
+mod report;
 mod scaler;
 mod tail;
 mod tensor;
+mod traffic;
 #[cfg(feature = "train")]
 mod train;
 
@@ -54,8 +61,13 @@ pub use backend::Amp;
 pub use device::{AmpConfig, WhenStuck, precision_of};
 pub use error::AmpError;
 pub use precision::{Precision, full_precision, with_precision};
-pub use scaler::{Dynamic, GradScaler, LastStep, LossScaleConfig, LossScaler, Outcome, Transition};
+pub use report::AmpReport;
+pub use scaler::{
+    Dynamic, GradScaler, LastStep, LossScaleConfig, LossScaler, Outcome, ScaleEntry, ScaleHistory,
+    Skipped, Transition,
+};
 pub use tensor::AmpTensor;
+pub use traffic::Casts;
 #[cfg(feature = "train")]
 pub use train::{
     AccumulationRecord, AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord, AmpOptimizer,

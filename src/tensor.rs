@@ -8,9 +8,11 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
 use crate::autodiff::tape;
+use crate::device;
 use crate::precision::half_wanted;
 pub(crate) use crate::tail::Marks;
 use crate::tail::Tail;
+use crate::traffic::Traffic;
 
 /// A float tensor of [`Amp<B>`](crate::Amp).
 ///
@@ -93,7 +95,7 @@ impl<B: Backend> AmpTensor<B> {
         match copy.map(|copy| (copy, copy.get())) {
             Some((_, Some(copy))) => copy.clone(),
             Some((copy, None)) if !self.tail.is_alone() => copy
-                .get_or_init(|| B::float_cast(self.primitive.clone(), dtype.into()))
+                .get_or_init(|| converted::<B>(self.primitive.clone(), dtype.into()))
                 .clone(),
             // Nobody is there to share it with.
             _ => cast::<B>(self.primitive, dtype),
@@ -179,18 +181,39 @@ pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTen
     match half_wanted() && B::ad_enabled(&device) {
         true => match tape::of::<B>(&device) {
             Some(tape) => tape.cast(tensor, dtype),
-            None => B::float_cast(tensor, dtype.into()),
+            None => converted::<B>(tensor, dtype.into()),
         },
-        false => B::float_cast(tensor, dtype.into()),
+        false => converted::<B>(tensor, dtype.into()),
     }
+}
+
+/// The backend's own cast, on a device that the policy knows.
+pub(crate) fn converted<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+    counted::<B>(tensor, dtype, |device| {
+        device::current::<B>(device).traffic()
+    })
 }
 
 /// A tensor in FP32 where it is half, as it is where it is wider.
 pub(crate) fn at_least_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     match is_half(tensor.dtype()) {
-        true => B::float_cast(tensor, FloatDType::F32),
+        true => counted::<B>(tensor, FloatDType::F32, Traffic::of::<B>),
         false => tensor,
     }
+}
+
+/// A cast that is counted, unless it is handed on to a layer that does so.
+fn counted<B: Backend>(
+    tensor: FloatTensor<B>,
+    dtype: FloatDType,
+    traffic: impl FnOnce(&B::Device) -> &'static Traffic,
+) -> FloatTensor<B> {
+    let device = B::float_device(&tensor);
+    if !B::ad_enabled(&device) {
+        let elements = tensor.shape().num_elements();
+        traffic(&device).cast(elements, tensor.dtype(), dtype.into());
+    }
+    B::float_cast(tensor, dtype)
 }
 
 /// Data as it leaves: FP32 for a tensor that the policy had demoted.

@@ -11,11 +11,25 @@ use burn_amp::{
     AmpAutodiff, AmpConfig, AmpLrScheduler, Dynamic, GradScaler, LossScaleConfig, Precision,
     with_precision,
 };
+use log::kv::{self, Key, Value, VisitSource};
 use log::{Level, Log, Metadata, Record};
 
 struct Kept;
 
 static LINES: Mutex<Vec<(Level, String)>> = Mutex::new(Vec::new());
+/// The fields of the errors.
+static FIELDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// The fields of a line as text.
+#[derive(Default)]
+struct Fields(String);
+
+impl<'kvs> VisitSource<'kvs> for Fields {
+    fn visit_pair(&mut self, key: Key<'kvs>, value: Value<'kvs>) -> Result<(), kv::Error> {
+        self.0 += &format!("{key}={value:?} ");
+        Ok(())
+    }
+}
 
 impl Log for Kept {
     fn enabled(&self, _: &Metadata) -> bool {
@@ -26,6 +40,11 @@ impl Log for Kept {
         let line = record.args().to_string();
         if line.starts_with("burn-amp: ") {
             LINES.lock().unwrap().push((record.level(), line));
+            if record.level() == Level::Error {
+                let mut fields = Fields::default();
+                record.key_values().visit(&mut fields).unwrap();
+                FIELDS.lock().unwrap().push(fields.0);
+            }
         }
     }
 
@@ -71,7 +90,7 @@ fn the_log_is_told_once_and_why() {
     assert!(told.ends_with(auto), "{told}");
     assert!(warned.contains("has no effect"), "{warned}");
 
-    // A loss that is not finite, each time; a scale that is stuck, once.
+    // What repeats is summed up; a scale that is stuck is told once.
     let scaler = GradScaler::new(
         Dynamic::new()
             .with_init_scale(1.0)
@@ -81,16 +100,40 @@ fn the_log_is_told_once_and_why() {
     let scaler = scaler.unwrap();
     with_precision(Precision::F16, || {
         scaler.scope(|| {
-            train::<AmpAutodiff<Flex>>(f32::NAN);
-            (0..4).for_each(|_| train::<AmpAutodiff<Flex>>(1e9));
+            (0..5).for_each(|_| train::<AmpAutodiff<Flex>>(f32::NAN));
+            train::<AmpAutodiff<Flex>>(1e-3);
+            (0..5).for_each(|_| train::<AmpAutodiff<Flex>>(1e9));
+            train::<AmpAutodiff<Flex>>(1e-3);
         });
     });
     let lines = lines();
     let of = |wanted: Level| lines.iter().filter(move |(level, _)| *level == wanted);
     assert!(of(Level::Warn).all(|(_, line)| line.contains("the loss is not finite")));
     assert!(of(Level::Error).all(|(_, line)| line.contains("the model is not training")));
-    let counts = [Level::Warn, Level::Debug, Level::Error].map(|level| of(level).count());
-    assert_eq!(counts, [1, 4, 1], "{lines:?}");
+    let has = |level, texts: &[&str]| {
+        let told: Vec<_> = of(level).map(|(_, line)| line).collect();
+        assert_eq!(told.len(), texts.len(), "{told:?}");
+        for (line, text) in told.iter().zip(texts) {
+            assert!(line.contains(text), "{line}");
+        }
+    };
+    let losses = ["(1 such losses", "(2 such losses", "(4 such losses"];
+    has(Level::Warn, &losses);
+    let overflows = [
+        "after 5 in a row",
+        ", 1 in a row",
+        ", 2 in a row",
+        ", 4 in a row",
+    ];
+    has(
+        Level::Debug,
+        &[&overflows[..], &["after 5 in a row"]].concat(),
+    );
+    has(Level::Error, &["2 steps in a row were skipped"]);
+    let [fields] = &FIELDS.lock().unwrap()[..] else {
+        panic!("one error")
+    };
+    assert_eq!(fields, "step=8 scale=1.0 skipped_in_a_row=2 ");
 
     // A checkpoint that knows of no loss scale, or of another number of devices.
     let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();

@@ -8,7 +8,7 @@ use super::arithmetic::kept;
 use super::recording;
 use crate::autodiff::tape::Softmax;
 use crate::precision::following;
-use crate::tensor::{Marks, is_half};
+use crate::tensor::{Marks, converted, is_half};
 use crate::{Amp, AmpTensor};
 
 /// The factor on the scores: the option's, else 1/sqrt(head dimension).
@@ -67,7 +67,7 @@ pub(super) fn scaled_dot_product<B: Backend>(
 /// The softmax over a dimension, in FP32; zeros for a row of minus infinities.
 pub(crate) fn masked_softmax<B: Backend>(scores: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
     let scores = match is_half(scores.dtype()) {
-        true => B::float_cast(scores, FloatDType::F32),
+        true => converted::<B>(scores, FloatDType::F32),
         false => scores,
     };
     let info = scores.dtype().finfo().expect("a float dtype");

@@ -15,7 +15,7 @@ use crate::autodiff::tape::Arithmetic;
 use crate::device;
 use crate::policy::{Class, HalfSupport, Mode, Support, holds};
 use crate::precision::{half_wanted, is_following};
-use crate::tensor::{Marks, is_half, leaving};
+use crate::tensor::{Marks, converted, is_half, leaving};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
@@ -41,7 +41,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             return AmpTensor::new(B::float_random(shape, distribution, device, dtype), marks);
         }
         let drawn = B::float_random(shape, distribution, device, FloatDType::F32);
-        AmpTensor::new(B::float_cast(drawn, dtype), marks)
+        AmpTensor::new(converted::<B>(drawn, dtype), marks)
     }
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -450,7 +450,7 @@ pub(super) fn made<B: Backend>(
     let only_stored =
         is_half(dtype.into()) && support.of(dtype.into()) == HalfSupport::Contractions;
     AmpTensor::plain(match only_stored {
-        true => B::float_cast(make(FloatDType::F32), dtype),
+        true => converted::<B>(make(FloatDType::F32), dtype),
         false => make(dtype),
     })
 }

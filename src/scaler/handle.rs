@@ -1,23 +1,24 @@
 //! The handle on a loss scaler: a device's own, or one in force for a region.
 
-use std::any::TypeId;
 use std::cell::RefCell;
 use std::collections::HashMap;
 #[cfg(feature = "train")]
 use std::collections::VecDeque;
 #[cfg(feature = "train")]
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 #[cfg(feature = "train")]
 use std::sync::Weak;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use burn_backend::{Backend, DeviceId, DeviceOps};
+use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
+use super::history::ScaleHistory;
 use super::{LossScaleConfig, LossScaler, Outcome, Transition};
+use crate::device::{self, DeviceKey};
+use crate::file::replace_file;
 use crate::{AmpError, Anomaly};
 
 /// A handle on a loss scaler, cheap to clone; the clones share one state.
@@ -63,9 +64,10 @@ pub struct GradScaler {
     shared: Arc<Mutex<Shared>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) scaler: LossScaler,
+    history: ScaleHistory,
     last_step: Option<LastStep>,
     /// The gradients of the last step that are not yet named, by the nodes of their leaves.
     leaves: HashMap<u64, bool>,
@@ -75,6 +77,28 @@ pub(super) struct Shared {
     listeners: Vec<Weak<dyn Listener>>,
     /// Whether it is one of those of a distributed training, which step or skip together.
     is_replica: bool,
+}
+
+impl Shared {
+    fn new(scaler: LossScaler) -> Self {
+        Self {
+            history: ScaleHistory::from(&scaler),
+            scaler,
+            last_step: None,
+            leaves: HashMap::new(),
+            #[cfg(feature = "train")]
+            window: super::explicit::Window::default(),
+            #[cfg(feature = "train")]
+            listeners: Vec::new(),
+            is_replica: false,
+        }
+    }
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self::new(LossScaler::default())
+    }
 }
 
 /// Who follows a scaler: called on the thread on which it happens, for as long as it is alive.
@@ -154,8 +178,6 @@ impl LastStep {
     }
 }
 
-type DeviceKey = (TypeId, DeviceId);
-
 static OF_DEVICES: LazyLock<Mutex<HashMap<DeviceKey, GradScaler>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
@@ -178,7 +200,7 @@ impl GradScaler {
     /// The scaler of a device, with the default configuration until it is configured. Backends
     /// that share a device type (`Cuda`, `Amp<Cuda>`, `AmpAutodiff<Cuda>`) share the scaler.
     pub fn of<B: Backend>(device: &B::Device) -> Self {
-        let key = (TypeId::of::<B::Device>(), device.id());
+        let key = device::key::<B>(device);
         lock(&OF_DEVICES).entry(key).or_default().clone()
     }
 
@@ -221,6 +243,18 @@ impl GradScaler {
         self.shared().last_step.clone()
     }
 
+    /// The skipped steps and the changes of the scale, since the scaler was made, configured or
+    /// given a state. It is no part of the state that is saved.
+    pub fn history(&self) -> ScaleHistory {
+        self.shared().history.clone()
+    }
+
+    /// The state and what led to it, of one moment.
+    pub(crate) fn snapshot(&self) -> (LossScaler, ScaleHistory) {
+        let shared = self.shared();
+        (shared.scaler, shared.history.clone())
+    }
+
     /// Goes on with another scale; the counts stay, the growth interval starts anew.
     ///
     /// # Errors
@@ -228,7 +262,11 @@ impl GradScaler {
     /// [`AmpError::InvalidLossScale`] when the configuration does not allow the scale; the scaler
     /// is then as it was.
     pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
-        self.shared().scaler.set_scale(scale)
+        let mut shared = self.shared();
+        shared.scaler.set_scale(scale)?;
+        let state = shared.scaler;
+        shared.history.set(&state);
+        Ok(())
     }
 
     /// Starts again from a configuration, with every count at zero.
@@ -259,11 +297,10 @@ impl GradScaler {
             .for_each(|listener| listener.forget());
         let mut shared = self.shared();
         *shared = Shared {
-            scaler: state,
             #[cfg(feature = "train")]
             listeners: std::mem::take(&mut shared.listeners),
             is_replica: shared.is_replica,
-            ..Shared::default()
+            ..Shared::new(state)
         };
     }
 
@@ -304,18 +341,8 @@ impl GradScaler {
     /// [`AmpError::State`] when the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        let saved = || {
-            let file = File::create(&part)?;
-            self.written(&file)?;
-            file.sync_all()?;
-            std::fs::rename(&part, path)
-        };
-        saved().map_err(|error| {
-            std::fs::remove_file(&part).ok();
-            AmpError::state("write", path.display(), error)
-        })
+        replace_file(path, |file| self.written(file))
+            .map_err(|error| AmpError::state("write", path.display(), error))
     }
 
     /// Goes on from a file that [`save`](GradScaler::save) wrote.
@@ -335,7 +362,7 @@ impl GradScaler {
 
     /// Takes the outcome of one step, and tells the log what it was.
     pub(crate) fn record(&self, outcome: Outcome, found: NonFinite) -> Transition {
-        let (step, transition, scaler, by_pass) = {
+        let (step, transition, before, after, by_pass) = {
             let mut shared = self.shared();
             let mut step = LastStep {
                 scale: shared.scaler.scale(),
@@ -348,11 +375,14 @@ impl GradScaler {
             let by_pass = found.by_pass;
             step.name(&found.parameters);
             shared.leaves = found.leaves;
+            let before = shared.scaler;
             let transition = shared.scaler.update(outcome);
+            let after = shared.scaler;
+            shared.history.take(&step, &after);
             shared.last_step = Some(step.clone());
-            (step, transition, shared.scaler, by_pass)
+            (step, transition, before, after, by_pass)
         };
-        report(&step, transition, &scaler);
+        tell_log(&step, transition, &before, &after);
         #[cfg(feature = "train")]
         for listener in self.listeners() {
             listener.step(&step, transition);
@@ -376,8 +406,10 @@ impl GradScaler {
             let of = |(node, path): &(u64, String)| Some((path.clone(), *leaves.get(node)?));
             step.name(&nodes.iter().filter_map(of).collect::<Vec<_>>());
             step.anomalies.iter_mut().for_each(|a| a.place(nodes));
+            let (step, state) = (step.clone(), shared.scaler);
+            shared.history.name(&step, &state);
         }
-        Some(step.clone())
+        shared.last_step.clone()
     }
 
     /// From now on `listener` is told what happens.
@@ -440,12 +472,8 @@ impl GradScaler {
 
 impl From<LossScaler> for GradScaler {
     fn from(scaler: LossScaler) -> Self {
-        let shared = Shared {
-            scaler,
-            ..Shared::default()
-        };
         Self {
-            shared: Arc::new(Mutex::new(shared)),
+            shared: Arc::new(Mutex::new(Shared::new(scaler))),
         }
     }
 }
@@ -486,7 +514,9 @@ pub(crate) fn in_force<B: Backend>(device: &B::Device, is_wanted: bool) -> Optio
     })
 }
 
-fn report(step: &LastStep, transition: Transition, scaler: &LossScaler) {
+/// One line an event, with its values as fields. Of those that repeat the 1st, 2nd, 4th, 8th .. are
+/// told, which say how many there were.
+fn tell_log(step: &LastStep, transition: Transition, before: &LossScaler, after: &LossScaler) {
     let mut named = match step.parameters.is_empty() {
         true => String::new(),
         false => format!(" ({})", step.parameters.join(", ")),
@@ -494,30 +524,42 @@ fn report(step: &LastStep, transition: Transition, scaler: &LossScaler) {
     for anomaly in &step.anomalies {
         named = format!("{named} [{anomaly}]");
     }
+    let steps = after.taken_steps() + after.skipped_steps();
+    let in_a_row = after.skipped_in_a_row();
+    let losses = after.non_finite_losses();
     match step.outcome {
-        Outcome::Finite => {}
-        Outcome::Overflow => log::debug!(
-            "burn-amp: {} gradients{named} overflowed at loss scale {}; step skipped, scale now {}",
+        Outcome::Finite if before.skipped_in_a_row() > 1 => log::debug!(
+            step = steps, scale = step.scale, skipped_in_a_row = before.skipped_in_a_row();
+            "burn-amp: step taken at loss scale {}, after {} in a row that were skipped",
+            step.scale,
+            before.skipped_in_a_row()
+        ),
+        Outcome::Overflow if in_a_row.is_power_of_two() => log::debug!(
+            step = steps, scale = step.scale, new_scale = after.scale(),
+            gradients = step.non_finite_gradients, skipped_in_a_row = in_a_row;
+            "burn-amp: {} gradients{named} overflowed at loss scale {}; step skipped, {in_a_row} in \
+             a row, scale now {}",
             step.non_finite_gradients,
             step.scale,
-            scaler.scale()
+            after.scale()
         ),
-        Outcome::NonFiniteLoss => log::warn!(
-            "burn-amp: the loss is not finite; step skipped, loss scale {} kept ({} such losses so \
-             far). This is not the scale's fault: look at the inputs and the learning rate, and in \
-             the forward pass for values beyond 65504, which f16 does not hold (bf16 does, or \
-             full_precision around the layer){named}",
-            step.scale,
-            scaler.non_finite_losses()
+        Outcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
+            step = steps, scale = step.scale, losses = losses;
+            "burn-amp: the loss is not finite; step skipped, loss scale {} kept ({losses} such \
+             losses so far). This is not the scale's fault: look at the inputs and the learning \
+             rate, and in the forward pass for values beyond 65504, which f16 does not hold (bf16 \
+             does, or full_precision around the layer){named}",
+            step.scale
         ),
+        _ => {}
     }
     if transition == Transition::StuckAtMinimum {
         log::error!(
-            "burn-amp: {} steps in a row were skipped, the last of them at the minimum loss scale \
-             {}: the model is not training. Its gradients{named} are not finite whatever the scale; \
-             try bf16, or full_precision around the layers that overflow",
-            scaler.skipped_in_a_row(),
-            scaler.scale()
+            step = steps, scale = after.scale(), skipped_in_a_row = in_a_row;
+            "burn-amp: {in_a_row} steps in a row were skipped, the last of them at the minimum loss \
+             scale {}: the model is not training. Its gradients{named} are not finite whatever the \
+             scale; try bf16, or full_precision around the layers that overflow",
+            after.scale()
         );
     }
 }

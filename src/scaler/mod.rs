@@ -4,11 +4,13 @@ mod config;
 #[cfg(feature = "train")]
 pub(crate) mod explicit;
 mod handle;
+mod history;
 mod saved;
 mod state;
 
 pub use config::{Dynamic, LossScaleConfig};
 pub use handle::{GradScaler, LastStep};
+pub use history::{ScaleEntry, ScaleHistory, Skipped};
 pub use state::{LossScaler, Outcome, Transition};
 
 #[cfg(feature = "train")]

@@ -1,7 +1,8 @@
 //! `Checked`: Flex, with what burn-amp owes a backend asserted at every operation. Operands have
 //! one float dtype and one device, and the dtype is one that the device supports for that
 //! operation. Counts what has run: operations by dtype, casts, reads of data.
-#![allow(dead_code)]
+// Each test uses what it needs of it.
+#![allow(dead_code, unused_imports)]
 
 mod call;
 mod ops;

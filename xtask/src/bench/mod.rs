@@ -4,7 +4,6 @@ mod alloc;
 mod backend;
 mod bounds;
 mod casts;
-#[allow(unused_imports)] // The tests use more of it.
 #[path = "../../../tests/common/checked/mod.rs"]
 mod checked;
 mod flat;
