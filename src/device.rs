@@ -342,7 +342,7 @@ pub(crate) fn name<B: Backend>(device: &B::Device) -> String {
 
 fn usage_text(usage: DTypeUsageSet) -> String {
     if usage.is_empty() {
-        return "no use at all".into();
+        return "nothing".into();
     }
     let uses: Vec<_> = usage.iter().map(|usage| format!("{usage:?}")).collect();
     uses.join(" and ")

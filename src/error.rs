@@ -1,6 +1,8 @@
 //! The errors a user can cause, each naming the value given, what was expected and the likely fix.
 //! Knows nothing of tensors or backends.
 
+use std::fmt::Display;
+
 use crate::Precision;
 
 /// What can be wrong, with what was given, what was expected and what to do.
@@ -44,25 +46,22 @@ pub enum AmpError {
         /// The value as it was given.
         given: String,
         /// The range it must lie in.
-        expected: &'static str,
+        expected: String,
     },
 
     /// A scaler's state that cannot be written, or cannot be read as it is.
-    #[error(
-        "cannot {action} the state, {place}: {reason}. What was there before is as it was{}",
-        remedy(action)
-    )]
+    #[error("cannot {action} the state {place}: {reason}. {}", remedy(action))]
     State {
         /// "read" or "write".
         action: &'static str,
-        /// The file.
+        /// "from" or "to" a file.
         place: String,
         /// What is wrong.
         reason: String,
     },
 
     /// A picture that cannot be drawn or written.
-    #[error("cannot draw the loss scale to {place}: {reason}. What was there before is as it was")]
+    #[error("cannot draw the loss scale to {place}: {reason}. An earlier file there is as it was")]
     Plot {
         /// The file.
         place: String,
@@ -73,15 +72,16 @@ pub enum AmpError {
     /// The loss scale is at its minimum, and steps are skipped one after the other.
     #[error(
         "{steps} steps in a row were skipped, the last of them at the minimum loss scale {scale}: the \
-         model is not training. Not finite whatever the scale: {parameters}. Try bf16, or full_precision \
-         around the layers that overflow"
+         model is not training. Not finite whatever the scale: {parameters}. Try bf16, or \
+         full_precision around the layers that overflow"
     )]
     StuckAtMinimum {
         /// Steps skipped in a row.
         steps: u64,
         /// The minimum scale.
         scale: f32,
-        /// The paths of the parameters with gradients that are not finite.
+        /// The paths of the first parameters with gradients that are not finite, and how many more
+        /// there are.
         parameters: String,
     },
 
@@ -89,7 +89,7 @@ pub enum AmpError {
     #[error(
         "{call} was called, but no loss was scaled since the last update. Call \
          scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. A training loop on \
-         AmpAutodiff that calls loss.backward() needs none of these calls: it skips by itself"
+         AmpAutodiff that calls loss.backward() needs none of these calls: a step that overflows is skipped without them"
     )]
     NothingScaled {
         /// The method that was called.
@@ -105,9 +105,9 @@ pub enum AmpError {
 
     /// `unscale` twice for the same parameters.
     #[error(
-        "unscale was called twice since the last update, for the parameter {parameter} among others: \
-         its gradient would be divided by the scale twice. With accumulation, unscale once, after the \
-         last micro-batch"
+        "unscale was called twice since the last update: the gradient of {parameter}, to name one, \
+         would be divided by the scale twice. With accumulation, unscale once, after the last \
+         micro-batch"
     )]
     AlreadyUnscaled {
         /// The path of a parameter in its module.
@@ -116,9 +116,9 @@ pub enum AmpError {
 
     /// `step` twice for the same parameters.
     #[error(
-        "step was called twice since the last update, for the parameter {parameter} among others. Call \
-         update once after the steps of all optimizers; with accumulation, step once, after the last \
-         micro-batch"
+        "step was called twice since the last update: the gradient of {parameter}, to name one, would \
+         be applied twice. Call update once after the steps of all optimizers; with accumulation, step \
+         once, after the last micro-batch"
     )]
     AlreadyStepped {
         /// The path of a parameter in its module.
@@ -126,11 +126,7 @@ pub enum AmpError {
     },
 
     /// Gradients that are not of the model they are given with.
-    #[error(
-        "{call} was given {given} gradients, of which {of_model} are of this model's parameters. \
-         Either they were computed with another model (GradientsParams::from_grads takes the one that \
-         is stepped), or the loss reaches none of its parameters: are they frozen or detached?"
-    )]
+    #[error("{call} was given {}", foreign(*given, *of_model))]
     ForeignGradients {
         /// The method that was called.
         call: &'static str,
@@ -154,8 +150,8 @@ pub enum AmpError {
 
     /// Loss scaling was configured together with a precision that does not scale.
     #[error(
-        "a loss scale was configured together with {precision}, which has the exponent range of \
-         FP32 and never scales the loss. Remove the loss scale, or choose f16"
+        "a loss scale was configured together with {precision}, which never needs one: of all \
+         precisions only f16 has a smaller range than FP32. Remove the loss scale, or choose f16"
     )]
     LossScaleWithoutF16 {
         /// The precision that was asked for.
@@ -163,21 +159,43 @@ pub enum AmpError {
     },
 }
 
-/// What helps against a state that cannot be read.
+/// What is left after a state could not be read or written, and what helps.
 fn remedy(action: &str) -> &'static str {
     match action {
         "read" => {
-            "; an older file may be whole, and a fresh scaler finds its scale again within some steps"
+            "Nothing was changed. An older file may be whole; a scaler that starts anew finds its \
+             scale within some steps"
         }
-        _ => "",
+        _ => "An earlier file there is as it was",
+    }
+}
+
+/// What is wrong with gradients that are not, or not all, of a model.
+fn foreign(given: usize, of_model: usize) -> String {
+    let unreached = "the loss reaches none of its parameters: are they frozen or detached?";
+    match given {
+        0 => format!("no gradients of this model: {unreached}"),
+        _ => format!(
+            "{given} gradients, of which {of_model} are of this model's parameters. Either they were \
+             computed with another model (GradientsParams::from_grads takes the one that is \
+             stepped), or {unreached}"
+        ),
     }
 }
 
 impl AmpError {
-    pub(crate) fn state(action: &'static str, place: impl ToString, reason: impl ToString) -> Self {
+    pub(crate) fn unread(from: impl Display, reason: impl Display) -> Self {
         AmpError::State {
-            action,
-            place: place.to_string(),
+            action: "read",
+            place: format!("from {from}"),
+            reason: reason.to_string(),
+        }
+    }
+
+    pub(crate) fn unwritten(to: impl Display, reason: impl Display) -> Self {
+        AmpError::State {
+            action: "write",
+            place: format!("to {to}"),
             reason: reason.to_string(),
         }
     }

@@ -30,7 +30,7 @@ impl AmpReport {
         };
         if self.steps() == self.history.first_step {
             return Err(failed(
-                &"no step was counted yet, which is done in f16 alone: bf16 and FP32 need no loss scale",
+                &"no step was counted yet (bf16 and FP32 need no loss scale, and count none)",
             ));
         }
         let svg = self.drawn().map_err(|error| failed(&error))?;

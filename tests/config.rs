@@ -35,7 +35,7 @@ fn a_precision_that_the_device_cannot_do_is_refused_and_nothing_changes() {
         let text = error.to_string();
         for part in [
             format!(
-                "{precision} is not possible with ndarray on Cpu: the backend reports no use at all"
+                "{precision} is not possible with ndarray on Cpu: the backend reports nothing for it"
             ),
             "Possible here: f32.".into(),
             "Flex".into(),
@@ -91,13 +91,6 @@ fn a_loss_scale_without_f16_is_answered() {
             .apply::<Amp<Flex>>(&device)
             .unwrap_err();
         assert_eq!(error, AmpError::LossScaleWithoutF16 { precision });
-        assert_eq!(
-            error.to_string(),
-            format!(
-                "a loss scale was configured together with {precision}, which has the exponent \
-                 range of FP32 and never scales the loss. Remove the loss scale, or choose f16"
-            )
-        );
     }
 }
 

@@ -458,17 +458,24 @@ fn refused<B: AutodiffBackend, T>(
 
 const NOTHING_SCALED: &str = " was called, but no loss was scaled since the last update. Call \
      scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. A training loop on \
-     AmpAutodiff that calls loss.backward() needs none of these calls: it skips by itself";
+     AmpAutodiff that calls loss.backward() needs none of these calls: a step that overflows is \
+     skipped without them";
 const NOTHING_STEPPED: &str = "update was called, but there was no step since the last update. Call \
      scaler.step(..) first, once for each optimizer, and update once after all of them";
-const ALREADY_UNSCALED: &str = "unscale was called twice since the last update, for the parameter \
-     encoder.layers.0.weight among others: its gradient would be divided by the scale twice. With \
-     accumulation, unscale once, after the last micro-batch";
-const ALREADY_STEPPED: &str = "step was called twice since the last update, for the parameter \
-     encoder.layers.0.weight among others. Call update once after the steps of all optimizers; with \
-     accumulation, step once, after the last micro-batch";
+const ALREADY_UNSCALED: &str = "unscale was called twice since the last update: the gradient of \
+     encoder.layers.0.weight, to name one, would be divided by the scale twice. With accumulation, \
+     unscale once, after the last micro-batch";
+const ALREADY_STEPPED: &str = "step was called twice since the last update: the gradient of \
+     encoder.layers.0.weight, to name one, would be applied twice. Call update once after the steps \
+     of all optimizers; with accumulation, step once, after the last micro-batch";
 
 fn foreign(call: &str, given: usize, of_model: usize) -> String {
+    if given == 0 {
+        return format!(
+            "{call} was given no gradients of this model: the loss reaches none of its parameters: \
+             are they frozen or detached?"
+        );
+    }
     format!(
         "{call} was given {given} gradients, of which {of_model} are of this model's parameters. \
          Either they were computed with another model (GradientsParams::from_grads takes the one that \
@@ -863,13 +870,6 @@ fn mixed_precision_is_made_from_strings() {
     for precision in [Precision::Bf16, Precision::F32] {
         let error = MixedPrecision::of(precision, Some(scaler(256.0))).unwrap_err();
         assert!(matches!(error, AmpError::LossScaleWithoutF16 { precision: p } if p == precision));
-        assert_eq!(
-            error.to_string(),
-            format!(
-                "a loss scale was configured together with {precision}, which has the exponent \
-                 range of FP32 and never scales the loss. Remove the loss scale, or choose f16"
-            )
-        );
         let disabled = GradScaler::new(LossScaleConfig::Disabled).unwrap();
         assert!(MixedPrecision::of(precision, Some(disabled)).is_ok());
     }

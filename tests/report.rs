@@ -244,8 +244,8 @@ mod plot {
         assert_eq!(
             error.to_string(),
             format!(
-                "cannot draw the loss scale to {}: no step was counted yet, which is done in f16 \
-                 alone: bf16 and FP32 need no loss scale. What was there before is as it was",
+                "cannot draw the loss scale to {}: no step was counted yet (bf16 and FP32 \
+                 need no loss scale, and count none). An earlier file there is as it was",
                 path.display()
             )
         );

@@ -648,12 +648,16 @@ fn json_of(state: LossScaler) -> Vec<u8> {
 fn assert_says(error: AmpError, action: &str, place: &str, reason: &str) {
     assert!(matches!(error, AmpError::State { .. }), "{error:?}");
     let text = error.to_string();
-    let begin = format!("cannot {action} the state, {place}: ");
+    let (way, rest) = match action {
+        "read" => ("from", "Nothing was changed. An older file may be whole"),
+        _ => ("to", "An earlier file there is as it was"),
+    };
+    let begin = format!("cannot {action} the state {way} {place}: ");
     assert!(
         text.starts_with(&begin),
         "{text:?} does not start with {begin:?}"
     );
-    for part in [reason, "What was there before is as it was"] {
+    for part in [reason, rest] {
         assert!(text.contains(part), "{part:?} is not in {text:?}");
     }
 }

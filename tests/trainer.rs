@@ -649,10 +649,8 @@ fn a_loss_that_reaches_no_parameter_is_an_error() {
                 ));
                 assert_eq!(
                     error.to_string(),
-                    "unscale was given 0 gradients, of which 0 are of this model's parameters. \
-                     Either they were computed with another model (GradientsParams::from_grads \
-                     takes the one that is stepped), or the loss reaches none of its parameters: \
-                     are they frozen or detached?"
+                    "unscale was given no gradients of this model: the loss reaches none of its \
+                     parameters: are they frozen or detached?"
                 );
             }
             assert_eq!(all(&mut trainer), before);
@@ -695,13 +693,6 @@ fn settings_that_make_no_sense_are_refused() {
             assert!(
                 matches!(error, AmpError::LossScaleWithoutF16 { precision: p } if p == precision)
             );
-            assert_eq!(
-                error.to_string(),
-                format!(
-                    "a loss scale was configured together with {precision}, which has the exponent \
-                     range of FP32 and never scales the loss. Remove the loss scale, or choose f16"
-                )
-            );
         }
         for loss_scale in [LossScaleConfig::default(), LossScaleConfig::Disabled] {
             assert_eq!(new(precision, loss_scale).unwrap().loss_scale(), 1.0);
@@ -712,7 +703,7 @@ fn settings_that_make_no_sense_are_refused() {
         assert!(matches!(error, AmpError::InvalidLossScale { .. }));
         assert_eq!(
             error.to_string(),
-            "loss scaling: fixed scale is -1, expected a positive number"
+            "loss scaling: fixed scale is -1, expected a positive and finite number"
         );
     }
     let panic = catch_unwind(|| adam::<A>(LossScaleConfig::default()).with_accumulation(0));

@@ -78,6 +78,16 @@ impl Dynamic {
         Self::default()
     }
 
+    /// Where a scale must lie, in words.
+    pub(super) fn bounds(&self) -> String {
+        let Self {
+            min_scale,
+            max_scale,
+            ..
+        } = self;
+        format!("a number from min_scale ({min_scale}) to max_scale ({max_scale})")
+    }
+
     settings! {
         with_init_scale init_scale: f32;
         with_growth_factor growth_factor: f32;
@@ -116,7 +126,7 @@ impl LossScaleConfig {
             holds: bool,
             field: &'static str,
             given: impl ToString,
-            expected: &'static str,
+            expected: impl ToString,
         ) -> Result<(), AmpError> {
             if holds {
                 return Ok(());
@@ -124,7 +134,7 @@ impl LossScaleConfig {
             Err(AmpError::InvalidLossScale {
                 field,
                 given: given.to_string(),
-                expected,
+                expected: expected.to_string(),
             })
         }
         let positive = |scale: f32| scale > 0.0 && scale.is_finite();
@@ -132,26 +142,31 @@ impl LossScaleConfig {
         match self {
             LossScaleConfig::Disabled => {}
             LossScaleConfig::Fixed(scale) => {
-                check(positive(scale), "fixed scale", scale, "a positive number")?;
+                check(
+                    positive(scale),
+                    "fixed scale",
+                    scale,
+                    "a positive and finite number",
+                )?;
             }
             LossScaleConfig::Dynamic(d) => {
                 check(
                     positive(d.min_scale),
                     "min_scale",
                     d.min_scale,
-                    "a positive number",
+                    "a positive and finite number",
                 )?;
                 check(
                     d.max_scale.is_finite() && d.max_scale >= d.min_scale,
                     "max_scale",
                     d.max_scale,
-                    "a finite number, at least min_scale",
+                    format!("a finite number, at least min_scale ({})", d.min_scale),
                 )?;
                 check(
                     (d.min_scale..=d.max_scale).contains(&d.init_scale),
                     "init_scale",
                     d.init_scale,
-                    "a number from min_scale to max_scale",
+                    d.bounds(),
                 )?;
                 check(
                     d.growth_factor > 1.0 && d.growth_factor.is_finite(),

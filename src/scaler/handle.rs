@@ -165,6 +165,17 @@ impl LastStep {
         self.outcome == Outcome::Finite
     }
 
+    /// The first parameters that were not finite, and how many more there are.
+    pub(crate) fn listed(&self) -> String {
+        const LISTED: usize = 8;
+        let first = &self.parameters[..self.parameters.len().min(LISTED)];
+        match self.parameters.len() - first.len() {
+            0 if first.is_empty() => "a gradient on another device".into(),
+            0 => first.join(", "),
+            more => format!("{} and {more} more", first.join(", ")),
+        }
+    }
+
     /// Names the parameters, given in the order of the module with whether each is finite.
     fn name(&mut self, parameters: &[(String, bool)]) {
         let backward = || parameters.iter().rev();
@@ -312,7 +323,7 @@ impl GradScaler {
     /// it.
     pub fn to_writer(&self, writer: impl Write) -> Result<(), AmpError> {
         self.written(writer)
-            .map_err(|error| AmpError::state("write", "the writer", error))
+            .map_err(|error| AmpError::unwritten("the writer", error))
     }
 
     fn written(&self, mut writer: impl Write) -> io::Result<()> {
@@ -329,7 +340,7 @@ impl GradScaler {
     /// is then as it was.
     pub fn from_reader(&self, reader: impl Read) -> Result<(), AmpError> {
         let state = serde_json::from_reader(reader)
-            .map_err(|error| AmpError::state("read", "the reader", error))?;
+            .map_err(|error| AmpError::unread("the reader", error))?;
         self.load_state(state);
         Ok(())
     }
@@ -342,7 +353,7 @@ impl GradScaler {
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
         replace_file(path, |file| self.written(file))
-            .map_err(|error| AmpError::state("write", path.display(), error))
+            .map_err(|error| AmpError::unwritten(path.display(), error))
     }
 
     /// Goes on from a file that [`save`](GradScaler::save) wrote.
@@ -353,7 +364,7 @@ impl GradScaler {
     /// newer version; the scaler is then as it was.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
-        let failed = |error: &dyn std::fmt::Display| AmpError::state("read", path.display(), error);
+        let failed = |error: &dyn std::fmt::Display| AmpError::unread(path.display(), error);
         let bytes = std::fs::read(path).map_err(|error| failed(&error))?;
         let state = serde_json::from_slice(&bytes).map_err(|error| failed(&error))?;
         self.load_state(state);
@@ -519,7 +530,7 @@ pub(crate) fn in_force<B: Backend>(device: &B::Device, is_wanted: bool) -> Optio
 fn tell_log(step: &LastStep, transition: Transition, before: &LossScaler, after: &LossScaler) {
     let mut named = match step.parameters.is_empty() {
         true => String::new(),
-        false => format!(" ({})", step.parameters.join(", ")),
+        false => format!(" ({})", step.listed()),
     };
     for anomaly in &step.anomalies {
         named = format!("{named} [{anomaly}]");

@@ -147,10 +147,13 @@ impl LossScaler {
         let (holds, expected) = match self.config {
             LossScaleConfig::Dynamic(dynamic) => (
                 (dynamic.min_scale..=dynamic.max_scale).contains(&scale),
-                "a number from min_scale to max_scale",
+                dynamic.bounds(),
             ),
-            LossScaleConfig::Fixed(_) => (scale > 0.0 && scale.is_finite(), "a positive number"),
-            LossScaleConfig::Disabled => (scale == 1.0, "1, as loss scaling is disabled"),
+            LossScaleConfig::Fixed(_) => (
+                scale > 0.0 && scale.is_finite(),
+                "a positive and finite number".into(),
+            ),
+            LossScaleConfig::Disabled => (scale == 1.0, "1, as loss scaling is disabled".into()),
         };
         if !holds {
             return Err(AmpError::InvalidLossScale {

@@ -318,7 +318,7 @@ where
                     .mixed
                     .scaler()
                     .last_step()
-                    .map(|step| step.parameters.join(", "))
+                    .map(|step| step.listed())
                     .unwrap_or_default(),
             });
         }
@@ -456,7 +456,7 @@ where
             .map_err(|error| {
                 // Half a file helps nobody, and may not even be there.
                 let _ = fs::remove_file(file(&part));
-                AmpError::state("write", file(&path).display(), error)
+                AmpError::unwritten(file(&path).display(), error)
             })
     }
 
@@ -474,7 +474,7 @@ where
         let path = path.into();
         let record = recorder
             .load(path.clone(), device)
-            .map_err(|error| AmpError::state("read", path.display(), error))?;
+            .map_err(|error| AmpError::unread(path.display(), error))?;
         self.load_record(record);
         Ok(())
     }

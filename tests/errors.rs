@@ -1,0 +1,298 @@
+//! Every error as a user reads it: each is caused by the mistake that it is about, and its whole
+//! text is here.
+
+#[path = "common/checked/mod.rs"]
+mod checked;
+mod common;
+#[allow(dead_code)]
+#[path = "learner/harness.rs"]
+mod harness;
+
+use burn::backend::{Autodiff, Flex, NdArray};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim};
+use burn_amp::{
+    Amp, AmpAutodiff, AmpConfig, AmpError, AmpTrainingExt, Dynamic, GradScaler, LossScaleConfig,
+    MixedPrecisionTrainer, Precision,
+};
+use burn_backend::{DTypeUsage, DTypeUsageSet};
+
+use checked::{Checked, CheckedDevice};
+use common::mlp::{Mlp, scaler, values};
+
+type Plain = Autodiff<Flex>;
+
+#[track_caller]
+fn assert_says<T>(result: Result<T, AmpError>, text: &str) {
+    assert_eq!(result.err().expect("an error").to_string(), text);
+}
+
+#[test]
+fn every_variant_has_a_test_of_its_name() {
+    let tests = include_str!("errors.rs");
+    let variants: Vec<_> = include_str!("../src/error.rs")
+        .lines()
+        .filter_map(|line| line.strip_prefix("    "))
+        .filter(|line| line.starts_with(|c: char| c.is_ascii_uppercase()))
+        .map(|line| line.trim_end_matches([' ', '{', ',']))
+        .collect();
+    assert!(variants.contains(&"NothingStepped"), "{variants:?}");
+    for variant in variants {
+        let mut name = String::new();
+        for c in variant.chars() {
+            if c.is_ascii_uppercase() && !name.is_empty() {
+                name.push('_');
+            }
+            name.push(c.to_ascii_lowercase());
+        }
+        let test = format!("#[test]\nfn {name}()");
+        assert!(tests.contains(&test), "{variant} has no test");
+    }
+}
+
+#[test]
+fn unknown_precision() {
+    assert_says(
+        "fp8".parse::<Precision>(),
+        "unknown precision \"fp8\": expected one of auto, f16, fp16, 16-mixed, bf16, bf16-mixed, \
+         f32, fp32, 32. Use \"auto\" to let the device decide",
+    );
+}
+
+#[test]
+fn unsupported_precision() {
+    let f16 = AmpConfig::new().with_precision(Precision::F16);
+    assert_says(
+        f16.apply::<AmpAutodiff<NdArray>>(&Default::default()),
+        "f16 is not possible with ndarray on Cpu: the backend reports nothing for it, and AMP \
+         needs storage with arithmetic, or storage with accelerated matrix multiplication. \
+         Possible here: f32. Choose one of these, or \"auto\", or the Flex backend, which computes \
+         in half on a CPU",
+    );
+    let storage = DTypeUsageSet::from(DTypeUsage::Storage);
+    let device = CheckedDevice::with_support(DTypeUsage::general(), storage);
+    let bf16 = AmpConfig::new().with_precision(Precision::Bf16);
+    assert_says(
+        bf16.apply::<AmpAutodiff<Checked>>(&device),
+        "bf16 is not possible with checked on CheckedDevice { id: 1 }: the backend reports Storage \
+         for it, and AMP needs storage with arithmetic, or storage with accelerated matrix \
+         multiplication. Possible here: f16, f32. Choose one of these, or \"auto\"",
+    );
+}
+
+#[test]
+fn invalid_loss_scale() {
+    let new = Dynamic::new;
+    for (config, text) in [
+        (
+            LossScaleConfig::Fixed(-1.0),
+            "loss scaling: fixed scale is -1, expected a positive and finite number",
+        ),
+        (
+            new().with_min_scale(0.0).into(),
+            "loss scaling: min_scale is 0, expected a positive and finite number",
+        ),
+        (
+            new().with_max_scale(0.5).into(),
+            "loss scaling: max_scale is 0.5, expected a finite number, at least min_scale (1)",
+        ),
+        (
+            new().with_init_scale(f32::NAN).into(),
+            "loss scaling: init_scale is NaN, expected a number from min_scale (1) to \
+             max_scale (16777216)",
+        ),
+        (
+            new().with_growth_factor(0.5).into(),
+            "loss scaling: growth_factor is 0.5, expected a finite number above 1",
+        ),
+        (
+            new().with_backoff_factor(2.0).into(),
+            "loss scaling: backoff_factor is 2, expected a number between 0 and 1",
+        ),
+        (
+            new().with_growth_interval(0).into(),
+            "loss scaling: growth_interval is 0, expected at least 1",
+        ),
+        (
+            new().with_hysteresis(0).into(),
+            "loss scaling: hysteresis is 0, expected at least 1",
+        ),
+        (
+            new().with_stuck_after(0).into(),
+            "loss scaling: stuck_after is 0, expected at least 1",
+        ),
+    ] {
+        assert_says(GradScaler::new(config), text);
+    }
+    for (config, text) in [
+        (
+            LossScaleConfig::default(),
+            "loss scaling: scale is inf, expected a number from min_scale (1) to max_scale (16777216)",
+        ),
+        (
+            LossScaleConfig::Fixed(8.0),
+            "loss scaling: scale is inf, expected a positive and finite number",
+        ),
+        (
+            LossScaleConfig::Disabled,
+            "loss scaling: scale is inf, expected 1, as loss scaling is disabled",
+        ),
+    ] {
+        let scaler = GradScaler::new(config).unwrap();
+        assert_says(scaler.set_scale(f32::INFINITY), text);
+    }
+}
+
+#[test]
+fn state() {
+    let scaler = scaler(1024.0);
+    assert_says(
+        scaler.load("Cargo.toml"),
+        "cannot read the state from Cargo.toml: expected value at line 1 column 2. Nothing was \
+         changed. An older file may be whole; a scaler that starts anew finds its scale within some \
+         steps",
+    );
+    assert_says(
+        scaler.save("missing/scaler.json"),
+        "cannot write the state to missing/scaler.json: No such file or directory (os error 2). An \
+         earlier file there is as it was",
+    );
+}
+
+#[cfg(feature = "plot")]
+#[test]
+fn plot() {
+    let report = burn_amp::AmpReport::of::<Amp<Flex>>(&Default::default()).unwrap();
+    assert_says(
+        report.save_svg("scale.svg"),
+        "cannot draw the loss scale to scale.svg: no step was counted yet (bf16 and FP32 need \
+         no loss scale, and count none). An earlier file there is as it was",
+    );
+}
+
+#[test]
+fn stuck_at_minimum() {
+    let mut trainer = MixedPrecisionTrainer::new(
+        Mlp::<AmpAutodiff<Flex>>::new(),
+        SgdConfig::new().init(),
+        Precision::F16,
+        Dynamic::new()
+            .with_init_scale(2.0)
+            .with_stuck_after(3)
+            .into(),
+    )
+    .unwrap()
+    .with_stuck_as_error();
+    let mut step = || {
+        let batch = (values([32, 8], 1), values([32, 4], 2));
+        trainer.train_step(batch.0, batch.1, |model, x, y| model.loss_on(x, y) * 1e7)
+    };
+    for _ in 0..3 {
+        step().unwrap();
+    }
+    assert_says(
+        step(),
+        "4 steps in a row were skipped, the last of them at the minimum loss scale 1: the model is \
+         not training. Not finite whatever the scale: second.bias, second.weight, first.bias, \
+         first.weight. Try bf16, or full_precision around the layers that overflow",
+    );
+}
+
+#[test]
+fn nothing_scaled() {
+    let (scaler, model) = (scaler(1024.0), Mlp::<Plain>::new());
+    let mut optimizer = SgdConfig::new().init();
+    let grads = GradientsParams::from_grads(model.loss(0).backward(), &model);
+    assert_says(
+        scaler.step(&mut optimizer, 0.1, model, grads),
+        "step was called, but no loss was scaled since the last update. Call \
+         scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. A training loop on \
+         AmpAutodiff that calls loss.backward() needs none of these calls: a step that overflows is \
+         skipped without them",
+    );
+}
+
+#[test]
+fn nothing_stepped() {
+    let (scaler, model) = (scaler(1024.0), Mlp::<Plain>::new());
+    scaler.backward(model.loss(0), &model);
+    assert_says(
+        scaler.update(),
+        "update was called, but there was no step since the last update. Call scaler.step(..) \
+         first, once for each optimizer, and update once after all of them",
+    );
+}
+
+#[test]
+fn already_unscaled() {
+    let (scaler, model) = (scaler(1024.0), Mlp::<Plain>::new());
+    let grads = scaler.backward(model.loss(0), &model);
+    let grads = scaler.unscale(&model, grads).unwrap();
+    assert_says(
+        scaler.unscale(&model, grads),
+        "unscale was called twice since the last update: the gradient of first.weight, to name one, \
+         would be divided by the scale twice. With accumulation, unscale once, after the last \
+         micro-batch",
+    );
+}
+
+#[test]
+fn already_stepped() {
+    let (scaler, mut model) = (scaler(1024.0), Mlp::<Plain>::new());
+    let mut optimizer = SgdConfig::new().init();
+    let mut step = |model: Mlp<Plain>| {
+        let grads = scaler.backward(model.loss(0), &model);
+        scaler.step(&mut optimizer, 0.1, model, grads)
+    };
+    (model, _) = step(model).unwrap();
+    assert_says(
+        step(model),
+        "step was called twice since the last update: the gradient of first.weight, to name one, \
+         would be applied twice. Call update once after the steps of all optimizers; with \
+         accumulation, step once, after the last micro-batch",
+    );
+}
+
+#[test]
+fn foreign_gradients() {
+    let scaler = scaler(1024.0);
+    let [model, other] = [(); 2].map(|()| Mlp::<Plain>::new());
+    let grads = scaler.backward(other.loss(0), &other);
+    assert_says(
+        scaler.unscale(&model, grads),
+        "unscale was given 4 gradients, of which 0 are of this model's parameters. Either they \
+         were computed with another model (GradientsParams::from_grads takes the one that is \
+         stepped), or the loss reaches none of its parameters: are they frozen or detached?",
+    );
+}
+
+#[test]
+fn partial_batch() {
+    type Training = harness::Training<harness::A, f64, harness::SgdOf<harness::A>>;
+    let strategy = ExecutionStrategy::MultiDevice(
+        vec![Default::default(); 2],
+        MultiDeviceOptim::OptimMainDevice,
+    );
+    let folder = harness::folder("partial-batch");
+    let training: Training = harness::training(&folder, harness::samples(1, &[]));
+    let training = training.to_fp16().with_training_strategy(strategy);
+    assert_says(
+        training.launch(Learner::new(harness::Model::new(), harness::sgd(), 0.1)),
+        "a batch is spread over 2 devices, and when the gradients of one overflow, those of the \
+         others would be applied as if they were the batch. Give the Learner \
+         AmpOptimizer::new(optimizer, scalers) with GradScaler::of each device, or choose bf16, \
+         which needs no loss scale",
+    );
+}
+
+#[test]
+fn loss_scale_without_f16() {
+    let config = AmpConfig::new()
+        .with_precision(Precision::Bf16)
+        .with_loss_scale(LossScaleConfig::Fixed(128.0));
+    assert_says(
+        config.apply::<Amp<Flex>>(&Default::default()),
+        "a loss scale was configured together with bf16, which never needs one: of all precisions \
+         only f16 has a smaller range than FP32. Remove the loss scale, or choose f16",
+    );
+}
