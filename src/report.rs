@@ -20,7 +20,7 @@ use crate::{AmpError, GradScaler, LossScaleConfig, Outcome, Precision, ScaleHist
 /// # let scaler = GradScaler::new(LossScaleConfig::default())?;
 /// # let model = LinearConfig::new(4, 2).init::<B>(&device);
 /// # let report = with_precision(Precision::F16, || scaler.scope(|| {
-/// # model.forward(Tensor::ones([8, 4], &device) * 1e30).mean().backward();
+/// # model.forward(Tensor::<B, 2>::ones([8, 4], &device) * 1e30).mean().backward();
 /// println!("{}", AmpReport::of::<B>(&device)?);
 /// # AmpReport::of::<B>(&device).map(|report| report.with_scaler(&scaler))
 /// # }))?.to_string();
@@ -33,10 +33,10 @@ use crate::{AmpError, GradScaler, LossScaleConfig, Outcome, Precision, ScaleHist
 /// device      flex on Cpu
 /// precision   f16: asked for with AmpConfig
 /// loss scale  32768: dynamic, from 65536, lowest 32768, highest 65536
-/// steps       637 taken, 3 skipped: 2 overflows, 1 loss not finite
-///             step 1 at 65536: 4 gradients not finite, first conv2.weight
-/// casts       129,920 (1.2 GiB) to f16 or bf16, 20,480 (310.4 MiB) to FP32 or wider
-/// read-backs  640
+/// steps       2 taken, 1 skipped: 1 overflow
+///             step 2 at 65536: 2 gradients not finite
+/// casts       8 (408 B) to f16 or bf16, 9 (576 B) to FP32 or wider
+/// read-backs  3
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]

@@ -4,6 +4,7 @@ mod activation;
 mod arithmetic;
 mod attention;
 mod bool_tensor;
+mod custom;
 mod int_tensor;
 mod module;
 mod qtensor;
