@@ -16,6 +16,7 @@
 //! - [`GradScaler`]: the loss scale, and the explicit protocol of PyTorch's `GradScaler`.
 //! - [`AmpReport`]: what became of it on a device.
 //! - [`policy`]: which operation runs in which precision.
+//! - [`prelude`]: a ready type for each of Burn's backends, and what a program mostly uses.
 //! - [`guide`]: the guide, from a quick start to troubleshooting.
 #![cfg_attr(
     feature = "train",
@@ -29,6 +30,10 @@
 //!   what Burn's `Learner` takes.
 //! - `plot`: [`AmpReport::save_svg`](AmpReport), the loss scale as a picture.
 //! - `distributed`: Burn's distributed data parallel, for backends that can do it.
+//! - `flex`, `ndarray`, `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu`, `tch`, `cpu`: Burn's
+//!   backends, for the ready types of the [`prelude`]. [`Amp`] and [`AmpAutodiff`] need none of them:
+//!   they take any backend.
+//! - `fusion`, `autotune`: those of the backends that are switched on.
 
 #![warn(missing_docs)]
 
@@ -47,13 +52,14 @@ mod ops;
 mod plot;
 pub mod policy;
 mod precision;
+pub mod prelude;
 mod report;
 mod scaler;
 mod tail;
 mod tensor;
-mod traffic;
 #[cfg(feature = "train")]
 mod train;
+mod traffic;
 
 pub use anomaly::{Anomaly, Pass};
 pub use autodiff::{AmpAutodiff, AmpGradients};

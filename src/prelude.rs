@@ -1,0 +1,70 @@
+//! The ready types, and what a program mostly uses: `use burn_amp::prelude::*`.
+//!
+//! For each of Burn's backends that a feature switches on there is a type to train on. Its model for
+//! inference, that `model.valid()` gives, is on [`Amp`] of Burn's type.
+//!
+//! | feature | to train on | is |
+//! |---|---|---|
+//! | `flex` | `AmpFlex` | `AmpAutodiff<Flex>` |
+//! | `ndarray` | `AmpNdArray` | `AmpAutodiff<NdArray>`, in FP32 alone |
+//! | `cuda` | `AmpCuda` | `AmpAutodiff<Cuda>` |
+//! | `rocm` | `AmpRocm` | `AmpAutodiff<Rocm>` |
+//! | `wgpu` | `AmpWgpu` | `AmpAutodiff<Wgpu>` |
+//! | `vulkan` | `AmpVulkan` | `AmpAutodiff<Vulkan>` |
+//! | `metal` | `AmpMetal` | `AmpAutodiff<Metal>` |
+//! | `webgpu` | `AmpWebGpu` | `AmpAutodiff<WebGpu>` |
+//! | `tch` | `AmpLibTorch` | `AmpAutodiff<LibTorch>` |
+//! | `cpu` | `AmpCpu` | `AmpAutodiff<Cpu>` |
+//!
+//! Each takes a checkpointing strategy, as `AmpAutodiff` does.
+//!
+//! The features switch on Burn's own crate of the backend, without its default features. Those come
+//! with `burn`'s, where a program has these; fusion and autotune also with `fusion` and `autotune` of
+//! this crate.
+//!
+//! ```
+//! use burn::backend::Flex;
+//! use burn_amp::prelude::*;
+//!
+//! type Backend = AmpAutodiff<Flex>; // with the feature `flex` also: AmpFlex
+//!
+//! AmpConfig::new()
+//!     .with_precision(Precision::Bf16)
+//!     .apply::<Backend>(&Default::default())?;
+//! # Ok::<(), AmpError>(())
+//! ```
+
+pub use crate::{
+    Amp, AmpAutodiff, AmpConfig, AmpError, AmpReport, GradScaler, LossScaleConfig, Precision,
+    full_precision, precision_of, with_precision,
+};
+#[cfg(feature = "train")]
+pub use crate::{
+    AmpLrScheduler, AmpOptimizer, AmpTrainingExt, LossScaleMetric, MixedPrecision,
+    MixedPrecisionTrainer, PrecisionMetric, SkippedStepsMetric,
+};
+
+macro_rules! ready {
+    ($($feature:literal $name:ident: $krate:ident::$backend:ident;)*) => {$(
+        #[cfg(feature = $feature)]
+        #[doc = concat!(
+            "Mixed precision for training on [`", stringify!($backend), "`](", stringify!($krate),
+            "::", stringify!($backend), ")."
+        )]
+        pub type $name<C = burn_autodiff::checkpoint::strategy::NoCheckpointing> =
+            AmpAutodiff<$krate::$backend, C>;
+    )*};
+}
+
+ready! {
+    "flex" AmpFlex: burn_flex::Flex;
+    "ndarray" AmpNdArray: burn_ndarray::NdArray;
+    "cuda" AmpCuda: burn_cuda::Cuda;
+    "rocm" AmpRocm: burn_rocm::Rocm;
+    "wgpu" AmpWgpu: burn_wgpu::Wgpu;
+    "vulkan" AmpVulkan: burn_wgpu::Vulkan;
+    "metal" AmpMetal: burn_wgpu::Metal;
+    "webgpu" AmpWebGpu: burn_wgpu::WebGpu;
+    "tch" AmpLibTorch: burn_tch::LibTorch;
+    "cpu" AmpCpu: burn_cpu::Cpu;
+}
