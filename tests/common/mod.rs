@@ -1,12 +1,47 @@
-//! What the tests share: precisions, tolerances and comparisons.
+//! What the tests share: the backend, precisions, tolerances and comparisons.
 #![allow(dead_code)]
 
 pub mod mlp;
 
-use burn_amp::Precision;
+use burn_amp::{Precision, precision_of, with_precision};
+use burn_backend::{Backend, DType, DTypeUsage};
+
+/// The backend that the behaviour is tested on: Flex, or the one whose feature is on.
+#[cfg(feature = "cuda")]
+pub type Inner = burn_cuda::Cuda;
+#[cfg(all(feature = "vulkan", not(feature = "cuda")))]
+pub type Inner = burn_wgpu::Vulkan;
+#[cfg(all(feature = "wgpu", not(any(feature = "cuda", feature = "vulkan"))))]
+pub type Inner = burn_wgpu::Wgpu;
+#[cfg(all(feature = "tch", not(any(feature = "cuda", feature = "wgpu"))))]
+pub type Inner = burn_tch::LibTorch;
+#[cfg(not(any(feature = "cuda", feature = "wgpu", feature = "tch")))]
+pub type Inner = burn::backend::Flex;
+
+/// Whether the tested backend is Flex, whose own limits some cases name.
+pub const ON_FLEX: bool = !cfg!(any(feature = "cuda", feature = "wgpu", feature = "tch"));
 
 /// The half precisions.
 pub const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
+
+/// Whether it is one of CubeCL's, which lack some backward passes.
+pub const ON_CUBECL: bool = cfg!(any(feature = "cuda", feature = "wgpu"));
+
+/// Those that the tested backend can do.
+pub fn possible<const N: usize>(precisions: [Precision; N]) -> Vec<Precision> {
+    let can = |p: &Precision| with_precision(*p, || precision_of::<Inner>(&Default::default()));
+    precisions.into_iter().filter(|p| can(p).is_ok()).collect()
+}
+
+/// The half precisions of the tested backend.
+pub fn halves() -> Vec<Precision> {
+    possible(HALVES)
+}
+
+/// Whether the tested backend computes in a dtype.
+pub fn computes_in(dtype: &DType) -> bool {
+    Inner::dtype_usage(&Default::default(), *dtype).is_superset(DTypeUsage::general())
+}
 
 /// The relative error of one rounding: 2^-11 in f16, 2^-8 in bf16.
 pub fn roundoff(precision: Precision) -> f64 {

@@ -1,6 +1,8 @@
 //! Runs one operation in half precision and in FP64, on the same inputs, and compares.
 
+use std::any::Any;
 use std::fmt::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::backend::{Autodiff, Flex};
@@ -8,11 +10,14 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
 
-use crate::common::{HALVES, roundoff};
+use crate::common::{Inner, ON_CUBECL, ON_FLEX, computes_in, halves, roundoff};
 
-pub type Plain = Autodiff<Flex>;
-pub type Amp = AmpAutodiff<Flex>;
-pub type Balanced = AmpAutodiff<Flex, BalancedCheckpointing>;
+/// Whatever is tested, what is right is computed on Flex, which has FP64.
+pub type Reference = Autodiff<Flex>;
+pub type Plain = Autodiff<Inner>;
+pub type Inference = burn_amp::Amp<Inner>;
+pub type Amp = AmpAutodiff<Inner>;
+pub type Balanced = AmpAutodiff<Inner, BalancedCheckpointing>;
 
 /// A small generator of its own (splitmix64): Flex's is shared by the tests of all threads.
 pub struct Rng(pub u64);
@@ -149,7 +154,7 @@ pub fn x(shape: &[usize]) -> Inputs {
         pointwise: false,
         reference: DType::F64,
         summed: false,
-        precisions: HALVES.to_vec(),
+        precisions: halves(),
     }
     .x(shape)
 }
@@ -162,7 +167,7 @@ pub fn points() -> Inputs {
         pointwise: true,
         reference: DType::F64,
         summed: false,
-        precisions: HALVES.to_vec(),
+        precisions: halves(),
     }
 }
 
@@ -174,7 +179,7 @@ pub fn pairs() -> Inputs {
         pointwise: true,
         reference: DType::F64,
         summed: false,
-        precisions: HALVES.to_vec(),
+        precisions: halves(),
     }
 }
 
@@ -220,7 +225,25 @@ impl Inputs {
 
     /// In this half precision alone.
     pub fn only(mut self, precision: Precision) -> Self {
-        self.precisions = vec![precision];
+        self.precisions.retain(|p| *p == precision);
+        self
+    }
+
+    /// Not in this precision on Flex, which itself adds this up in it.
+    pub fn not_on_flex_in(mut self, precision: Precision) -> Self {
+        self.precisions.retain(|p| !ON_FLEX || *p != precision);
+        self
+    }
+
+    /// Not on CubeCL's backends, where plain Burn panics in the backward pass as well.
+    pub fn not_on_cubecl(mut self) -> Self {
+        self.precisions.retain(|_| !ON_CUBECL);
+        self
+    }
+
+    /// Only where the tested backend computes in this dtype.
+    pub fn needs(mut self, dtype: DType) -> Self {
+        self.precisions.retain(|_| computes_in(&dtype));
         self
     }
 
@@ -352,6 +375,7 @@ pub struct Case {
     pub rows: &'static str,
     pub inputs: Inputs,
     pub tolerance: Tolerance,
+    pub reference: Op<Reference>,
     pub plain: Op<Plain>,
     pub amp: Op<Amp>,
     pub balanced: Op<Balanced>,
@@ -378,6 +402,7 @@ macro_rules! cases {
                 rows: $rows,
                 inputs: $inputs,
                 tolerance: $tolerance,
+                reference: op,
                 plain: op,
                 amp: op,
                 balanced: op,
@@ -466,19 +491,32 @@ pub fn check(cases: &[Case]) {
     let mut wrong = String::new();
     for case in cases {
         for precision in &case.inputs.precisions {
-            check_in(case, *precision, &mut wrong);
+            // A backend that cannot do an operation at all must not hide the others.
+            let check = || check_in(case, *precision, &mut wrong);
+            let checked = catch_unwind(AssertUnwindSafe(check));
+            if let Err(panic) = checked {
+                let said = said(panic.as_ref());
+                writeln!(wrong, "{} in {precision} panics: {said}", case.rows).unwrap();
+            }
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// What the check says of plain Burn on tensors that are f16 throughout.
+fn said(panic: &dyn Any) -> &str {
+    let string = panic.downcast_ref::<String>().map(String::as_str);
+    string
+        .or(panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no text")
+}
+
+/// What the check says of plain Burn, on Flex, on tensors that are f16 throughout.
 pub fn check_plain_f16(case: &Case) -> String {
     let mut wrong = String::new();
     let precision = Precision::F16;
     let (operands, fp64, fp32) = references(case, precision);
     let f16 = run(
-        case.plain,
+        case.reference,
         &case.inputs,
         &operands,
         DType::F32,
@@ -495,13 +533,27 @@ pub fn check_plain_f16(case: &Case) -> String {
     wrong
 }
 
+/// What is right, and what plain Burn gives in FP32.
+fn exact_and_plain(case: &Case, operands: &[Operand]) -> [Run; 2] {
+    let inputs = &case.inputs;
+    [
+        run(
+            case.reference,
+            inputs,
+            operands,
+            inputs.reference,
+            Route::None,
+        ),
+        run(case.plain, inputs, operands, DType::F32, Route::None),
+    ]
+}
+
 fn references(case: &Case, precision: Precision) -> (Vec<Operand>, Run, Run) {
     let mut operands = case.inputs.operands(precision);
     if case.inputs.pointwise {
         keep_defined(case, precision, &mut operands);
     }
-    let [fp64, fp32] = [case.inputs.reference, DType::F32]
-        .map(|dtype| run(case.plain, &case.inputs, &operands, dtype, Route::None));
+    let [fp64, fp32] = exact_and_plain(case, &operands);
     (operands, fp64, fp32)
 }
 
@@ -563,7 +615,7 @@ fn compare(
     };
     let value = value.times(tolerance.value, 0.0, tolerance.whole);
     let grad = half.times(tolerance.grad, tolerance.absolute, tolerance.whole);
-    let mut check = |what: &str, bound: Bound, [got, fp32, fp64]: [&[f64]; 3]| {
+    let check = |wrong: &mut String, what: &str, bound: Bound, [got, fp32, fp64]: [&[f64]; 3]| {
         if let Some(i) = bound.broken(got, fp32, fp64) {
             let at: Vec<f64> = operands
                 .iter()
@@ -579,6 +631,7 @@ fn compare(
         }
     };
     check(
+        wrong,
         &format!("{what}, value"),
         value,
         [&run.value, &fp32.value, &fp64.value],
@@ -586,9 +639,9 @@ fn compare(
     for i in 0..run.grads.len() {
         let what = format!("{what}, gradient {i}");
         match [run, fp32, fp64].map(|run| run.grads[i].as_deref()) {
-            [Some(got), Some(fp32), Some(fp64)] => check(&what, grad, [got, fp32, fp64]),
+            [Some(got), Some(fp32), Some(fp64)] => check(wrong, &what, grad, [got, fp32, fp64]),
             [None, None, None] => {}
-            [got, _, fp64] => panic!("{what}: {got:?}, not {fp64:?}"),
+            [got, _, fp64] => writeln!(wrong, "{what}: {got:?}, not {fp64:?}").unwrap(),
         }
     }
 }
@@ -667,14 +720,7 @@ fn keep_defined(case: &Case, precision: Precision, operands: &mut [Operand]) {
                 .flatten()
                 .all(|grad| grad[i].abs() <= largest / 4.0)
     };
-    let fp64 = run(
-        case.plain,
-        &case.inputs,
-        operands,
-        case.inputs.reference,
-        Route::None,
-    );
-    let fp32 = run(case.plain, &case.inputs, operands, DType::F32, Route::None);
+    let [fp64, fp32] = exact_and_plain(case, operands);
     let kept: Vec<usize> = (0..fp64.value.len())
         .filter(|i| fits(&fp64, *i) && fits(&fp32, *i))
         .collect();

@@ -1,16 +1,15 @@
 //! What kills models in half precision: masks of -1e9, epsilons, products beyond 65504, and rows
 //! that are masked throughout.
 
-use burn::backend::Flex;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Tensor, TensorData, activation, module};
-use burn_amp::{Amp as Inference, GradScaler, LossScaleConfig, Precision, with_precision};
+use burn_amp::{GradScaler, LossScaleConfig, Precision, with_precision};
 
-use crate::common::{HALVES, roundoff};
+use crate::common::{halves, possible, roundoff};
 use crate::harness::{
-    Amp, Balanced, Case, Plain, Rng, activation as half, cases, check, fp32, full, half_of, points,
-    rounded, values,
+    Amp, Balanced, Case, Inference, Plain, Rng, activation as half, cases, check, fp32, full,
+    half_of, points, rounded, values,
 };
 
 /// Scalars that half does not hold: the operation is FP32 in f16. The result is cast, so that bf16,
@@ -53,8 +52,8 @@ fn epsilons_keep_zeros_finite() {
         .collect()
     }
     let ln = f64::ln(1e-8);
-    for precision in HALVES {
-        for run in with_precision(precision, || [run::<Inference<Flex>>(), run::<Amp>()]) {
+    for precision in halves() {
+        for run in with_precision(precision, || [run::<Inference>(), run::<Amp>()]) {
             let off = |i: usize, expected: f64| (run[i] / expected - 1.0).abs();
             assert!(off(0, ln) <= roundoff(precision), "{precision}: {run:?}");
             assert!(off(1, 1e8) <= roundoff(precision), "{precision}: {run:?}");
@@ -130,7 +129,7 @@ fn masks_survive_the_softmax() {
     let scores = Rng(9).values(12, -6.0, 6.0);
     // Gradients of a row that is NaN in FP32, too, are compared as they are.
     let scaler = GradScaler::new(LossScaleConfig::Disabled).expect("valid");
-    for precision in HALVES {
+    for precision in halves() {
         let scores = rounded(&scores, half_of(precision));
         for value in [-1e9, f32::MIN, f32::NEG_INFINITY] {
             for i in 0..masked::<Plain>().len() {
@@ -188,17 +187,19 @@ fn a_product_beyond_f16_is_infinite_and_the_step_is_skipped() {
     assert_eq!(scaler.state().non_finite_losses(), 1);
     assert_eq!(f64::from(scaler.loss_scale()), 65536.0);
 
-    with_precision(Precision::Bf16, || {
-        let x = leaf();
-        let loss = loss(x.clone());
-        let value = values(loss.clone())[0];
-        assert!((value / (512.0 * 9e4) - 1.0).abs() <= roundoff(Precision::Bf16));
-        let grad = values(x.grad(&loss.backward()).expect("a gradient"));
-        assert!(
-            grad.iter()
-                .all(|g| (g / 4800.0 - 1.0).abs() <= 2.0 * roundoff(Precision::Bf16))
-        );
-    });
+    for bf16 in possible([Precision::Bf16]) {
+        with_precision(bf16, || {
+            let x = leaf();
+            let loss = loss(x.clone());
+            let value = values(loss.clone())[0];
+            assert!((value / (512.0 * 9e4) - 1.0).abs() <= roundoff(bf16));
+            let grad = values(x.grad(&loss.backward()).expect("a gradient"));
+            assert!(
+                grad.iter()
+                    .all(|g| (g / 4800.0 - 1.0).abs() <= 2.0 * roundoff(bf16))
+            );
+        });
+    }
 }
 
 /// A bias by query and key, and whether it is half.
@@ -305,7 +306,7 @@ impl Attention {
 fn attention_survives() {
     let scaler = GradScaler::new(LossScaleConfig::Disabled).expect("valid");
     for attention in attentions() {
-        for precision in HALVES {
+        for precision in halves() {
             let inputs = attention.inputs(precision);
             let expected = attention.train::<Plain>(&inputs, false);
             let values = expected[0].iter().all(|x| x.is_finite());
@@ -330,8 +331,7 @@ fn attention_survives() {
                     assert_same(&what, precision, actual, expected, 12.0);
                 }
             }
-            let inferred =
-                with_precision(precision, || attention.infer::<Inference<Flex>>(&inputs));
+            let inferred = with_precision(precision, || attention.infer::<Inference>(&inputs));
             let what = format!("{} in {precision}, inference", attention.name);
             assert_same(&what, precision, &inferred, &expected[0], 12.0);
         }
