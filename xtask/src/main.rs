@@ -3,6 +3,7 @@
 mod bench;
 mod coverage;
 mod docs;
+mod test;
 
 use clap::{Parser, Subcommand};
 
@@ -29,6 +30,8 @@ enum Command {
     },
     /// Measures what mixed precision costs and saves, against Burn without it in the same run.
     Bench(bench::Options),
+    /// Runs the behaviour suite on one of Burn's backends.
+    Test(test::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -36,5 +39,6 @@ fn main() -> anyhow::Result<()> {
         Command::Coverage { table } => coverage::coverage(table),
         Command::Docs { check } => docs::docs(check),
         Command::Bench(options) => bench::bench(&options),
+        Command::Test(options) => test::test(&options),
     }
 }
