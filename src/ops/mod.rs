@@ -100,12 +100,14 @@ impl Call {
         {
             call.marks -= Marks::WIDENED;
         }
-        if call.plan.operands.is_none()
-            && operands(&[tensor]).any_half()
+        if operands(&[tensor]).any_half()
             && scalars.iter().any(|s| !holds(dtype, s.elem::<f64>()))
             && call.mode != Mode::Off
         {
-            call.plan.operands = Some(DType::F32);
+            call.plan = Plan {
+                operands: Some(DType::F32),
+                result: None,
+            };
         }
         call
     }
