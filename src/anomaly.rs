@@ -18,7 +18,8 @@ use crate::precision::{Restore, is_following};
 use crate::tensor::at_least_f32;
 use crate::{AmpTensor, device};
 
-/// The first operation of a pass with finite operands and a result that is not finite.
+/// The first operation of a pass with finite operands and a result that is not finite; looked for
+/// where [`AmpConfig::with_anomaly_detection`](crate::AmpConfig::with_anomaly_detection) is on.
 ///
 /// Masks of minus infinity, and operations that only move values, are none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,7 +32,7 @@ pub struct Anomaly {
     pub dtype: String,
     /// The shape of its result.
     pub shape: Vec<usize>,
-    /// The largest magnitude among its operands.
+    /// The largest magnitude among the values of its operands, read in FP32.
     pub largest_operand: f32,
     /// In the forward pass the path of its parameter in the module, or that of the last operation
     /// before it that had one. As for [`LastStep::parameters`](crate::LastStep::parameters), it is

@@ -60,7 +60,7 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A picture that cannot be drawn or written.
+    /// A picture that cannot be drawn or written (feature `plot`).
     #[error("cannot draw the loss scale to {place}: {reason}. An earlier file there is as it was")]
     Plot {
         /// The file.
@@ -69,7 +69,8 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// The loss scale is at its minimum, and steps are skipped one after the other.
+    /// The loss scale is at its minimum, and steps are skipped one after the other: from a trainer
+    /// that was asked for this error.
     #[error(
         "{steps} steps in a row were skipped, the last of them at the minimum loss scale {scale}: the \
          model is not training. Not finite whatever the scale: {parameters}. Try bf16, or \
@@ -125,7 +126,7 @@ pub enum AmpError {
         parameter: String,
     },
 
-    /// Gradients that are not of the model they are given with.
+    /// Gradients that are not of the model they are given with, or none at all.
     #[error("{call} was given {}", foreign(*given, *of_model))]
     ForeignGradients {
         /// The method that was called.

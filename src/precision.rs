@@ -13,7 +13,8 @@ use crate::AmpError;
 
 /// The precision that matrix multiplications and convolutions compute in.
 ///
-/// Parsed from a string, case does not matter:
+/// Parsed from a string, where case and spaces around it do not matter, and any other is
+/// [`AmpError::UnknownPrecision`]; `16-mixed` and `bf16-mixed` are PyTorch Lightning's names:
 ///
 /// | precision | names |
 /// |---|---|

@@ -1,7 +1,7 @@
 //! The ready types, and what a program mostly uses: `use burn_amp::prelude::*`.
 //!
-//! For each of Burn's backends that a feature switches on there is a type to train on. Its model for
-//! inference, that `model.valid()` gives, is on [`Amp`] of Burn's type.
+//! For each of Burn's backends that a feature switches on there is a type to train on. Its model
+//! for inference, that `model.valid()` gives, is on [`Amp`] of Burn's type.
 //!
 //! | feature | to train on | is |
 //! |---|---|---|
@@ -18,9 +18,9 @@
 //!
 //! Each takes a checkpointing strategy, as `AmpAutodiff` does.
 //!
-//! The features switch on Burn's own crate of the backend, without its default features. Those come
-//! with `burn`'s, where a program has these; fusion and autotune also with `fusion` and `autotune` of
-//! this crate.
+//! The features switch on Burn's own crate of the backend, without its default features. Those
+//! come with `burn`'s, where a program has these; fusion and autotune also with `fusion` and
+//! `autotune` of this crate.
 //!
 //! ```
 //! use burn::backend::Flex;

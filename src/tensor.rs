@@ -14,16 +14,17 @@ pub(crate) use crate::tail::Marks;
 use crate::tail::Tail;
 use crate::traffic::Traffic;
 
-/// A float tensor of [`Amp<B>`](crate::Amp).
+/// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own, of any shape and float dtype.
 ///
-/// `dtype()` tells the truth. Data that leaves is FP32 where the policy had made it half.
+/// `dtype()` tells the truth. Data that leaves is FP32 where the policy had made it half. Clones
+/// share the data, and without autodiff the half copies of FP32 data.
 pub struct AmpTensor<B: Backend> {
     pub(crate) primitive: FloatTensor<B>,
     tail: Tail<Halves<B>>,
 }
 
-/// The half copies of an FP32 tensor, gone with the last of its clones. One that autodiff tracks has
-/// none: its casts are nodes of the tape, which a backward pass consumes.
+/// The half copies of an FP32 tensor, gone with the last of its clones. One that autodiff tracks
+/// has none: its casts are nodes of the tape, which a backward pass consumes.
 struct Halves<B: Backend> {
     f16: OnceLock<FloatTensor<B>>,
     bf16: OnceLock<FloatTensor<B>>,

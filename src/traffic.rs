@@ -10,12 +10,13 @@ use serde::{Deserialize, Serialize};
 use crate::device::{self, DeviceKey};
 use crate::tensor::is_half;
 
-/// Casts of float tensors from one dtype to another.
+/// Casts of float tensors from one dtype to another. Its text has the bytes in powers of 1,024:
+/// `8 (1.5 KiB)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Casts {
     /// How many.
     pub count: u64,
-    /// Bytes read and written by them.
+    /// Bytes read and written by them: of each element those of the one dtype and of the other.
     pub bytes: u64,
 }
 

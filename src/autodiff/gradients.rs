@@ -9,8 +9,9 @@ use crate::AmpTensor;
 
 /// The gradients of a backward pass on [`AmpAutodiff`](crate::AmpAutodiff).
 ///
-/// Each is in its parameter's dtype and without the loss scale. After an overflow there are none:
-/// `grad` gives `None`, and Burn's optimizers leave parameters and their own state untouched.
+/// Each has its parameter's shape, dtype and device, and is without the loss scale. After an
+/// overflow there are none: `grad` gives `None`, and Burn's optimizers leave parameters and their
+/// own state untouched.
 pub struct AmpGradients<B: Backend> {
     /// As autodiff gave them, where nothing was scaled; none after an overflow.
     pub(super) tape: Option<Gradients>,

@@ -44,6 +44,9 @@ pub(crate) use burn_backend::distributed::DistributedBackend as Trained;
 
 /// The backend to train on: automatic mixed precision, in the forward and in the backward pass.
 ///
+/// In the place of `Autodiff<B, C>`, on the devices of `B`. FP32 parameters stay FP32 and get FP32
+/// gradients: the master weights of Micikevicius et al., "Mixed Precision Training" (2018).
+///
 /// [`Amp`] stands on both sides of Burn's autodiff. The upper one decides each operation's
 /// precision, so that its casts are on the tape; the lower one keeps the formulas of the backward
 /// pass from leaving the half range.
@@ -58,7 +61,7 @@ impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     type InnerBackend = Amp<B>;
     type Gradients = AmpGradients<B>;
 
-    /// The backward pass of a loss of any shape and float dtype.
+    /// The backward pass of a loss of any shape and float dtype: the gradients of its sum.
     ///
     /// Where f16 is in force or was where the loss was computed, and loss scaling is not disabled,
     /// the loss is scaled before and the gradients are unscaled after, in FP32 or wider; if one of
@@ -68,7 +71,11 @@ impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     ///
     /// # Panics
     ///
-    /// As `Autodiff`, for a loss that no tape knows.
+    /// - As `Autodiff`, for a loss that no tape knows.
+    /// - When a region asks for a precision that the loss's device cannot do.
+    /// - Where the loss is scaled, when the check cannot be read back synchronously, as on
+    ///   WebAssembly.
+    /// - With the feature `distributed`, on every replica, when their losses are not scaled alike.
     fn backward(loss: FloatTensor<Self>) -> AmpGradients<B> {
         let device = loss.device();
         let f16 = loss.marks().contains(Marks::FROM_F16)
@@ -97,6 +104,8 @@ impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         }
     }
 
+    /// The gradient of a tensor that requires one, in its shape and dtype and without the scale;
+    /// none after an overflow.
     fn grad(tensor: &FloatTensor<Self>, grads: &AmpGradients<B>) -> Option<AmpTensor<B>> {
         let id = node_id::<B, C>(&tensor.primitive);
         grads.ready.get(&id).cloned().or_else(|| {
@@ -105,6 +114,7 @@ impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         })
     }
 
+    /// As `grad`, and takes the gradient out.
     fn grad_remove(
         tensor: &FloatTensor<Self>,
         grads: &mut AmpGradients<B>,
@@ -116,6 +126,7 @@ impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         })
     }
 
+    /// Puts a gradient in the place of another, as it is: its scale is not looked at.
     fn grad_replace(tensor: &FloatTensor<Self>, grads: &mut AmpGradients<B>, grad: AmpTensor<B>) {
         if let Some(tape) = &mut grads.tape {
             Tape::<B, C>::grad_remove(&tensor.primitive, tape);

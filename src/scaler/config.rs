@@ -6,37 +6,42 @@ use crate::AmpError;
 
 /// How the loss is scaled while f16 is in force.
 ///
-/// The defaults are those of PyTorch's `torch.amp.GradScaler`, with a floor and a ceiling added.
+/// Loss scaling is that of Micikevicius et al., "Mixed Precision Training" (2018), section 3.2. A
+/// scale is a factor without a unit; a power of two costs no rounding. The defaults are those of
+/// PyTorch's `torch.amp.GradScaler`, with a floor and a ceiling added.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum LossScaleConfig {
     /// As large as the gradients allow, found while training.
     Dynamic(Dynamic),
-    /// Always the same scale; steps that overflow are still skipped.
+    /// Always the same scale, positive and finite; steps that overflow are still skipped.
     Fixed(f32),
     /// No scaling and no check: gradients below 6e-8 flush to zero in f16.
     Disabled,
 }
 
-/// The settings of dynamic loss scaling.
+/// The settings of dynamic loss scaling, for the rule of [`LossScaler`](crate::LossScaler). Steps
+/// are those of the optimizer, not batches.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dynamic {
-    /// The scale of the first step. Default 65536.
+    /// The scale of the first step, from `min_scale` to `max_scale`. Default 65536.
     pub init_scale: f32,
-    /// The scale is multiplied with this after `growth_interval` good steps. Default 2.
+    /// The scale is multiplied with this after `growth_interval` good steps; above 1. Default 2.
     pub growth_factor: f32,
-    /// The scale is multiplied with this after an overflow. Default 0.5.
+    /// The scale is multiplied with this after an overflow; between 0 and 1. Default 0.5.
     pub backoff_factor: f32,
-    /// Good steps in a row before the scale grows. Default 2000.
+    /// Steps with finite gradients, without an overflow between them, before the scale grows; at
+    /// least 1. Default 2000.
     pub growth_interval: u32,
-    /// The scale never falls below this. Default 1.
+    /// The scale never falls below this, which is positive. Default 1.
     pub min_scale: f32,
-    /// The scale never grows beyond this. Default 2^24.
+    /// The scale never grows beyond this, which is finite. Default 2^24, as Apex has it.
     pub max_scale: f32,
-    /// Overflows that are needed before the scale backs off; refilled when it grows. Default 1.
+    /// Overflows that are needed before the scale backs off, as in Megatron-LM; refilled after
+    /// `growth_interval` good steps; at least 1. Default 1.
     pub hysteresis: u32,
-    /// Steps skipped in a row at `min_scale` before
-    /// [`StuckAtMinimum`](crate::Transition::StuckAtMinimum). Default 20.
+    /// Overflows at `min_scale`, without a step taken between them, before
+    /// [`StuckAtMinimum`](crate::Transition::StuckAtMinimum); at least 1. Default 20.
     pub stuck_after: u32,
 }
 

@@ -73,7 +73,8 @@ impl fmt::Debug for Window {
 }
 
 impl GradScaler {
-    /// The loss to call `backward()` on, once for each micro-batch. A half loss comes back in FP32.
+    /// The loss to call `backward()` on, once for each micro-batch: times the scale, in its shape,
+    /// which may be any, on its device, and in its dtype, or in FP32 where it is half.
     ///
     /// On an `AmpAutodiff` the loss comes back as it is: its `backward()`, the next one on this
     /// thread that no other scaled loss waits for, scales it by this scaler if there is f16 in it,
@@ -166,6 +167,10 @@ impl GradScaler {
     /// Such a loss keeps its peer's scale, and the others back off. That the scales then differ
     /// does no harm: on an `AmpAutodiff` gradients come without the scale. On a plain `Autodiff`
     /// they carry each its peer's, and cannot be reduced like this.
+    ///
+    /// # Panics
+    ///
+    /// As `loss.backward()`.
     pub fn backward<B: AutodiffBackend, M: AutodiffModule<B>, const D: usize>(
         &self,
         loss: Tensor<B, D>,
@@ -188,9 +193,10 @@ impl GradScaler {
         gradients::smallest_times::<B, M>(model, grads, factor)
     }
 
-    /// The gradients without the scale, in FP32, to look at or to clip before
-    /// [`step`](GradScaler::step); [`step`](GradScaler::step) does it where it was not done. Costs
-    /// the one read-back of the step. The counterpart of PyTorch's `GradScaler.unscale_`.
+    /// The gradients without the scale, to look at or to clip before [`step`](GradScaler::step);
+    /// [`step`](GradScaler::step) does it where it was not done. They are divided in FP32 or wider,
+    /// and each keeps its shape, dtype and device. Costs the one read-back of the step. The
+    /// counterpart of PyTorch's `GradScaler.unscale_`.
     ///
     /// # Errors
     ///
@@ -200,6 +206,10 @@ impl GradScaler {
     /// - [`AmpError::ForeignGradients`] when gradients are not of this model, or there are none.
     ///
     /// The gradients are then gone, and the scaler is as it was.
+    ///
+    /// # Panics
+    ///
+    /// When the check cannot be read back synchronously, as on WebAssembly.
     pub fn unscale<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         model: &M,
@@ -271,9 +281,9 @@ impl GradScaler {
         grads
     }
 
-    /// The optimizer's step, if the losses and this model's gradients are finite; else the model
-    /// comes back as it was, and the optimizer is untouched. Says whether the step was taken. The
-    /// counterpart of PyTorch's `GradScaler.step`.
+    /// The optimizer's step at the learning rate `lr`, in FP32, if the losses and this model's
+    /// gradients are finite; else the model comes back as it was, and the optimizer is untouched.
+    /// Says whether the step was taken. The counterpart of PyTorch's `GradScaler.step`.
     ///
     /// # Errors
     ///
@@ -283,6 +293,10 @@ impl GradScaler {
     /// - [`AmpError::ForeignGradients`] when gradients are not of this model, or there are none.
     ///
     /// Model and gradients are then gone; the optimizer and the scaler are as they were.
+    ///
+    /// # Panics
+    ///
+    /// As the optimizer's step, and as [`unscale`](GradScaler::unscale) where that was not done.
     pub fn step<B, M, O>(
         &self,
         optimizer: &mut O,

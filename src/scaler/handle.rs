@@ -21,7 +21,8 @@ use crate::device::{self, DeviceKey};
 use crate::file::replace_file;
 use crate::{AmpError, Anomaly};
 
-/// A handle on a loss scaler, cheap to clone; the clones share one state.
+/// A handle on a loss scaler, cheap to clone; the clones share one state, on whatever threads they
+/// are.
 ///
 /// Each device has a scaler of its own, which every `backward()` on
 /// [`AmpAutodiff`](crate::AmpAutodiff) uses there, and nothing else is needed. Several models that
@@ -35,7 +36,8 @@ use crate::{AmpError, Anomaly};
 ///
 /// ```
 /// # #[cfg(feature = "train")] {
-/// # use burn::{backend::Flex, nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::Tensor};
+/// # use burn::{backend::Flex, nn::LinearConfig, tensor::Tensor};
+/// # use burn::optim::{GradientsParams, SgdConfig};
 /// # use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
 /// # type B = AmpAutodiff<Flex>;
 /// # let device = Default::default();
@@ -129,7 +131,7 @@ pub struct LastStep {
     pub scale: f32,
     /// How it ended.
     pub outcome: Outcome,
-    /// How many parameters had a gradient that was not finite.
+    /// How many parameters had a gradient that was not finite; 0 where it was another replica's.
     pub non_finite_gradients: usize,
     /// The paths of these parameters in their module, as `encoder.layers.2.weight`: the last of the
     /// module first, as the backward pass comes to them where a module declares its parts in the
@@ -208,14 +210,16 @@ impl GradScaler {
         Ok(Self::from(LossScaler::new(config)?))
     }
 
-    /// The scaler of a device, with the default configuration until it is configured. Backends
-    /// that share a device type (`Cuda`, `Amp<Cuda>`, `AmpAutodiff<Cuda>`) share the scaler.
+    /// The scaler of a device, one for the process, with the default configuration until it is
+    /// configured. Backends that share a device type (`Cuda`, `Amp<Cuda>`, `AmpAutodiff<Cuda>`)
+    /// share the scaler.
     pub fn of<B: Backend>(device: &B::Device) -> Self {
         let key = device::key::<B>(device);
         lock(&OF_DEVICES).entry(key).or_default().clone()
     }
 
-    /// Runs `f` with this scaler in force for every `backward()` on this thread.
+    /// Runs `f` with this scaler in force for every `backward()` on this thread, whatever the
+    /// device. Scopes nest, the innermost holds; a panic leaves the scope as well.
     pub fn scope<T>(&self, f: impl FnOnce() -> T) -> T {
         struct Leave;
         impl Drop for Leave {
@@ -238,7 +242,8 @@ impl GradScaler {
         *self.state().config()
     }
 
-    /// What the next loss is multiplied with where f16 is in force; in bf16 and FP32 nothing is.
+    /// What the next loss is multiplied with where f16 is in force, 1 when disabled; in bf16 and
+    /// FP32 nothing is.
     pub fn loss_scale(&self) -> f32 {
         self.state().scale()
     }
@@ -291,7 +296,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Starts again from the scaler's own configuration.
+    /// Starts again from the scaler's own configuration, with every count at zero.
     pub fn reset(&self) {
         let config = self.config();
         self.configure(config)
@@ -481,6 +486,7 @@ impl GradScaler {
     }
 }
 
+/// A scaler of its own that goes on from a state.
 impl From<LossScaler> for GradScaler {
     fn from(scaler: LossScaler) -> Self {
         Self {

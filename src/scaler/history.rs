@@ -108,14 +108,14 @@ impl ScaleHistory {
         }
     }
 
-    /// The skipped steps, the oldest first.
+    /// The skipped steps by their numbers, the oldest first.
     pub fn skipped(&self) -> impl DoubleEndedIterator<Item = (u64, &Skipped)> {
         self.entries
             .iter()
             .filter_map(|entry| Some((entry.step, entry.skipped.as_ref()?)))
     }
 
-    /// Every scale that was in force, the oldest first.
+    /// Every scale that was in force, the oldest first; again where a skipped step has kept it.
     pub fn scales(&self) -> impl Iterator<Item = f32> {
         std::iter::once(self.first_scale).chain(self.entries.iter().map(|entry| entry.scale))
     }

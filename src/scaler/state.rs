@@ -34,12 +34,12 @@ impl Outcome {
 pub enum Transition {
     /// The scale is as before.
     Kept,
-    /// The scale was multiplied with the growth factor.
+    /// The scale was multiplied with the growth factor, or went up to its maximum.
     Grown,
-    /// The scale was multiplied with the backoff factor.
+    /// The scale was multiplied with the backoff factor, or went down to its minimum.
     BackedOff,
-    /// The scale is at its minimum and `stuck_after` steps in a row have been skipped there.
-    /// Reported once, and again only after a step was taken.
+    /// The scale is at its minimum, and `stuck_after` steps have overflowed there with none taken
+    /// between them. Reported once, and again only after a step was taken.
     StuckAtMinimum,
 }
 
@@ -47,7 +47,8 @@ pub enum Transition {
 ///
 /// ```text
 /// finite:           growth_tracker += 1; at growth_interval:
-///                       scale = min(scale * growth_factor, max_scale); growth_tracker = 0; refill hysteresis
+///                       scale = min(scale * growth_factor, max_scale)
+///                       growth_tracker = 0; refill hysteresis
 /// overflow:         growth_tracker = 0; hysteresis -= 1, not below 0; at 0:
 ///                       scale = max(scale * backoff_factor, min_scale)
 /// non-finite loss:  the scale and both counts stay
@@ -107,12 +108,12 @@ impl LossScaler {
         self.config != LossScaleConfig::Disabled
     }
 
-    /// What the next loss is multiplied with.
+    /// What the next loss is multiplied with; 1 when disabled.
     pub fn scale(&self) -> f32 {
         self.scale
     }
 
-    /// Good steps since the scale last changed.
+    /// Steps with finite gradients since the last overflow or change of the scale.
     pub fn growth_tracker(&self) -> u32 {
         self.growth_tracker
     }
@@ -142,7 +143,7 @@ impl LossScaler {
     /// # Errors
     ///
     /// [`AmpError::InvalidLossScale`] when `scale` is not positive and finite, or outside a dynamic
-    /// configuration's bounds.
+    /// configuration's bounds, or anything but 1 where loss scaling is disabled.
     pub fn set_scale(&mut self, scale: f32) -> Result<(), AmpError> {
         let (holds, expected) = match self.config {
             LossScaleConfig::Dynamic(dynamic) => (
@@ -167,7 +168,8 @@ impl LossScaler {
         Ok(())
     }
 
-    /// Takes the outcome of one step.
+    /// Takes the outcome of one step, and gives what that did to the scale. Counts every step; the
+    /// scale moves where it is dynamic.
     pub fn update(&mut self, outcome: Outcome) -> Transition {
         match outcome {
             Outcome::Finite => {

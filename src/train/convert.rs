@@ -3,12 +3,14 @@
 use burn_core::tensor::backend::Backend;
 use burn_core::tensor::{Bool, FloatDType, Int, Tensor};
 
-/// Values whose float tensors can be brought to a dtype, however they are nested: tensors, tuples,
-/// arrays, vectors and options of them. Integer and boolean tensors stay as they are.
+/// Values whose float tensors can be brought to a dtype, however they are nested: tensors of any
+/// shape, tuples of up to four, arrays, vectors and options of them. Integer and boolean tensors
+/// stay as they are.
 ///
 /// For a batch type of your own, convert its fields.
 pub trait ConvertFloat {
-    /// Brings every float tensor to `dtype`.
+    /// Brings every float tensor to `dtype`, on its device, with [`Tensor::cast`], which autodiff
+    /// tracks.
     fn convert_float(self, dtype: FloatDType) -> Self;
 }
 

@@ -9,9 +9,9 @@ use crate::{GradScaler, LastStep};
 
 impl GradScaler {
     /// The last step, with its parameters named by the module that was trained: before the next
-    /// step is taken with it. For a training loop on `AmpAutodiff` that calls `backward()` itself;
-    /// by the explicit protocol, a trainer and an [`AmpOptimizer`](crate::AmpOptimizer) they are
-    /// named anyway.
+    /// step is taken with it. `None` before the first. For a training loop on `AmpAutodiff` that
+    /// calls `backward()` itself; by the explicit protocol, a trainer and an
+    /// [`AmpOptimizer`](crate::AmpOptimizer) they are named anyway.
     ///
     /// ```
     /// # use burn::{backend::Flex, nn::LinearConfig, tensor::Tensor};

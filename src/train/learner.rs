@@ -18,7 +18,9 @@ use crate::{
 };
 
 /// What [`SupervisedTraining`] says of its precision, after all else that Burn is told; a strategy
-/// of several devices comes after it, to [`AmpTraining::with_training_strategy`].
+/// of several devices comes after it, to [`AmpTraining::with_training_strategy`]. `to_fp16` and its
+/// like have the names of fastai's `Learner`. Nothing is checked before
+/// [`launch`](AmpTraining::launch).
 ///
 /// ```no_run
 /// # use burn::backend::Flex;
@@ -38,7 +40,7 @@ pub trait AmpTrainingExt<LC: LearningComponentsTypes>: Sized {
     /// scale helps.
     fn with_amp(self, config: AmpConfig) -> AmpTraining<LC>;
 
-    /// Trains in f16, with the loss scaled.
+    /// Trains in f16, with dynamic loss scaling by default settings.
     fn to_fp16(self) -> AmpTraining<LC> {
         self.with_amp(AmpConfig::new().with_precision(Precision::F16))
     }
@@ -110,7 +112,7 @@ where
         self
     }
 
-    /// More devices to configure at launch.
+    /// More devices to configure at launch; where none are told, it is those of the model.
     pub fn with_devices(mut self, devices: impl IntoIterator<Item = Device<LC::Backend>>) -> Self {
         self.devices.extend(devices);
         self

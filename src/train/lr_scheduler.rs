@@ -76,7 +76,8 @@ impl<S: Clone> Clone for AmpLrScheduler<S> {
 }
 
 impl<S: Clone> AmpLrScheduler<S> {
-    /// A scheduler that follows these scalers: of the devices of the training.
+    /// A scheduler that gives the learning rates of `scheduler`, and follows these scalers: of the
+    /// devices of the training.
     pub fn new(scheduler: S, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
         let scalers: Vec<_> = scalers.into_iter().collect();
         let outcomes = Arc::<Outcomes>::default();
@@ -188,7 +189,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
     }
 }
 
-/// The state of an [`AmpLrScheduler`]: of the scheduler inside, and of the loss scalers.
+/// The state of an [`AmpLrScheduler`]: `R`, of the scheduler inside, and that of the loss scalers.
 #[derive(Debug, Clone)]
 pub struct AmpLrSchedulerRecord<R> {
     /// Absent in a record that was written without AMP.
@@ -214,7 +215,7 @@ impl<B: Backend, R: Record<B>> Record<B> for AmpLrSchedulerRecord<R> {
     }
 }
 
-/// What an [`AmpLrSchedulerRecord`] is written as.
+/// What an [`AmpLrSchedulerRecord`] is written as; `I` is that of the scheduler inside.
 #[derive(Debug, Clone, Serialize)]
 pub struct AmpLrSchedulerItem<I> {
     loss_scalers: Option<Vec<LossScaler>>,

@@ -13,7 +13,8 @@ use burn_train::metric::{
 use crate::scaler::Listener;
 use crate::{GradScaler, LastStep, Transition, precision_of};
 
-/// What the loss of the step was multiplied with: in f16 the scaler's scale, else 1.
+/// What the loss of the step was multiplied with: in f16 the scaler's scale, else 1. A factor,
+/// without a unit.
 ///
 /// A `Learner` computes its metrics on another thread, some steps later. Each value here is that of
 /// its own step: the scaler leaves it behind at the backward pass, one for each item of the
@@ -21,7 +22,8 @@ use crate::{GradScaler, LastStep, Transition, precision_of};
 #[derive(Debug, Clone)]
 pub struct LossScaleMetric(Followed);
 
-/// How many steps were skipped so far, on all devices, as of the step; see [`LossScaleMetric`].
+/// How many steps were skipped so far, on all devices, as of the step; see [`LossScaleMetric`]. The
+/// replicas of a distributed training skip together, and that counts once.
 #[derive(Debug, Clone)]
 pub struct SkippedStepsMetric(Followed);
 

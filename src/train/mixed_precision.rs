@@ -23,8 +23,8 @@ pub struct MixedPrecision {
 }
 
 impl MixedPrecision {
-    /// From a precision string, as `"16-mixed"` or `"bf16"`, and a scaler. Without one, f16 gets a
-    /// dynamic one of its own.
+    /// From a precision string, as `"16-mixed"` or `"bf16"`, and a scaler. Without one, f16 and
+    /// `auto` get a dynamic one of their own. No device is asked whether it can do the precision.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl MixedPrecision {
         Ok(Self { precision, scaler })
     }
 
-    /// The precision.
+    /// The precision as it was given, which may be [`Auto`](Precision::Auto).
     pub fn precision(&self) -> Precision {
         self.precision
     }
@@ -61,22 +61,32 @@ impl MixedPrecision {
         &self.scaler
     }
 
-    /// An input as the model gets it: its float tensors in FP32, which the policy takes from there.
+    /// An input as the model gets it: its float tensors in FP32, F64 too, which the policy takes
+    /// from there.
     pub fn convert_input<T: ConvertFloat>(&self, input: T) -> T {
         input.convert_float(FloatDType::F32)
     }
 
-    /// An output as the loop gets it: its float tensors in FP32.
+    /// An output as the loop gets it: its float tensors in FP32, F64 too.
     pub fn convert_output<T: ConvertFloat>(&self, output: T) -> T {
         output.convert_float(FloatDType::F32)
     }
 
     /// Runs `f`, a forward pass and the loss, in the precision.
+    ///
+    /// # Panics
+    ///
+    /// As [`with_precision`], on a device that cannot do the precision.
     pub fn forward_context<T>(&self, f: impl FnOnce() -> T) -> T {
         with_precision(self.precision, f)
     }
 
-    /// The backward pass of a scaled loss, for a model's parameters.
+    /// The backward pass of a loss that is scaled here, for a model's parameters, see
+    /// [`GradScaler::backward`].
+    ///
+    /// # Panics
+    ///
+    /// Where [`GradScaler::backward`] does.
     pub fn backward<B: AutodiffBackend, M: AutodiffModule<B>, const D: usize>(
         &self,
         loss: Tensor<B, D>,
@@ -89,7 +99,7 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// Those of [`GradScaler::unscale`].
+    /// Those of [`GradScaler::unscale`], which also says when it panics.
     pub fn unscale<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         model: &M,
@@ -103,7 +113,7 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// Those of [`GradScaler::step`].
+    /// Those of [`GradScaler::step`], which also says when it panics.
     pub fn optimizer_step<B, M, O>(
         &self,
         optimizer: &mut O,

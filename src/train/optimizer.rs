@@ -67,7 +67,8 @@ impl<O: Clone> Clone for AmpOptimizer<O> {
 }
 
 impl<O> AmpOptimizer<O> {
-    /// An optimizer that follows these scalers: of every device that a batch is spread over.
+    /// An optimizer around `inner` that follows these scalers: of every device that a batch is
+    /// spread over.
     pub fn new(inner: O, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
         Self::following(inner, scalers.into_iter().collect(), Passes::default())
     }

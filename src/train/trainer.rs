@@ -81,7 +81,8 @@ pub enum StepProgress {
 /// A batch's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The loss of this batch, without any scale. Reading it waits for the device, once a batch.
+    /// The loss of this batch as `loss_fn` gave it, without any scale and not divided by the batches
+    /// of a window. Reading it waits for the device, once a batch.
     pub loss: f64,
     /// What the loss was multiplied with; 1 in bf16 and FP32.
     pub scale: f32,
@@ -89,7 +90,7 @@ pub struct StepMetrics {
     pub progress: StepProgress,
     /// Steps skipped so far.
     pub skipped_steps: u64,
-    /// The precision of the trainer.
+    /// The precision of the trainer as it was given, which may be [`Auto`](Precision::Auto).
     pub precision: Precision,
 }
 
@@ -176,7 +177,7 @@ where
         })
     }
 
-    /// Sets the learning rate.
+    /// Sets a learning rate that stays as it is. Default 1e-3.
     pub fn with_learning_rate(mut self, learning_rate: LearningRate) -> Self {
         self.scheduler = learning_rate;
         self
@@ -207,7 +208,7 @@ where
         }
     }
 
-    /// Takes a step after so many batches, on the mean of their losses.
+    /// Takes a step after so many batches, on the mean of their losses. Default 1.
     ///
     /// # Panics
     ///
@@ -218,8 +219,9 @@ where
         self
     }
 
-    /// Scales the unscaled gradients down where the norm of all of them together is above
-    /// `max_norm`, as PyTorch's `clip_grad_norm_`.
+    /// Scales the unscaled gradients of a step down where the L2 norm of all of them together, in
+    /// FP32, is above `max_norm`: times `min(1, max_norm / (norm + 1e-6))`, as PyTorch's
+    /// `torch.nn.utils.clip_grad_norm_`. By default they are not clipped.
     ///
     /// # Panics
     ///
@@ -240,8 +242,8 @@ where
         self
     }
 
-    /// Trains on one batch. `loss_fn` gives the loss, of one element, from the model, `input` and
-    /// `target`.
+    /// Trains on one batch. `loss_fn` gives the loss, of shape `[1]` and any float dtype, from the
+    /// model, `input` and `target`, of whatever types it takes.
     ///
     /// # Errors
     ///
@@ -251,7 +253,9 @@ where
     ///
     /// # Panics
     ///
-    /// As the backend's `backward()`, for a loss that no tape knows.
+    /// - As the backend's `backward()`, for a loss that no tape knows.
+    /// - For a loss of more than one element, when it is read after the step.
+    /// - When the loss cannot be read back synchronously, as on WebAssembly.
     pub fn train_step<I, T>(
         &mut self,
         input: I,
@@ -357,7 +361,7 @@ where
         &self.scheduler
     }
 
-    /// The precision.
+    /// The precision as it was given, which may be [`Auto`](Precision::Auto).
     pub fn precision(&self) -> Precision {
         self.mixed.precision()
     }
@@ -407,6 +411,10 @@ where
     /// Goes on from a record. Precision, accumulation and clipping are this trainer's own; the
     /// scaler's settings are the record's, but for one of a precision that scales where this one
     /// does not, or the other way round: see [`MixedPrecision::load_state`].
+    ///
+    /// # Panics
+    ///
+    /// As Burn's `Module::load_record`, for the record of another model.
     pub fn load_record(&mut self, record: TrainerRecord<B, M, O, S>) {
         let (model, optimizer, (scheduler, scaler), accumulation) = record;
         let model = self
@@ -460,11 +468,16 @@ where
             })
     }
 
-    /// Goes on from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote.
+    /// Goes on from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote, with the
+    /// model on `device`.
     ///
     /// # Errors
     ///
     /// [`AmpError::State`] when it is missing or damaged; the trainer is then as it was.
+    ///
+    /// # Panics
+    ///
+    /// As [`load_record`](MixedPrecisionTrainer::load_record).
     pub fn load_file<R: FileRecorder<B>>(
         &mut self,
         path: impl Into<PathBuf>,
