@@ -7,11 +7,14 @@ use burn_backend::{DType, TensorData};
 
 use crate::AmpTensor;
 use crate::autodiff::tape;
+use crate::qualification;
 
 /// Automatic mixed precision on a backend.
 ///
 /// Each operation runs in the precision that the [policy](crate::policy) gives it: contractions in
 /// f16 or bf16, what is sensitive in FP32. Parameters, gradients and data that leaves are FP32.
+/// Operations on F64 tensors alone, and on integer and boolean ones, are `B`'s own, and so are the
+/// devices. A float tensor is an [`AmpTensor`].
 ///
 /// For inference use `Amp<B>`; for training [`AmpAutodiff<B>`](crate::AmpAutodiff).
 #[derive(Debug, Clone, Copy, Default)]
@@ -81,6 +84,7 @@ impl<B: Backend> Backend for Amp<B> {
     fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
         // The upper layer asks this, through an autodiff whose tape only this one can name.
         tape::register::<B>();
+        qualification::register::<B>(device);
         B::dtype_usage(device, dtype)
     }
 

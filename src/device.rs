@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::{HalfSupport, Mode, Support};
 use crate::precision::{region, want_half};
+use crate::qualification::{self, OpSet};
 use crate::traffic::Traffic;
 use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, anomaly};
 
@@ -27,13 +28,14 @@ use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, anomal
 ///     .apply::<AmpAutodiff<Flex>>(&device)?;
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AmpConfig {
     precision: Precision,
     loss_scale: Option<LossScaleConfig>,
     when_stuck: WhenStuck,
     anomaly_detection: bool,
+    op_qualification: bool,
 }
 
 /// What to do when steps in a row are skipped at the smallest loss scale
@@ -47,6 +49,18 @@ pub enum WhenStuck {
     Log,
     /// The error, and a `Learner` stops after the step. Elsewhere as `Log`.
     Stop,
+}
+
+impl Default for AmpConfig {
+    fn default() -> Self {
+        Self {
+            precision: Precision::Auto,
+            loss_scale: None,
+            when_stuck: WhenStuck::Log,
+            anomaly_detection: false,
+            op_qualification: true,
+        }
+    }
 }
 
 impl AmpConfig {
@@ -82,6 +96,15 @@ impl AmpConfig {
     /// it for all devices.
     pub fn with_anomaly_detection(mut self, anomaly_detection: bool) -> Self {
         self.anomaly_detection = anomaly_detection;
+        self
+    }
+
+    /// Whether a device is tried before it computes in half (default), once for each half dtype:
+    /// there are kernels that add up products in half, where a sum of 4,096 ones is 2,048, or that
+    /// lose the last bits of a function. Such an operation then computes in FP32 and gives half;
+    /// the log and [`AmpReport::inexact`](crate::AmpReport) name it.
+    pub fn with_op_qualification(mut self, op_qualification: bool) -> Self {
+        self.op_qualification = op_qualification;
         self
     }
 
@@ -142,6 +165,12 @@ impl AmpConfig {
         }
         LossScaler::new(self.loss_scale.unwrap_or_default())?;
         settings.watched |= self.anomaly_detection;
+        for half in [DType::F16, DType::BF16] {
+            *settings.inexact(half) = match self.op_qualification {
+                true => qualification::known::<B>(device, half),
+                false => Some(OpSet::NONE),
+            };
+        }
         Ok(settings)
     }
 
@@ -164,6 +193,9 @@ impl AmpConfig {
         GradScaler::of::<B>(device).configure(self.loss_scale.unwrap_or_default())?;
         settings.traffic.reset();
         store::<B>(device, settings);
+        if let Some(half) = settings.precision.compute_dtype() {
+            qualification::begin::<B>(device, half);
+        }
         Ok(settings.precision)
     }
 
@@ -198,6 +230,9 @@ pub(crate) struct Settings {
     traffic: &'static Traffic,
     /// Whether operations look for values that are not finite.
     watched: bool,
+    /// What the device is not exact in, for each half dtype; nothing where that is not known yet.
+    inexact_f16: Option<OpSet>,
+    inexact_bf16: Option<OpSet>,
 }
 
 impl Settings {
@@ -220,6 +255,8 @@ impl Settings {
                 bf16: half_support(usage(DType::BF16)),
             },
             watched: anomaly::is_wanted_by_environment(),
+            inexact_f16: None,
+            inexact_bf16: None,
         }
     }
 
@@ -285,6 +322,18 @@ impl Settings {
             (None, true) => "asked for with AmpConfig",
         };
         Ok((precision, why))
+    }
+
+    pub(crate) fn known_inexact(mut self, half: DType) -> OpSet {
+        self.inexact(half).unwrap_or(OpSet::NONE)
+    }
+
+    /// Where it is noted what the device is not exact in.
+    fn inexact(&mut self, half: DType) -> &mut Option<OpSet> {
+        match half {
+            DType::F16 => &mut self.inexact_f16,
+            _ => &mut self.inexact_bf16,
+        }
     }
 
     pub(crate) fn traffic(&self) -> &'static Traffic {
@@ -411,6 +460,25 @@ fn store<B: Backend>(device: &B::Device, settings: Settings) {
 
 fn lock() -> std::sync::MutexGuard<'static, HashMap<DeviceKey, Settings>> {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a device, of a backend that computes, is not exact in. Tries it where that is not known.
+pub(crate) fn inexact<B: Backend>(device: &B::Device, half: DType) -> OpSet {
+    let mut settings = current::<B>(device);
+    if let Some(known) = *settings.inexact(half) {
+        return known;
+    }
+    let found = qualification::of::<B>(device, half);
+    if !found.is_none() {
+        log::info!(
+            "burn-amp: {} is not exact in {half:?} in {}: these compute in FP32 and give {half:?}",
+            name::<B>(device),
+            found.names().collect::<Vec<_>>().join(", ")
+        );
+    }
+    *settings.inexact(half) = Some(found);
+    store::<B>(device, settings);
+    found
 }
 
 /// The mode of an operation on `device`, before what its operands say.

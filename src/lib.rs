@@ -53,13 +53,14 @@ mod plot;
 pub mod policy;
 mod precision;
 pub mod prelude;
+mod qualification;
 mod report;
 mod scaler;
 mod tail;
 mod tensor;
+mod traffic;
 #[cfg(feature = "train")]
 mod train;
-mod traffic;
 
 pub use anomaly::{Anomaly, Pass};
 pub use autodiff::{AmpAutodiff, AmpGradients};

@@ -293,7 +293,7 @@ pub const fn class(op: &str) -> Class {
     panic!("this operation has no row in the policy table")
 }
 
-const fn same(a: &str, b: &str) -> bool {
+pub(crate) const fn same(a: &str, b: &str) -> bool {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     if a.len() != b.len() {
         return false;

@@ -6,6 +6,7 @@ use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{self, current};
+use crate::qualification::OpSet;
 use crate::traffic::{Casts, Traffic};
 use crate::{AmpError, GradScaler, LossScaleConfig, Outcome, Precision, ScaleHistory, Skipped};
 
@@ -14,7 +15,8 @@ use crate::{AmpError, GradScaler, LossScaleConfig, Outcome, Precision, ScaleHist
 ///
 /// ```
 /// # use burn::{backend::Flex, nn::LinearConfig, tensor::Tensor};
-/// # use burn_amp::{AmpAutodiff, AmpReport, GradScaler, LossScaleConfig, Precision, with_precision};
+/// # use burn_amp::{AmpAutodiff, AmpReport, GradScaler, LossScaleConfig, Precision};
+/// # use burn_amp::with_precision;
 /// # type B = AmpAutodiff<Flex>;
 /// # let device = Default::default();
 /// # let scaler = GradScaler::new(LossScaleConfig::default())?;
@@ -49,7 +51,7 @@ pub struct AmpReport {
     pub reason: String,
     /// How losses are scaled in f16.
     pub loss_scaling: LossScaleConfig,
-    /// What the next loss is multiplied with, in f16.
+    /// What the next loss is multiplied with, in f16; 1 where loss scaling is disabled.
     pub loss_scale: f32,
     /// Steps whose gradients were checked and finite. In bf16 and FP32 nothing is checked, and no
     /// step is counted.
@@ -62,6 +64,9 @@ pub struct AmpReport {
     pub skipped_in_a_row: u64,
     /// Which steps were skipped and why, and what became of the scale.
     pub history: ScaleHistory,
+    /// Operations that the device is not exact in, in that precision: they compute in FP32 and give
+    /// half ([`AmpConfig::with_op_qualification`](crate::AmpConfig::with_op_qualification)).
+    pub inexact: Vec<String>,
     /// Casts of tensors to f16 or bf16, since the device was configured.
     pub casts_to_half: Casts,
     /// Casts of tensors to FP32 or F64, since the device was configured.
@@ -75,13 +80,18 @@ pub struct AmpReport {
 const SHOWN: usize = 5;
 
 impl AmpReport {
-    /// Of a device, with its own loss scaler.
+    /// Of a device, with its own loss scaler. The precision is that of this thread, what is counted
+    /// is of all threads.
     ///
     /// # Errors
     ///
     /// [`AmpError::UnsupportedPrecision`] when a region asks for what the device cannot do.
     pub fn of<B: Backend>(device: &B::Device) -> Result<Self, AmpError> {
         let (precision, reason) = current::<B>(device).explained::<B>(device)?;
+        let inexact = match precision.compute_dtype() {
+            Some(half) => current::<B>(device).known_inexact(half),
+            None => OpSet::NONE,
+        };
         let traffic = Traffic::of::<B>(device);
         let unscaled = Self {
             device: device::name::<B>(device),
@@ -94,6 +104,7 @@ impl AmpReport {
             non_finite_losses: 0,
             skipped_in_a_row: 0,
             history: ScaleHistory::default(),
+            inexact: inexact.names().map(String::from).collect(),
             casts_to_half: traffic.casts_to_half(),
             casts_from_half: traffic.casts_from_half(),
             read_backs: traffic.read_backs(),
@@ -168,6 +179,10 @@ impl fmt::Display for AmpReport {
                 let in_a_row = grouped(self.skipped_in_a_row);
                 writeln!(f, "            the last {in_a_row} in a row were skipped")?;
             }
+        }
+        if !self.inexact.is_empty() {
+            let ops = self.inexact.join(", ");
+            writeln!(f, "in FP32     {ops}: not exact in {} here", self.precision)?;
         }
         let (to, from) = (self.casts_to_half, self.casts_from_half);
         writeln!(

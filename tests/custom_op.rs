@@ -11,7 +11,7 @@ use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{Amp, AmpAutodiff, AmpConfig, GradScaler, Pass, Precision, with_precision};
+use burn_amp::{Amp, AmpAutodiff, GradScaler, Pass, Precision, with_precision};
 use burn_backend::DType;
 
 use checked::{Checked, CheckedDevice};
@@ -71,7 +71,7 @@ fn a_kernel_gets_the_dtype_of_its_class() {
     for precision in HALVES {
         let half = precision.compute_dtype().unwrap();
         let device = CheckedDevice::new();
-        let config = AmpConfig::new().with_precision(precision);
+        let config = checked::config().with_precision(precision);
         config.apply::<Checked>(&device).unwrap();
         let ones = || Tensor::<AmpAutodiff<Checked>, 2>::ones([4, 4], &device).require_grad();
         let loss = log_cosh(tanh_linear(ones(), ones())).mean();
@@ -112,10 +112,10 @@ fn a_device_without_the_dtype_gets_fp32() {
         burn_backend::DTypeUsageSet::empty(),
     );
     let ones = || Tensor::<Amp<Checked>, 2>::ones([4, 4], &device);
-    let config = AmpConfig::new().with_precision(Precision::F16);
+    let config = checked::config().with_precision(Precision::F16);
     config.apply::<Checked>(&device).unwrap();
     assert_eq!(tanh_linear(ones(), ones()).dtype(), DType::F16);
-    let config = AmpConfig::new();
+    let config = checked::config();
     config.apply::<Checked>(&device).unwrap();
     assert_eq!(tanh_linear(ones(), ones()).dtype(), DType::F32);
 }
@@ -124,7 +124,7 @@ fn a_device_without_the_dtype_gets_fp32() {
 fn anomaly_detection_knows_them_by_name() {
     type B = AmpAutodiff<Checked>;
     let device = CheckedDevice::new();
-    let config = AmpConfig::new()
+    let config = checked::config()
         .with_precision(Precision::F16)
         .with_anomaly_detection(true);
     config.apply::<B>(&device).unwrap();

@@ -8,8 +8,8 @@ mod common;
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use burn_amp::{
-    AmpAutodiff, AmpConfig, AmpError, AmpReport, Casts, Dynamic, GradScaler, LossScaleConfig,
-    Precision, full_precision, with_precision,
+    AmpAutodiff, AmpError, AmpReport, Casts, Dynamic, GradScaler, LossScaleConfig, Precision,
+    full_precision, with_precision,
 };
 use burn_backend::DType;
 
@@ -21,7 +21,7 @@ type B = AmpAutodiff<Checked>;
 /// A device of one's own, with a scaler that grows after two good steps.
 fn device_in(precision: Precision) -> CheckedDevice {
     let device = CheckedDevice::new();
-    let config = AmpConfig::new().with_precision(precision);
+    let config = checked::config().with_precision(precision);
     let config = match precision.scales_loss() {
         true => config.with_loss_scale(Dynamic::new().with_growth_interval(2).into()),
         false => config,
@@ -88,7 +88,7 @@ fn casts_and_read_backs_are_those_that_ran_on_the_device() {
         assert_eq!((report.read_backs, report.steps()), (expected, expected));
 
         // Configuring a device starts its counts anew.
-        AmpConfig::new()
+        checked::config()
             .with_precision(precision)
             .apply::<B>(&device)
             .unwrap();
@@ -155,7 +155,7 @@ fn the_precision_in_force_is_told_with_its_reason() {
         (LossScaleConfig::Fixed(8.0), "loss scale  8: fixed\n"),
         (LossScaleConfig::Disabled, "loss scale  1: disabled\n"),
     ] {
-        let config = AmpConfig::new()
+        let config = checked::config()
             .with_precision(Precision::F16)
             .with_loss_scale(config);
         config.apply::<B>(&device).unwrap();

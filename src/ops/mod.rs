@@ -15,9 +15,10 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use crate::autodiff::tape::{self, Tape};
-use crate::policy::{Class, HalfSupport, Mode, Operands, Plan, holds, plan};
+use crate::policy::{self, Class, HalfSupport, Mode, Operands, Plan, holds, plan};
 use crate::precision::{following, half_wanted, is_following};
-use crate::tensor::{AmpTensor, Marks, cast};
+use crate::qualification::OpSet;
+use crate::tensor::{AmpTensor, Marks, cast, is_half};
 use crate::{anomaly, device};
 
 pub(crate) use attention::masked_softmax;
@@ -27,11 +28,26 @@ pub(crate) use attention::masked_softmax;
 pub(crate) struct Op {
     pub name: &'static str,
     pub class: Class,
+    /// What it is among those that a device is qualified for.
+    pub qualifies: OpSet,
 }
 
 impl Op {
     pub(crate) const fn new(name: &'static str, class: Class) -> Self {
-        Self { name, class }
+        Self {
+            name,
+            class,
+            qualifies: OpSet::NONE,
+        }
+    }
+
+    /// An operation of the policy table.
+    pub(crate) const fn of_table(name: &'static str) -> Self {
+        Self {
+            name,
+            class: policy::class(name),
+            qualifies: OpSet::of(name),
+        }
     }
 }
 
@@ -39,6 +55,8 @@ impl Op {
 pub(crate) struct Call {
     op: Op,
     plan: Plan,
+    /// The half dtype that operands are rounded to although they are then computed with in FP32.
+    rounded: Option<DType>,
     marks: Marks,
     mode: Mode,
     upper: bool,
@@ -54,6 +72,7 @@ impl Call {
             operands: None,
             result: None,
         },
+        rounded: None,
         marks: Marks::empty(),
         mode: Mode::Off,
         upper: false,
@@ -173,9 +192,21 @@ impl Call {
         if plan.operands == Some(DType::F16) {
             marks |= Marks::FROM_F16;
         }
+        let rounded = match named.qualifies != OpSet::NONE && mode != Mode::Off {
+            true => inexact_half(named, &plan, tensors),
+            false => None,
+        };
+        let plan = match rounded {
+            Some(half) => Plan {
+                operands: Some(DType::F32),
+                result: plan.result.or(Some(half)),
+            },
+            None => plan,
+        };
         Self {
             op: named,
             plan,
+            rounded,
             marks,
             mode,
             upper,
@@ -203,7 +234,10 @@ impl Call {
             anomaly::operand(&tensor);
         }
         match self.plan.operands {
-            Some(dtype) => tensor.into_dtype(dtype),
+            Some(dtype) => match self.rounded {
+                Some(half) => cast::<B>(tensor.into_dtype(half), dtype),
+                None => tensor.into_dtype(dtype),
+            },
             None => tensor.into_primitive(),
         }
     }
@@ -235,6 +269,16 @@ impl Call {
         }
         AmpTensor::new(primitive, self.marks)
     }
+}
+
+/// The half dtype that an operation would compute in and that the device is not exact in.
+fn inexact_half<B: Backend>(named: Op, plan: &Plan, tensors: &[&AmpTensor<B>]) -> Option<DType> {
+    let half = plan.operands.unwrap_or(tensors[0].dtype());
+    let device = tensors[0].device();
+    // Above autodiff the operands are made half nevertheless: that is what the tape keeps.
+    let computes = is_half(half) && !B::ad_enabled(&device);
+    let inexact = computes && device::inexact::<B>(&device, half).contains(named.qualifies);
+    inexact.then_some(half)
 }
 
 /// The dtypes of an operation's operands.
@@ -288,7 +332,7 @@ fn by_policy<T>(op: impl FnOnce() -> T) -> T {
 /// An operation of a name, its class looked up while compiling.
 macro_rules! op {
     ($op:ident) => {
-        const { $crate::ops::Op::new(stringify!($op), $crate::policy::class(stringify!($op))) }
+        const { $crate::ops::Op::of_table(stringify!($op)) }
     };
 }
 

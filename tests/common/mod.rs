@@ -18,9 +18,6 @@ pub type Inner = burn_tch::LibTorch;
 #[cfg(not(any(feature = "cuda", feature = "wgpu", feature = "tch")))]
 pub type Inner = burn::backend::Flex;
 
-/// Whether the tested backend is Flex, whose own limits some cases name.
-pub const ON_FLEX: bool = !cfg!(any(feature = "cuda", feature = "wgpu", feature = "tch"));
-
 /// The half precisions.
 pub const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
 

@@ -139,7 +139,7 @@ fn auto_takes_what_the_device_accelerates() {
             precision_of::<Checked>(&device),
             precision_of::<Amp<Checked>>(&device),
             precision_of::<Keeping>(&device),
-            AmpConfig::new().apply::<Keeping>(&device),
+            crate::checked::config().apply::<Keeping>(&device),
         ];
         for precision in precisions {
             assert_eq!(

@@ -15,7 +15,7 @@ mod regions;
 mod steps;
 mod training;
 
-use burn_amp::{AmpConfig, LossScaleConfig, Precision};
+use burn_amp::{LossScaleConfig, Precision};
 
 use checked::{Checked, CheckedDevice};
 
@@ -26,7 +26,7 @@ fn device_in(precision: Precision) -> CheckedDevice {
 
 /// Configures a device, in f16 with a loss scale that none of these models overflows at.
 fn configured(device: CheckedDevice, precision: Precision) -> CheckedDevice {
-    let config = AmpConfig::new().with_precision(precision);
+    let config = checked::config().with_precision(precision);
     let config = match precision {
         Precision::F16 => config.with_loss_scale(LossScaleConfig::Fixed(256.0)),
         _ => config,

@@ -1,6 +1,5 @@
 //! Burn's `Learner` on `AmpAutodiff`: all that it does on any backend, and what burn-amp adds.
 
-#[allow(unused_imports)]
 #[path = "../common/checked/mod.rs"]
 mod checked;
 #[path = "../common/mod.rs"]

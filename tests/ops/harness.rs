@@ -10,7 +10,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
 
-use crate::common::{Inner, ON_CUBECL, ON_FLEX, computes_in, halves, roundoff};
+use crate::common::{Inner, ON_CUBECL, computes_in, halves, roundoff};
 
 /// Whatever is tested, what is right is computed on Flex, which has FP64.
 pub type Reference = Autodiff<Flex>;
@@ -226,12 +226,6 @@ impl Inputs {
     /// In this half precision alone.
     pub fn only(mut self, precision: Precision) -> Self {
         self.precisions.retain(|p| *p == precision);
-        self
-    }
-
-    /// Not in this precision on Flex, which itself adds this up in it.
-    pub fn not_on_flex_in(mut self, precision: Precision) -> Self {
-        self.precisions.retain(|p| !ON_FLEX || *p != precision);
         self
     }
 

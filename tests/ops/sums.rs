@@ -8,7 +8,7 @@ use burn::tensor::ops::{
     InterpolateOptions, UnfoldOptions,
 };
 use burn::tensor::{IndexingUpdateOp as Update, Tensor, activation, linalg, module, s};
-use burn_amp::{GradScaler, LossScaleConfig, Precision, full_precision, with_precision};
+use burn_amp::{GradScaler, LossScaleConfig, full_precision, with_precision};
 
 use crate::common::{assert_close, halves};
 use crate::harness::{
@@ -49,7 +49,7 @@ fn backward() -> Vec<Case> {
         };
         ":grid_sample", x(&[1, 1, 1, 1]).x(&[1, 64, 64, 2]).summed(), half(0.0, 0.0) => |a| a.t::<4>(0).grid_sample_2d(a.t(1) * 0.0, GridSampleOptions::new(InterpolateMode::Bilinear));
         ":unfold", x(&[1, 1023]).summed(), half(0.0, 1.0) => |a| a.t::<2>(0).unfold::<3, _>(1, 512, 1);
-        // As many as Flex sums exactly: its convolution's input gradient adds up in half.
+        // Burn unfolds by a convolution with as many channels: more of them would take minutes.
         ":unfold4d", x(&[1, 1, 31, 31]).summed(), half(0.0, 1.0) => |a| module::unfold4d(a.t(0), [16, 16], UnfoldOptions::new([1, 1], [0, 0], [1, 1]));
         ":prelu", x(&[1, 1, N]).w(&[1]).summed(), half(0.0, 0.0) => |a| activation::prelu(a.t::<3>(0).neg(), a.t(1));
 
@@ -63,9 +63,19 @@ fn backward() -> Vec<Case> {
         ":conv_transpose1d, bias", x(&[2, 1, N / 2]).w(&[1, 1, 1]).w(&[1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose1d(a.t(0), a.t::<3>(1).detach(), Some(a.t(2)), ConvTransposeOptions::new([1], [0], [0], [1], 1));
         ":conv_transpose2d, bias", x(&[4, 1, 32, 32]).w(&[1, 1, 1, 1]).w(&[1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose2d(a.t(0), a.t::<4>(1).detach(), Some(a.t(2)), ConvTransposeOptions::new([1, 1], [0, 0], [0, 0], [1, 1], 1));
         ":conv_transpose3d, bias", x(&[1, 1, 16, 16, 16]).w(&[1, 1, 1, 1, 1]).w(&[1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose3d(a.t(0), a.t::<5>(1).detach(), Some(a.t(2)), ConvTransposeOptions::new([1, 1, 1], [0, 0, 0], [0, 0, 0], [1, 1, 1], 1));
-        // Flex itself sums these in f16.
-        ":conv1d, weight", x(&[2, 8, N / 2]).w(&[8, 8, 1]).summed().not_on_flex_in(Precision::F16), half(0.0, 0.0) => |a| module::conv1d(a.t(0), a.t(1), None, ConvOptions::new([1], [0], [1], 1));
-        ":conv2d, weight", x(&[4, 8, 32, 32]).w(&[8, 8, 1, 1]).summed().not_on_flex_in(Precision::F16), half(0.0, 0.0) => |a| module::conv2d(a.t(0), a.t(1), None, ConvOptions::new([1, 1], [0, 0], [1, 1], 1));
+        ":conv1d, weight", x(&[2, 8, N / 2]).w(&[8, 8, 1]).summed(), half(0.0, 0.0) => |a| module::conv1d(a.t(0), a.t(1), None, ConvOptions::new([1], [0], [1], 1));
+        ":conv2d, weight", x(&[4, 8, 32, 32]).w(&[8, 8, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv2d(a.t(0), a.t(1), None, ConvOptions::new([1, 1], [0, 0], [1, 1], 1));
+        ":conv1d, input", x(&[1, 4, 2]).x(&[N, 4, 1]).summed(), half(0.0, 0.0) => |a| module::conv1d(a.t(0), a.t(1), None, ConvOptions::new([1], [0], [1], 1));
+        ":conv_transpose1d, weight", x(&[2, 8, N / 2]).w(&[8, 8, 1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose1d(a.t(0), a.t(1), None, ConvTransposeOptions::new([1], [0], [0], [1], 1));
+        ":conv_transpose1d, input", x(&[1, 4, 2]).x(&[4, N, 1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose1d(a.t(0), a.t(1), None, ConvTransposeOptions::new([1], [0], [0], [1], 1));
+        ":conv2d, input", x(&[1, 4, 2, 2]).x(&[N, 4, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv2d(a.t(0), a.t(1), None, ConvOptions::new([1, 1], [0, 0], [1, 1], 1));
+        ":conv_transpose2d, weight", x(&[4, 8, 32, 32]).w(&[8, 8, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose2d(a.t(0), a.t(1), None, ConvTransposeOptions::new([1, 1], [0, 0], [0, 0], [1, 1], 1));
+        ":conv_transpose2d, input", x(&[1, 4, 2, 2]).x(&[4, N, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose2d(a.t(0), a.t(1), None, ConvTransposeOptions::new([1, 1], [0, 0], [0, 0], [1, 1], 1));
+        ":conv3d, weight", x(&[1, 8, 16, 16, 16]).w(&[8, 8, 1, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv3d(a.t(0), a.t(1), None, ConvOptions::new([1, 1, 1], [0, 0, 0], [1, 1, 1], 1));
+        ":conv3d, input", x(&[1, 4, 1, 2, 2]).x(&[N, 4, 1, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv3d(a.t(0), a.t(1), None, ConvOptions::new([1, 1, 1], [0, 0, 0], [1, 1, 1], 1));
+        ":conv_transpose3d, weight", x(&[1, 8, 16, 16, 16]).w(&[8, 8, 1, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose3d(a.t(0), a.t(1), None, ConvTransposeOptions::new([1, 1, 1], [0, 0, 0], [0, 0, 0], [1, 1, 1], 1));
+        ":conv_transpose3d, input", x(&[1, 4, 1, 2, 2]).x(&[4, N, 1, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose3d(a.t(0), a.t(1), None, ConvTransposeOptions::new([1, 1, 1], [0, 0, 0], [0, 0, 0], [1, 1, 1], 1));
+        ":matmul, one row", x(&[1, 8]).x(&[8, N]).summed(), half(0.0, 0.0) => |a| a.t::<2>(0).matmul(a.t(1));
         // An FP32 weight in 512 half operations, as in a recurrent layer: each gives its part in
         // FP32.
         ":shared weight", x(&[2, 4]).w(&[4, 4]).summed(), half(512.0, 512.0) => |a| (0..512).map(|_| a.t::<2>(0).detach().matmul(a.t(1)).sum()).reduce(|x, y| x + y).unwrap().cast(a.t::<2>(0).dtype());
@@ -93,6 +103,13 @@ fn forward() -> Vec<Case> {
         ":softmax", x(&[2, N]).summed(), full(0.0).absolute(0.01) => |a| activation::softmax(a.t::<2>(0), 1);
         ":log_softmax", x(&[2, N]).summed(), full(0.0).absolute(0.01) => |a| activation::log_softmax(a.t::<2>(0), 1);
         ":matmul", x(&[8, N]).x(&[N, 8]).summed(), half(0.0, 0.0) => |a| a.t::<2>(0).matmul(a.t(1));
+        ":matmul, one row", x(&[1, N]).x(&[N, 8]).summed(), half(0.0, 0.0) => |a| a.t::<2>(0).matmul(a.t(1));
+        ":conv1d", x(&[1, N, 2]).w(&[4, N, 1]).summed(), half(0.0, 0.0) => |a| module::conv1d(a.t(0), a.t(1), None, ConvOptions::new([1], [0], [1], 1));
+        ":conv_transpose1d", x(&[1, N, 2]).w(&[N, 4, 1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose1d(a.t(0), a.t(1), None, ConvTransposeOptions::new([1], [0], [0], [1], 1));
+        ":conv2d", x(&[1, N, 2, 2]).w(&[4, N, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv2d(a.t(0), a.t(1), None, ConvOptions::new([1, 1], [0, 0], [1, 1], 1));
+        ":conv_transpose2d", x(&[1, N, 2, 2]).w(&[N, 4, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose2d(a.t(0), a.t(1), None, ConvTransposeOptions::new([1, 1], [0, 0], [0, 0], [1, 1], 1));
+        ":conv3d", x(&[1, N, 1, 2, 2]).w(&[4, N, 1, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv3d(a.t(0), a.t(1), None, ConvOptions::new([1, 1, 1], [0, 0, 0], [1, 1, 1], 1));
+        ":conv_transpose3d", x(&[1, N, 1, 2, 2]).w(&[N, 4, 1, 1, 1]).summed(), half(0.0, 0.0) => |a| module::conv_transpose3d(a.t(0), a.t(1), None, ConvTransposeOptions::new([1, 1, 1], [0, 0, 0], [0, 0, 0], [1, 1, 1], 1));
         ":linear", x(&[8, N]).w(&[N, 8]).summed(), half(0.0, 0.0) => |a| module::linear(a.t::<2>(0), a.t(1), None);
         ":attention", x(&[1, 1, 8, 8]).x(&[1, 1, N, 8]).x(&[1, 1, N, 8]).summed(), half(0.0, 0.5).absolute(0.01) => |a| module::attention(a.t(0), a.t(1), a.t(2), None, None, Default::default());
     }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexDevice;
+use burn_amp::AmpConfig;
 use burn_backend::backend::{Backend, BackendTypes, DTypeUsageSet};
 use burn_backend::quantization::QuantScheme;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
@@ -19,6 +20,12 @@ use burn_backend::{DType, QTensorPrimitive, Shape, TensorMetadata};
 
 pub use call::is_contraction;
 pub use registry::{Casts, CheckedDevice, Counts, Reads};
+
+/// A configuration that asks for nothing but what a test says: its operations are not tried, for
+/// they are Flex's, which is not exact in f16 in some.
+pub fn config() -> AmpConfig {
+    AmpConfig::new().with_op_qualification(false)
+}
 
 /// The backend.
 #[derive(Debug, Clone, Copy, Default)]

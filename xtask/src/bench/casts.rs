@@ -3,7 +3,7 @@
 use burn::backend::Autodiff;
 use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{AmpAutodiff, AmpConfig, LossScaleConfig, Precision};
+use burn_amp::{AmpAutodiff, LossScaleConfig, Precision};
 use serde_json::{Value, json};
 
 use super::checked::{Checked, CheckedDevice, Counts};
@@ -70,7 +70,7 @@ pub fn casts(options: &Options) -> Vec<Value> {
 /// overflows at.
 fn device_in(precision: Precision) -> CheckedDevice {
     let device = CheckedDevice::new();
-    let config = AmpConfig::new().with_precision(precision);
+    let config = super::checked::config().with_precision(precision);
     let config = match precision {
         Precision::F16 => config.with_loss_scale(LossScaleConfig::Fixed(256.0)),
         _ => config,

@@ -1,0 +1,139 @@
+//! Operations that a device is not exact in are found, and compute in FP32.
+
+#[path = "common/checked/mod.rs"]
+mod checked;
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::backend::Flex;
+use burn::prelude::*;
+use burn_amp::{Amp, AmpAutodiff, AmpConfig, AmpReport, GradScaler, LossScaleConfig, Precision};
+use burn_backend::{DType, DTypeUsage, DTypeUsageSet};
+
+use checked::{Checked, CheckedDevice};
+
+type B = AmpAutodiff<Flex>;
+
+/// The terms of a sum that f16 stops counting at 2,048.
+const N: usize = 4096;
+
+/// Flex has one device, whose configuration is the process's.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn configured(precision: Precision, qualified: bool) -> AmpReport {
+    let config = AmpConfig::new()
+        .with_precision(precision)
+        .with_op_qualification(qualified);
+    let config = match precision.scales_loss() {
+        true => config.with_loss_scale(LossScaleConfig::Fixed(1.0)),
+        false => config,
+    };
+    config.apply::<B>(&Default::default()).unwrap();
+    AmpReport::of::<B>(&Default::default()).unwrap()
+}
+
+fn ones<B: Backend, const D: usize>(shape: [usize; D]) -> Tensor<B, D> {
+    Tensor::ones(shape, &Default::default())
+}
+
+fn largest<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> f32 {
+    tensor.max().into_scalar().elem()
+}
+
+/// A product of one row, which Flex adds up in f16, and the gradient of a row.
+fn row() -> (DType, f32, f32) {
+    let product = ones::<Amp<Flex>, 2>([1, N]).matmul(ones([N, 8]));
+    let x = ones::<B, 2>([1, 8]).require_grad();
+    let grads = x.clone().matmul(ones([8, N])).sum().backward();
+    let grad = x.grad(&grads).expect("a finite gradient");
+    (product.dtype(), largest(product), largest(grad))
+}
+
+#[test]
+fn what_adds_up_in_half_computes_in_fp32_and_gives_half() {
+    let _alone = alone();
+    let report = configured(Precision::F16, true);
+    for op in ["float_matmul", "linear", "conv2d_weight_backward"] {
+        assert!(report.inexact.contains(&op.to_string()), "{report}");
+    }
+    assert!(report.to_string().contains("\nin FP32     float_matmul, "));
+    assert_eq!(row(), (DType::F16, N as f32, N as f32));
+    assert_eq!(GradScaler::of::<B>(&Default::default()).skipped_steps(), 0);
+}
+
+#[test]
+fn it_can_be_switched_off() {
+    let _alone = alone();
+    let report = configured(Precision::F16, false);
+    assert!(report.inexact.is_empty());
+    assert_eq!(row().1, 2048.0);
+    // And on again.
+    assert!(!configured(Precision::F16, true).inexact.is_empty());
+    assert_eq!(row(), (DType::F16, N as f32, N as f32));
+}
+
+#[test]
+fn a_dtype_that_the_device_is_exact_in_is_left_alone() {
+    let _alone = alone();
+    assert!(configured(Precision::Bf16, true).inexact.is_empty());
+    assert_eq!(row(), (DType::BF16, N as f32, N as f32));
+    assert!(configured(Precision::F32, true).inexact.is_empty());
+}
+
+#[test]
+fn a_region_tries_the_device_as_well() {
+    let _alone = alone();
+    AmpConfig::new().apply::<B>(&Default::default()).unwrap();
+    let row = burn_amp::with_precision(Precision::F16, || {
+        GradScaler::new(LossScaleConfig::Fixed(1.0))
+            .unwrap()
+            .scope(row)
+    });
+    assert_eq!(row, (DType::F16, N as f32, N as f32));
+}
+
+#[test]
+fn a_device_is_tried_when_it_is_configured_and_never_again() {
+    let device = CheckedDevice::new();
+    let config = AmpConfig::new().with_precision(Precision::F16);
+    config.apply::<AmpAutodiff<Checked>>(&device).unwrap();
+    assert!(device.counts().ran("conv3d") > 0);
+
+    device.reset();
+    config.apply::<AmpAutodiff<Checked>>(&device).unwrap();
+    assert_eq!(device.counts().ops().count(), 0);
+    let one = || Tensor::<AmpAutodiff<Checked>, 2>::ones([1, 1], &device);
+    one().matmul(one()).into_data();
+    let counts = device.counts();
+    assert_eq!(counts.ran("float_matmul"), 1);
+    assert_eq!(counts.ran_in("float_matmul", DType::F32), 1);
+
+    // The backend itself, on which no layer was used, is another way to the same.
+    let device = CheckedDevice::new();
+    config.apply::<Checked>(&device).unwrap();
+    assert!(device.counts().ran("conv3d") > 0);
+}
+
+#[test]
+fn a_device_that_only_contracts_in_half_is_tried_on_contractions() {
+    let contractions: DTypeUsageSet = DTypeUsage::Storage | DTypeUsage::Accelerated;
+    let device = CheckedDevice::with_support(DTypeUsageSet::empty(), contractions);
+    let config = AmpConfig::new().with_precision(Precision::Bf16);
+    config.apply::<Checked>(&device).unwrap();
+    let counts = device.counts();
+    assert!(counts.ran_in("float_matmul", DType::BF16) > 0);
+    assert_eq!(counts.ran("float_tanh") + counts.ran("gelu"), 0);
+}
+
+#[test]
+fn a_device_that_computes_in_fp32_is_not_tried() {
+    let device = CheckedDevice::new();
+    AmpConfig::new().apply::<Checked>(&device).unwrap();
+    let one = Tensor::<Amp<Checked>, 2>::ones([1, 1], &device);
+    one.clone().matmul(one).into_data();
+    assert_eq!(device.counts().ran("conv3d"), 0);
+}
