@@ -13,15 +13,15 @@ use std::f32::consts::PI;
 use std::process::ExitCode;
 
 use burn::backend::Flex;
-use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{Linear, LinearConfig, Tanh};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::prelude::*;
 use burn::tensor::Distribution;
-use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{AmpAutodiff, AmpConfig, AmpError, Dynamic, GradScaler, LossScaleConfig, Precision};
+use burn_amp::{
+    AmpAutodiff, AmpConfig, AmpError, Dynamic, GradScaler, LossScaleConfig, Precision,
+    clip_grad_norm,
+};
 use clap::Parser;
 
 type B = AmpAutodiff<Flex>;
@@ -81,7 +81,6 @@ fn train(precision: Precision) -> Result<(), AmpError> {
 
     let mut model = Model::<B>::new(&device);
     let mut optimizer = AdamConfig::new().init();
-    let clipping = GradientClippingConfig::Norm(1.0).init();
     // As PyTorch's `GradScaler(enabled=...)`: a disabled scaler lets the loop stay as it is.
     let scaler = GradScaler::new(match precision.scales_loss() {
         true => Dynamic::new().with_growth_interval(50).into(),
@@ -107,7 +106,7 @@ fn train(precision: Precision) -> Result<(), AmpError> {
             // Clipping is of the true gradients; a loop that does not clip leaves unscaling to
             // `step`.
             let grads = scaler.unscale(&model, grads)?;
-            let grads = clipped(&model, grads, &clipping);
+            let grads = clip_grad_norm(&model, grads, 1.0);
             // A step that overflowed gives the model back as it was, and says so.
             (model, _) = scaler.step(&mut optimizer, LEARNING_RATE, model, grads)?;
             scaler.update()?;
@@ -120,23 +119,4 @@ fn train(precision: Precision) -> Result<(), AmpError> {
         );
     }
     Ok(())
-}
-
-/// The gradients of a model, each clipped to its own norm.
-fn clipped<B: AutodiffBackend, M: AutodiffModule<B>>(
-    model: &M,
-    grads: GradientsParams,
-    clipping: &GradientClipping,
-) -> GradientsParams {
-    struct Clip<'a>(GradientsParams, &'a GradientClipping);
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Clip<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if let Some(grad) = self.0.remove::<B::InnerBackend, D>(param.id) {
-                self.0.register(param.id, self.1.clip_gradient(grad));
-            }
-        }
-    }
-    let mut clip = Clip(grads, clipping);
-    model.visit(&mut clip);
-    clip.0
 }

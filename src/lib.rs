@@ -5,7 +5,7 @@
 //! use burn::backend::Flex;
 //! use burn_amp::AmpAutodiff;
 //!
-//! type Backend = AmpAutodiff<Flex>; // was: Autodiff<Flex>
+//! type MyBackend = AmpAutodiff<Flex>; // was: Autodiff<Flex>
 //! ```
 //!
 //! Contractions run in bf16 or f16, what is sensitive runs in FP32, and parameters, gradients and
@@ -80,5 +80,5 @@ pub use train::{
     AccumulationRecord, AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord, AmpOptimizer,
     AmpTraining, AmpTrainingExt, ConvertFloat, LossScaleMetric, MixedPrecision,
     MixedPrecisionTrainer, PrecisionMetric, SkippedStepsMetric, StepMetrics, StepProgress,
-    TrainerRecord,
+    TrainerRecord, clip_grad_norm,
 };

@@ -26,11 +26,11 @@
 //! use burn::backend::Flex;
 //! use burn_amp::prelude::*;
 //!
-//! type Backend = AmpAutodiff<Flex>; // with the feature `flex` also: AmpFlex
+//! type MyBackend = AmpAutodiff<Flex>; // with the feature `flex` also: AmpFlex
 //!
 //! AmpConfig::new()
 //!     .with_precision(Precision::Bf16)
-//!     .apply::<Backend>(&Default::default())?;
+//!     .apply::<MyBackend>(&Default::default())?;
 //! # Ok::<(), AmpError>(())
 //! ```
 

@@ -205,8 +205,11 @@ impl fmt::Display for Skipped {
                 write!(f, "{gradients} not finite")?;
             }
         }
-        match &self.first_parameter {
-            Some(path) => write!(f, ", first {path}"),
+        if let Some(path) = &self.first_parameter {
+            write!(f, ", first {path}")?;
+        }
+        match &self.first_operation {
+            Some(operation) => write!(f, "; {operation}"),
             None => Ok(()),
         }
     }

@@ -117,7 +117,7 @@ fn the_log_is_told_once_and_why() {
             assert!(line.contains(text), "{line}");
         }
     };
-    let losses = ["(1 such losses", "(2 such losses", "(4 such losses"];
+    let losses = ["(1 of them", "(2 of them", "(4 of them"];
     has(Level::Warn, &losses);
     let overflows = [
         "after 5 in a row",

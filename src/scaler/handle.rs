@@ -562,10 +562,10 @@ fn tell_log(step: &LastStep, transition: Transition, before: &LossScaler, after:
         ),
         Outcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
             step = steps, scale = step.scale, losses = losses;
-            "burn-amp: the loss is not finite; step skipped, loss scale {} kept ({losses} such \
-             losses so far). This is not the scale's fault: look at the inputs and the learning \
-             rate, and in the forward pass for values beyond 65504, which f16 does not hold (bf16 \
-             does, or full_precision around the layer){named}",
+            "burn-amp: the loss is not finite{named}; step skipped, loss scale {} kept ({losses} of \
+             them so far). This is not the scale's fault: look at the inputs and the learning rate, \
+             and in the forward pass for values beyond 65504, which f16 does not hold (bf16 does, or \
+             full_precision around the layer)",
             step.scale
         ),
         _ => {}

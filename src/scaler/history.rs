@@ -45,6 +45,8 @@ pub struct Skipped {
     pub non_finite_gradients: usize,
     /// The first of them, as [`LastStep::parameters`], where they are named.
     pub first_parameter: Option<String>,
+    /// Where anomaly detection is on, the first operation whose result was not finite, as text.
+    pub first_operation: Option<String>,
 }
 
 impl Default for ScaleHistory {
@@ -71,6 +73,7 @@ impl ScaleHistory {
             scale: step.scale,
             non_finite_gradients: step.non_finite_gradients,
             first_parameter: step.parameters.first().cloned(),
+            first_operation: first_operation(step),
         });
         self.push(skipped, state);
     }
@@ -105,6 +108,7 @@ impl ScaleHistory {
             && let Some(skipped) = &mut entry.skipped
         {
             skipped.first_parameter = step.parameters.first().cloned();
+            skipped.first_operation = first_operation(step);
         }
     }
 
@@ -125,6 +129,10 @@ impl ScaleHistory {
             .back()
             .map_or(self.first_scale, |entry| entry.scale)
     }
+}
+
+fn first_operation(step: &LastStep) -> Option<String> {
+    step.anomalies.first().map(|anomaly| anomaly.to_string())
 }
 
 /// The steps of a state, with the skipped ones.

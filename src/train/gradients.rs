@@ -113,9 +113,29 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Unscale<'_, B> {
     }
 }
 
-/// The gradients, scaled down if the norm of all of them together is above `max_norm`: times
-/// `min(1, max_norm / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_`. Reads nothing back.
-pub(crate) fn clipped<B: AutodiffBackend, M: AutodiffModule<B>>(
+/// The gradients of a model, scaled down if the norm of all of them together is above `max_norm`:
+/// times `min(1, max_norm / (norm + 1e-6))`, as PyTorch's `torch.nn.utils.clip_grad_norm_`. Reads
+/// nothing back from the device. For a loop with the explicit protocol, between
+/// [`GradScaler::unscale`](crate::GradScaler::unscale) and [`step`](crate::GradScaler::step); where
+/// a gradient is not finite, so are all of them after.
+///
+/// Gradients keep shape and dtype; those of other models are dropped. With no gradient of the model
+/// they are given back as they are.
+///
+/// ```
+/// # use burn::{backend::Flex, nn::LinearConfig, optim::GradientsParams, tensor::Tensor};
+/// # use burn_amp::{AmpAutodiff, clip_grad_norm};
+/// # type B = AmpAutodiff<Flex>;
+/// # let device = Default::default();
+/// # let model = LinearConfig::new(4, 1).with_bias(false).init::<B>(&device);
+/// # let loss = model.forward(Tensor::<B, 2>::ones([2, 4], &device)).sum();
+/// let grads = GradientsParams::from_grads(loss.backward(), &model);
+/// let grads = clip_grad_norm(&model, grads, 1.0);
+/// # let grad = grads.get::<burn_amp::Amp<Flex>, 2>(model.weight.id).unwrap();
+/// # let norm: f32 = grad.powi_scalar(2).sum().sqrt().into_scalar();
+/// # assert!((norm - 1.0).abs() < 1e-5);
+/// ```
+pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     grads: GradientsParams,
     max_norm: f32,

@@ -12,6 +12,7 @@ mod outcomes;
 mod trainer;
 
 pub use convert::ConvertFloat;
+pub use gradients::clip_grad_norm;
 pub use learner::{AmpTraining, AmpTrainingExt};
 pub use lr_scheduler::{AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord};
 pub use metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};

@@ -300,7 +300,7 @@ where
             .unscale::<B, M>(self.model(), grads)
             .inspect_err(|_| self.mixed.scaler().resume(Begun::default()))?;
         let grads = match self.max_norm {
-            Some(max_norm) => gradients::clipped::<B, M>(self.model(), grads, max_norm),
+            Some(max_norm) => gradients::clip_grad_norm::<B, M>(self.model(), grads, max_norm),
             None => grads,
         };
         let model = self.model.take().expect("the model is here between steps");
