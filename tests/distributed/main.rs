@@ -2,7 +2,6 @@
 //!
 //! Replicas wait for each other. A test that would wait for ever fails instead.
 
-#[allow(unused_imports)]
 #[path = "../common/checked/mod.rs"]
 mod checked;
 #[path = "../common/mod.rs"]
