@@ -69,19 +69,20 @@ impl AmpConfig {
         Self::default()
     }
 
-    /// Sets the precision.
+    /// Sets the precision. Default [`Auto`](Precision::Auto).
     pub fn with_precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
     }
 
-    /// Sets how the loss is scaled in f16.
+    /// Sets how the loss is scaled in f16. Default
+    /// [`Dynamic`](crate::Dynamic) with its defaults. [`apply`](AmpConfig::apply) checks the ranges.
     pub fn with_loss_scale(mut self, loss_scale: LossScaleConfig) -> Self {
         self.loss_scale = Some(loss_scale);
         self
     }
 
-    /// Sets what to do when no loss scale helps.
+    /// Sets what to do when no loss scale helps. Default [`WhenStuck::Log`].
     pub fn with_when_stuck(mut self, when_stuck: WhenStuck) -> Self {
         self.when_stuck = when_stuck;
         self
@@ -89,7 +90,7 @@ impl AmpConfig {
 
     /// Looks for the first operation of a step whose result is not finite, in the forward and in
     /// the backward pass: after a skipped step [`LastStep::anomalies`](crate::LastStep::anomalies)
-    /// says which it was. The counterpart of PyTorch's `torch.autograd.set_detect_anomaly`.
+    /// says which it was. Default off. The counterpart of PyTorch's `torch.autograd.set_detect_anomaly`.
     ///
     /// To find a fault and not to train with: every operation waits for the device, up to three
     /// times for each operand and result. The environment variable `BURN_AMP_DETECT_ANOMALY=1` does
@@ -99,7 +100,7 @@ impl AmpConfig {
         self
     }
 
-    /// Whether a device is tried before it computes in half (default), once for each half dtype:
+    /// Whether a device is tried before it computes in half, once for each half dtype. Default on:
     /// there are kernels that add up products in half, where a sum of 4,096 ones is 2,048, or that
     /// lose the last bits of a function. Such an operation then computes in FP32 and gives half;
     /// the log and [`AmpReport::inexact`](crate::AmpReport) name it.
@@ -114,7 +115,8 @@ impl AmpConfig {
     }
 
     /// Puts the configuration in force on `device`, for every thread, and gives the precision that
-    /// is now in force there (never `Auto`). Starts the device's loss scaler and counts anew.
+    /// is now in force there (never `Auto`). Starts the device's loss scaler and counts anew; a
+    /// step of the explicit protocol that had begun on it is forgotten.
     ///
     /// `B` may be the backend itself, `Amp` of it or `AmpAutodiff` of it: they share the device.
     ///

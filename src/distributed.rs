@@ -12,7 +12,8 @@ use crate::autodiff::replicas;
 use crate::{Amp, AmpTensor, GradScaler};
 
 /// As the backend below. All replicas start with the loss scale of the first device, and they step
-/// or skip together.
+/// or skip together: in `backward()`, and in `unscale` or `step` of the explicit protocol, each
+/// waits for the others. All of them panic where losses are scaled differently.
 impl<B: DistributedBackend> DistributedBackend for Amp<B> {
     fn start_communication_server(devices: &[Self::Device], config: DistributedConfig) {
         if let [first, ..] = devices
