@@ -47,6 +47,7 @@ mod error;
 mod file;
 mod finite;
 pub mod guide;
+mod ir;
 mod ops;
 #[cfg(feature = "plot")]
 mod plot;
