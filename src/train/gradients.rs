@@ -75,6 +75,7 @@ pub(crate) fn unscaled<B: AutodiffBackend, M: AutodiffModule<B>>(
         grads,
         is_scaled: &is_scaled,
         factor,
+        factor_tensor: None,
         check,
         unscaled: GradientsParams::new(),
     };
@@ -86,6 +87,9 @@ struct Unscale<'a, B: AutodiffBackend> {
     grads: GradientsParams,
     is_scaled: &'a dyn Fn(ParamId) -> bool,
     factor: Option<f64>,
+    /// What is FP32 here may be f16 on a server that computes in it. There it stays f16 times a
+    /// scalar, and becomes FP32 times a tensor.
+    factor_tensor: Option<Tensor<B::InnerBackend, 1>>,
     check: &'a mut FiniteCheck<B::InnerBackend>,
     unscaled: GradientsParams,
 }
@@ -104,9 +108,14 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Unscale<'_, B> {
             DType::F16 | DType::BF16 => grad.cast(FloatDType::F32),
             _ => grad,
         };
-        let wide = match self.factor {
-            Some(factor) => wide * factor,
-            None => wide,
+        let wide = match (self.factor, wide.dtype()) {
+            (None, _) => wide,
+            (Some(factor), DType::F32) => {
+                let on = (&wide.device(), DType::F32);
+                let tensor = || Tensor::from_data(TensorData::from([factor]), on);
+                times(wide, self.factor_tensor.get_or_insert_with(tensor))
+            }
+            (Some(factor), _) => wide * factor,
         };
         self.check.add(wide.clone().into_primitive().tensor());
         self.unscaled.register(param.id, wide.cast(dtype));
