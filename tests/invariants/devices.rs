@@ -1,13 +1,13 @@
 //! Devices: what they can do decides what they are given, and each keeps its own configuration.
 
-use burn::module::{AutodiffModule, Module};
+use burn::module::{AutodiffModule, Module, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::SgdConfig;
+use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_amp::policy::{Class, class};
 use burn_amp::{
-    Amp, AmpConfig, AmpError, LossScaleConfig, MixedPrecisionTrainer, Precision, precision_of,
-    with_precision,
+    Amp, AmpConfig, AmpError, Dynamic, GradScaler, LossScaleConfig, MixedPrecisionTrainer,
+    Precision, precision_of, with_precision,
 };
 use burn_backend::{Backend, DTypeUsage, DTypeUsageSet, TensorPrimitive};
 
@@ -240,6 +240,56 @@ fn each_device_keeps_its_own_precision() {
         valid.forward(input::<_, 2>([3, 4], 1, device));
         ran("linear");
     }
+}
+
+/// Two steps on each device in turn, then the weight. `after` is told where the steps were.
+fn trained_on(devices: &[CheckedDevice], mut after: impl FnMut(&CheckedDevice)) -> Vec<f32> {
+    let mut model = LinearConfig::new(4, 4).init::<Keeping>(&devices[0]);
+    let filled = input::<Keeping, 2>([4, 4], 3, &devices[0]).require_grad();
+    model.weight = Param::initialized(model.weight.id, filled);
+    let mut optimizer = AdamConfig::new().init();
+    for device in devices {
+        model = model.fork(device);
+        device.reset();
+        for seed in 0..2 {
+            let output = model.forward(input::<_, 2>([3, 4], seed, device));
+            let grads = output.powi_scalar(2).mean().backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optimizer.step(1e-2, model, grads);
+        }
+        after(device);
+    }
+    read(model.weight.val().inner())
+}
+
+#[test]
+fn a_model_that_moves_between_steps_trains_as_each_device_is_configured() {
+    let [home, away] = [Precision::F16, Precision::Bf16].map(device_in);
+    let dynamic = Dynamic {
+        init_scale: 256.0,
+        growth_interval: 2,
+        ..Dynamic::default()
+    };
+    let config = crate::checked::config().with_precision(Precision::F16);
+    let config = config.with_loss_scale(LossScaleConfig::Dynamic(dynamic));
+    config.apply::<Checked>(&home).expect("f16");
+
+    // Steps elsewhere are not counted, and the scale goes on from where it was.
+    let mut scales = Vec::new();
+    let moved = trained_on(&[home, away, home], |device| {
+        let dtype = match *device == home {
+            true => DType::F16,
+            false => DType::BF16,
+        };
+        assert_eq!(device.counts().ran_in("linear", dtype), 2);
+        assert_eq!(device.counts().ran("linear"), 2);
+        scales.push(GradScaler::of::<Keeping>(&home).loss_scale());
+    });
+    assert_eq!(scales, [512.0, 512.0, 1024.0]);
+
+    let full = device_in(Precision::F32);
+    let expected = trained_on(&[full; 3], |_| {});
+    assert_close("weight", Precision::Bf16, &moved, &expected, 4.0);
 }
 
 #[test]
