@@ -23,7 +23,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use data::Digits;
-use train::{Trained, steps, train};
+use train::{Trained, step, steps, train};
 
 #[derive(Parser)]
 #[command(about = "Trains on handwritten digits in FP32, f16 and bf16 and compares the results")]
@@ -99,7 +99,7 @@ fn run(precision: Precision, digits: &Digits, args: &Args) -> Result<Run, AmpErr
     let run = if precision == Precision::F32 {
         Run {
             precision,
-            trained: train::<Autodiff<Flex>>(digits, epochs, args.seed, shown),
+            trained: train::<Autodiff<Flex>>(&device, digits, epochs, args.seed, step, shown),
             scales: None,
             skipped_steps: 0,
         }
@@ -109,10 +109,11 @@ fn run(precision: Precision, digits: &Digits, args: &Args) -> Result<Run, AmpErr
             .apply::<AmpAutodiff<Flex>>(&device)?;
         let scaler = GradScaler::of::<AmpAutodiff<Flex>>(&device);
         let mut scales = Vec::new();
-        let trained = train::<AmpAutodiff<Flex>>(digits, epochs, args.seed, |loss| {
-            scales.push(scaler.loss_scale());
-            shown(loss);
-        });
+        let trained =
+            train::<AmpAutodiff<Flex>>(&device, digits, epochs, args.seed, step, |loss| {
+                scales.push(scaler.loss_scale());
+                shown(loss);
+            });
         Run {
             precision,
             trained,

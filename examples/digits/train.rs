@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use rand::SeedableRng;
@@ -15,7 +16,10 @@ use crate::data::{Digit, Digits, batch};
 use crate::model::Model;
 
 const BATCH: usize = 32;
-const LEARNING_RATE: f64 = 2e-3;
+pub const LEARNING_RATE: f64 = 2e-3;
+
+/// What steps a model.
+pub type ModelOptimizer<B> = OptimizerAdaptor<Adam, Model<B>, B>;
 
 /// What a run gave.
 pub struct Trained {
@@ -31,19 +35,31 @@ pub fn steps(digits: &Digits, epochs: usize) -> usize {
     epochs * digits.train.len().div_ceil(BATCH)
 }
 
-/// Trains a model from `seed` and tests it. `after_step` is told each step's loss.
+/// A step as in any training loop of Burn's: backward pass, then the optimizer.
+pub fn step<B: AutodiffBackend>(
+    optimizer: &mut ModelOptimizer<B>,
+    model: Model<B>,
+    loss: Tensor<B, 1>,
+) -> Model<B> {
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    optimizer.step(LEARNING_RATE, model, grads)
+}
+
+/// Trains a model from `seed`, stepping it by `step`, and tests it. `after_step` is told each
+/// step's loss.
 pub fn train<B: AutodiffBackend>(
+    device: &B::Device,
     digits: &Digits,
     epochs: usize,
     seed: u64,
+    mut step: impl FnMut(&mut ModelOptimizer<B>, Model<B>, Tensor<B, 1>) -> Model<B>,
     mut after_step: impl FnMut(f64),
 ) -> Trained {
-    let device = B::Device::default();
-    B::seed(&device, seed);
+    B::seed(device, seed);
     let mut order = StdRng::seed_from_u64(seed);
-    let mut model = Model::<B>::new(&device);
+    let mut model = Model::<B>::new(device);
     let mut optimizer = AdamConfig::new().init();
-    let loss_fn = CrossEntropyLossConfig::new().init(&device);
+    let loss_fn = CrossEntropyLossConfig::new().init(device);
 
     let start = Instant::now();
     let mut train: Vec<&Digit> = digits.train.iter().collect();
@@ -53,10 +69,9 @@ pub fn train<B: AutodiffBackend>(
         train.shuffle(&mut order);
         let epoch = losses.len();
         for digits in train.chunks(BATCH) {
-            let (images, labels) = batch::<B>(digits, &device);
+            let (images, labels) = batch::<B>(digits, device);
             let loss = loss_fn.forward(model.forward(images), labels);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(LEARNING_RATE, model, grads);
+            model = step(&mut optimizer, model, loss.clone());
             let loss = loss.into_scalar().elem::<f64>();
             losses.push(loss);
             after_step(loss);
@@ -67,7 +82,7 @@ pub fn train<B: AutodiffBackend>(
     let seconds = start.elapsed().as_secs_f64();
 
     let test: Vec<&Digit> = digits.test.iter().collect();
-    let (images, labels) = batch::<B::InnerBackend>(&test, &device);
+    let (images, labels) = batch::<B::InnerBackend>(&test, device);
     let predicted = model.valid().forward(images).argmax(1).squeeze_dim::<1>(1);
     let right = predicted
         .equal(labels)

@@ -15,6 +15,10 @@
 //! - [`ops`]: which operation runs in which precision, beside PyTorch.
 //! - [`inference`]: running a trained model.
 //! - [`custom_ops`]: operations of your own.
+#![cfg_attr(
+    feature = "train",
+    doc = "- [`remote`]: training on a server that computes in half precision."
+)]
 //! - [`how_it_works`]: the layers, and who decides what.
 //! - [`limits`]: what is not possible, and what was not measured.
 
@@ -42,6 +46,10 @@ pub mod precision {}
 
 #[doc = include_str!("quick_start.md")]
 pub mod quick_start {}
+
+#[cfg(feature = "train")]
+#[doc = include_str!("remote.md")]
+pub mod remote {}
 
 #[cfg(feature = "train")]
 #[doc = include_str!("training.md")]
