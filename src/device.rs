@@ -75,8 +75,8 @@ impl AmpConfig {
         self
     }
 
-    /// Sets how the loss is scaled in f16. Default
-    /// [`Dynamic`](crate::Dynamic) with its defaults. [`apply`](AmpConfig::apply) checks the ranges.
+    /// Sets how the loss is scaled in f16. Default [`Dynamic`](crate::Dynamic) with its defaults.
+    /// [`apply`](AmpConfig::apply) checks the ranges.
     pub fn with_loss_scale(mut self, loss_scale: LossScaleConfig) -> Self {
         self.loss_scale = Some(loss_scale);
         self
@@ -90,7 +90,8 @@ impl AmpConfig {
 
     /// Looks for the first operation of a step whose result is not finite, in the forward and in
     /// the backward pass: after a skipped step [`LastStep::anomalies`](crate::LastStep::anomalies)
-    /// says which it was. Default off. The counterpart of PyTorch's `torch.autograd.set_detect_anomaly`.
+    /// says which it was. Default off. The counterpart of PyTorch's
+    /// `torch.autograd.set_detect_anomaly`.
     ///
     /// To find a fault and not to train with: every operation waits for the device, up to three
     /// times for each operand and result. The environment variable `BURN_AMP_DETECT_ANOMALY=1` does

@@ -1,5 +1,5 @@
-//! [`Amp`] as a backend that runs Burn's intermediate representation: what a server of `burn-remote`
-//! computes on.
+//! [`Amp`] as a backend that runs Burn's intermediate representation: what a server of
+//! `burn-remote` computes on.
 
 use burn_backend::Backend;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};

@@ -31,8 +31,8 @@
 //! - `plot`: [`AmpReport::save_svg`](AmpReport), the loss scale as a picture.
 //! - `distributed`: Burn's distributed data parallel, for backends that can do it.
 //! - `flex`, `ndarray`, `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu`, `tch`, `cpu`: Burn's
-//!   backends, for the ready types of the [`prelude`]. [`Amp`] and [`AmpAutodiff`] need none of them:
-//!   they take any backend.
+//!   backends, for the ready types of the [`prelude`]. [`Amp`] and [`AmpAutodiff`] need none of
+//!   them: they take any backend.
 //! - `fusion`, `autotune`: those of the backends that are switched on.
 
 #![warn(missing_docs)]

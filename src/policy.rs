@@ -1,7 +1,9 @@
 //! The op policy: which precision each operation runs in, as one table and one pure function.
 //! Knows dtypes, but no tensor, no device and no backend.
 //!
-//! To change an operation's precision, change its line in [`TABLE`].
+//! To change an operation's precision, change its line in [`TABLE`]. What is FP32 and what is half
+//! goes by the lists of PyTorch's autocast for CUDA (`aten/src/ATen/autocast_mode.h`); the guide's
+//! [reference](crate::guide::ops) shows both side by side.
 //!
 //! # What was decided by measurement
 //!
@@ -16,11 +18,11 @@
 //!   tracks it, as a statistic or a parameter, and the other has 16 times its elements. Any other
 //!   that was never half, as an additive mask, makes the result FP32 for good, and so does a
 //!   product of two large ones, which may be of any size.
-//! - **Constants** in FP32, of zeros, ones or another value that both half dtypes hold, follow a half
-//!   tensor instead of promoting it. An LSTM keeps 0.52 instead of 0.70: without it, the first state
-//!   makes every later one FP32.
-//! - **Softmax, layer norm, dropout and relu** are recorded with backward formulas of their own: one
-//!   tensor is kept instead of three, in half where the operand was half, the noise of a dropout
+//! - **Constants** in FP32, of zeros, ones or another value that both half dtypes hold, follow a
+//!   half tensor instead of promoting it. An LSTM keeps 0.52 instead of 0.70: without it, the first
+//!   state makes every later one FP32.
+//! - **Softmax, layer norm, dropout and relu** are recorded with backward formulas of their own:
+//!   one tensor is kept instead of three, in half where the operand was half, the noise of a dropout
 //!   as booleans, and of a relu its result, which the next layer keeps anyway. A transformer keeps
 //!   0.36 instead of 0.68, an MLP 0.20 instead of 0.45.
 //! - FP32 that was never half keeps FP32 copies: an operation that the policy does not demote has

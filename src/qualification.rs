@@ -241,8 +241,8 @@ pub(crate) fn of<B: Backend>(device: &B::Device, half: DType) -> OpSet {
     *lock(&FOUND).entry(key).or_insert(found)
 }
 
-/// Whether every value in half is that in FP32, rounded: within one rounding and a quarter, for FP32
-/// is not exact either.
+/// Whether every value in half is that in FP32, rounded: within one rounding and a quarter, for
+/// FP32 is not exact either.
 fn is_exact<B: Backend>(trial: Trial<B>, device: &B::Device, half: DType) -> bool {
     let values = |dtype: DType| {
         let (half, dtype) = (half.into(), dtype.into());

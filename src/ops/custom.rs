@@ -63,8 +63,8 @@ impl<B: Backend> Amp<B> {
     }
 
     /// As [`custom_op`](Amp::custom_op) for the backward function of such an operation, which takes
-    /// a gradient and what was kept for it. A backward pass follows the forward pass: `Half` is half
-    /// where one of the operands is, and `Wide` gives the widest of their dtypes.
+    /// a gradient and what was kept for it. A backward pass follows the forward pass: `Half` is
+    /// half where one of the operands is, and `Wide` gives the widest of their dtypes.
     ///
     /// # Panics
     ///

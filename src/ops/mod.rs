@@ -192,9 +192,9 @@ impl Call {
         if plan.operands == Some(DType::F16) {
             marks |= Marks::FROM_F16;
         }
-        let rounded = match named.qualifies != OpSet::NONE && mode != Mode::Off {
-            true => inexact_half(named, &plan, tensors),
-            false => None,
+        let rounded = match named.qualifies.is_none() || mode == Mode::Off {
+            true => None,
+            false => inexact_half(named, &plan, tensors),
         };
         let plan = match rounded {
             Some(half) => Plan {

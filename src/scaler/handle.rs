@@ -541,7 +541,7 @@ fn tell_log(step: &LastStep, transition: Transition, before: &LossScaler, after:
     for anomaly in &step.anomalies {
         named = format!("{named} [{anomaly}]");
     }
-    let steps = after.taken_steps() + after.skipped_steps();
+    let steps = after.steps();
     let in_a_row = after.skipped_in_a_row();
     let losses = after.non_finite_losses();
     match step.outcome {

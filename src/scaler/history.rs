@@ -61,7 +61,7 @@ impl ScaleHistory {
     pub(super) fn from(state: &LossScaler) -> Self {
         Self {
             first_scale: state.scale(),
-            first_step: steps(state),
+            first_step: state.steps(),
             entries: VecDeque::new(),
         }
     }
@@ -88,7 +88,7 @@ impl ScaleHistory {
             return;
         }
         self.entries.push_back(ScaleEntry {
-            step: steps(state),
+            step: state.steps(),
             scale: state.scale(),
             skipped,
         });
@@ -104,7 +104,7 @@ impl ScaleHistory {
     #[cfg(feature = "train")]
     pub(super) fn name(&mut self, step: &LastStep, state: &LossScaler) {
         if let Some(entry) = self.entries.back_mut()
-            && entry.step == steps(state)
+            && entry.step == state.steps()
             && let Some(skipped) = &mut entry.skipped
         {
             skipped.first_parameter = step.parameters.first().cloned();
@@ -133,11 +133,6 @@ impl ScaleHistory {
 
 fn first_operation(step: &LastStep) -> Option<String> {
     step.anomalies.first().map(|anomaly| anomaly.to_string())
-}
-
-/// The steps of a state, with the skipped ones.
-fn steps(state: &LossScaler) -> u64 {
-    state.taken_steps() + state.skipped_steps()
 }
 
 #[cfg(test)]

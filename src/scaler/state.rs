@@ -128,6 +128,11 @@ impl LossScaler {
         self.skipped
     }
 
+    /// Steps that were taken or skipped.
+    pub fn steps(&self) -> u64 {
+        self.taken + self.skipped
+    }
+
     /// Steps skipped since the last one that was taken.
     pub fn skipped_in_a_row(&self) -> u64 {
         self.skipped_in_a_row

@@ -81,8 +81,8 @@ pub enum StepProgress {
 /// A batch's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The loss of this batch as `loss_fn` gave it, without any scale and not divided by the batches
-    /// of a window. Reading it waits for the device, once a batch.
+    /// The loss of this batch as `loss_fn` gave it, without any scale and not divided by the
+    /// batches of a window. Reading it waits for the device, once a batch.
     pub loss: f64,
     /// What the loss was multiplied with; 1 in bf16 and FP32.
     pub scale: f32,

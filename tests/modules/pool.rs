@@ -8,8 +8,8 @@ use burn::prelude::*;
 use crate::common::ON_CUBECL;
 use crate::harness::{Lab, Run};
 
-/// CubeCL's backends have a backward pass of nearest neighbours alone: there the forward pass of the
-/// others is compared, and the input stands for their output.
+/// CubeCL's backends have a backward pass of nearest neighbours alone: there the forward pass of
+/// the others is compared, and the input stands for their output.
 fn interpolated<B: Run, const D: usize>(
     lab: &mut Lab<B>,
     name: &str,
