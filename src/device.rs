@@ -246,7 +246,8 @@ impl Settings {
 
     fn of<B: Backend>(device: &B::Device) -> Self {
         let usage = |dtype| B::dtype_usage(device, dtype);
-        let (auto, why_auto) = auto(usage(DType::F16), usage(DType::BF16));
+        let silent = is_silent(&bare_name::<B>(device));
+        let (auto, why_auto) = auto(usage(DType::F16), usage(DType::BF16), silent);
         Self {
             precision: auto,
             asked: false,
@@ -362,8 +363,15 @@ fn half_support(usage: DTypeUsageSet) -> HalfSupport {
     }
 }
 
-/// The precision that `Auto` stands for, and why.
-fn auto(f16: DTypeUsageSet, bf16: DTypeUsageSet) -> (Precision, &'static str) {
+/// Whether it is a GPU of LibTorch's, by the name of its backend. Burn reports there what can be
+/// computed in, and nothing of what is accelerated.
+fn is_silent(name: &str) -> bool {
+    matches!(name, "libtorch<cuda>" | "libtorch<metal>")
+}
+
+/// The precision that `Auto` stands for, and why. A silent device gets f16, as from PyTorch's
+/// autocast: where that is not fast, or bf16 is as fast, cannot be told.
+fn auto(f16: DTypeUsageSet, bf16: DTypeUsageSet, silent: bool) -> (Precision, &'static str) {
     let accelerated = |usage: DTypeUsageSet| {
         usage.contains(DTypeUsage::Accelerated) && half_support(usage) != HalfSupport::None
     };
@@ -371,6 +379,11 @@ fn auto(f16: DTypeUsageSet, bf16: DTypeUsageSet) -> (Precision, &'static str) {
         (Precision::Bf16, "the device accelerates bf16")
     } else if accelerated(f16) {
         (Precision::F16, "the device accelerates f16, and not bf16")
+    } else if silent && half_support(f16) != HalfSupport::None {
+        (
+            Precision::F16,
+            "PyTorch's autocast does so, and LibTorch does not tell what the device accelerates",
+        )
     } else {
         (
             Precision::F32,
@@ -381,6 +394,10 @@ fn auto(f16: DTypeUsageSet, bf16: DTypeUsageSet) -> (Precision, &'static str) {
 
 /// The backend without the layers that share its devices, and the device.
 pub(crate) fn name<B: Backend>(device: &B::Device) -> String {
+    format!("{} on {device:?}", bare_name::<B>(device))
+}
+
+fn bare_name<B: Backend>(device: &B::Device) -> String {
     let name = B::name(device);
     let mut bare = name.as_str();
     while let Some(inner) = ["amp<", "autodiff<"]
@@ -389,7 +406,7 @@ pub(crate) fn name<B: Backend>(device: &B::Device) -> String {
     {
         bare = inner;
     }
-    format!("{bare} on {device:?}")
+    bare.into()
 }
 
 fn usage_text(usage: DTypeUsageSet) -> String {
@@ -519,8 +536,18 @@ mod tests {
             (none, none, Precision::F32),
             (DTypeUsage::Accelerated.into(), none, Precision::F32),
         ] {
-            assert_eq!(auto(f16, bf16).0, expected, "{f16:?} {bf16:?}");
+            assert_eq!(auto(f16, bf16, false).0, expected, "{f16:?} {bf16:?}");
         }
+    }
+
+    #[test]
+    fn auto_is_f16_on_a_gpu_that_does_not_tell() {
+        let general = DTypeUsage::general();
+        let none = DTypeUsageSet::empty();
+        assert_eq!(auto(general, general, true).0, Precision::F16);
+        assert_eq!(auto(none, general, true).0, Precision::F32);
+        let told = general | DTypeUsage::Accelerated;
+        assert_eq!(auto(general, told, true).0, Precision::Bf16);
     }
 
     #[test]

@@ -37,3 +37,22 @@ fn a_half_precision_computes_or_is_refused() {
         }
     }
 }
+
+/// A device is asked for its name alone: it need not be there.
+#[cfg(feature = "tch")]
+#[test]
+fn auto_on_libtorch_is_f16_on_gpus_and_fp32_elsewhere() {
+    use burn_amp::{AmpAutodiff, Precision};
+    use burn_tch::LibTorchDevice;
+
+    for (device, expected) in [
+        (LibTorchDevice::Cpu, Precision::F32),
+        (LibTorchDevice::Cuda(0), Precision::F16),
+        (LibTorchDevice::Mps, Precision::F16),
+        (LibTorchDevice::Vulkan, Precision::F32),
+    ] {
+        let auto = || precision_of::<AmpAutodiff<Inner>>(&device).unwrap();
+        assert_eq!(with_precision(Precision::Auto, auto), expected);
+        assert_eq!(auto(), expected);
+    }
+}
