@@ -24,6 +24,9 @@ pub const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
 /// Whether it is one of CubeCL's, which lack some backward passes.
 pub const ON_CUBECL: bool = cfg!(any(feature = "cuda", feature = "wgpu"));
 
+/// Whether it is LibTorch, for which Burn lacks some operations and does some otherwise.
+pub const ON_LIBTORCH: bool = cfg!(feature = "tch") && !ON_CUBECL;
+
 /// Those that the tested backend can do.
 pub fn possible<const N: usize>(precisions: [Precision; N]) -> Vec<Precision> {
     let can = |p: &Precision| with_precision(*p, || precision_of::<Inner>(&Default::default()));
