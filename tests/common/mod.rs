@@ -40,6 +40,10 @@ pub fn halves() -> Vec<Precision> {
 
 /// Whether the tested backend computes in a dtype.
 pub fn computes_in(dtype: &DType) -> bool {
+    // CubeCL's fusion panics at ones in FP64, which a backward pass begins with, in plain Burn too.
+    if ON_CUBECL && cfg!(feature = "fusion") && *dtype == DType::F64 {
+        return false;
+    }
     Inner::dtype_usage(&Default::default(), *dtype).is_superset(DTypeUsage::general())
 }
 
