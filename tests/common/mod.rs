@@ -24,6 +24,12 @@ pub const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
 /// Whether it is one of CubeCL's, which lack some backward passes.
 pub const ON_CUBECL: bool = cfg!(any(feature = "cuda", feature = "wgpu"));
 
+/// Whether it computes by WGSL, which lacks one average pooling.
+pub const ON_WGSL: bool = cfg!(all(feature = "wgpu", not(feature = "vulkan")));
+
+/// Whether operations are fused, where one backward pass and FP64 panic.
+pub const FUSED: bool = ON_CUBECL && cfg!(feature = "fusion");
+
 /// Whether it is LibTorch, for which Burn lacks some operations and does some otherwise.
 pub const ON_LIBTORCH: bool = cfg!(feature = "tch") && !ON_CUBECL;
 
@@ -41,7 +47,7 @@ pub fn halves() -> Vec<Precision> {
 /// Whether the tested backend computes in a dtype.
 pub fn computes_in(dtype: &DType) -> bool {
     // CubeCL's fusion panics at ones in FP64, which a backward pass begins with, in plain Burn too.
-    if ON_CUBECL && cfg!(feature = "fusion") && *dtype == DType::F64 {
+    if FUSED && *dtype == DType::F64 {
         return false;
     }
     Inner::dtype_usage(&Default::default(), *dtype).is_superset(DTypeUsage::general())

@@ -10,7 +10,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
 
-use crate::common::{Inner, ON_CUBECL, ON_LIBTORCH, computes_in, halves, roundoff};
+use crate::common::{Inner, computes_in, halves, roundoff};
 
 /// Whatever is tested, what is right is computed on Flex, which has FP64.
 pub type Reference = Autodiff<Flex>;
@@ -229,15 +229,9 @@ impl Inputs {
         self
     }
 
-    /// Not on CubeCL's backends, where plain Burn panics in the backward pass as well.
-    pub fn not_on_cubecl(mut self) -> Self {
-        self.precisions.retain(|_| !ON_CUBECL);
-        self
-    }
-
-    /// Not on LibTorch, where plain Burn panics as well.
-    pub fn not_on_libtorch(mut self) -> Self {
-        self.precisions.retain(|_| !ON_LIBTORCH);
+    /// Not on this backend, as one of the constants of `common` says, where plain Burn panics, too.
+    pub fn not_on(mut self, there: bool) -> Self {
+        self.precisions.retain(|_| !there);
         self
     }
 

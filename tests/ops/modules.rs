@@ -7,6 +7,7 @@ use burn::tensor::ops::{
 };
 use burn::tensor::{Tensor, TensorPrimitive, activation, loss, module};
 
+use crate::common::{ON_CUBECL, ON_LIBTORCH};
 use crate::harness::{Case, cases, check, full, half, x};
 
 pub fn cases() -> Vec<Case> {
@@ -75,7 +76,7 @@ fn convolutions() -> Vec<Case> {
         "conv_transpose2d conv_transpose2d_x_backward conv_transpose2d_weight_backward conv_transpose2d_bias_backward", x(&[2, 4, 3, 4]).w(&[4, 3, 3, 3]).w(&[3]), half(4.0, 4.0).whole() => |a| module::conv_transpose2d(a.t(0), a.t(1), Some(a.t(2)), ConvTransposeOptions::new([2, 1], [1, 1], [0, 0], [1, 1], 1));
         "conv_transpose2d:groups", x(&[2, 4, 3, 4]).w(&[4, 3, 3, 3]).w(&[6]), half(4.0, 4.0).whole() => |a| module::conv_transpose2d(a.t(0), a.t(1), Some(a.t(2)), ConvTransposeOptions::new([1, 1], [1, 1], [0, 0], [1, 1], 2));
         "conv_transpose3d conv_transpose3d_x_backward conv_transpose3d_weight_backward conv_transpose3d_bias_backward", x(&[2, 2, 3, 3, 2]).w(&[2, 3, 2, 2, 2]).w(&[3]), half(4.0, 4.0).whole() => |a| module::conv_transpose3d(a.t(0), a.t(1), Some(a.t(2)), ConvTransposeOptions::new([1, 1, 1], [0, 0, 0], [0, 0, 0], [1, 1, 1], 1));
-        "deform_conv2d deform_conv2d_backward", x(&[1, 4, 5, 5]).x(&[1, 18, 3, 3]).within(-0.4, 0.4).w(&[3, 4, 3, 3]).x(&[1, 9, 3, 3]).within(0.1, 1.0).w(&[3]).not_on_libtorch(), half(2.0, 2.0).whole() => |a| module::deform_conv2d(a.t(0), a.t(1), a.t(2), Some(a.t(3)), Some(a.t(4)), DeformConvOptions::new([1, 1], [0, 0], [1, 1], 1, 1));
+        "deform_conv2d deform_conv2d_backward", x(&[1, 4, 5, 5]).x(&[1, 18, 3, 3]).within(-0.4, 0.4).w(&[3, 4, 3, 3]).x(&[1, 9, 3, 3]).within(0.1, 1.0).w(&[3]).not_on(ON_LIBTORCH), half(2.0, 2.0).whole() => |a| module::deform_conv2d(a.t(0), a.t(1), a.t(2), Some(a.t(3)), Some(a.t(4)), DeformConvOptions::new([1, 1], [0, 0], [1, 1], 1, 1));
         "unfold4d", x(&[2, 3, 5, 4]), half(0.0, 6.0).whole() => |a| module::unfold4d(a.t(0), [3, 2], UnfoldOptions::new([1, 1], [1, 0], [1, 1]));
     }
 }
@@ -119,9 +120,9 @@ fn pooling() -> Vec<Case> {
 fn sampling() -> Vec<Case> {
     cases! {
         "interpolate interpolate_backward", x(&[1, 2, 4, 5]), half(1.0, 1.0).whole() => |a| module::interpolate(a.t(0), [8, 10], InterpolateOptions::new(InterpolateMode::Nearest));
-        "interpolate:bilinear", x(&[1, 2, 4, 5]).not_on_cubecl(), half(1.0, 1.0).whole() => |a| module::interpolate(a.t(0), [7, 9], InterpolateOptions::new(InterpolateMode::Bilinear));
-        "interpolate:bicubic", x(&[1, 2, 4, 5]).not_on_cubecl(), half(1.0, 1.0).whole() => |a| module::interpolate(a.t(0), [7, 9], InterpolateOptions::new(InterpolateMode::Bicubic));
-        "interpolate:down", x(&[1, 1, 16, 16]).not_on_cubecl(), half(1.0, 1.0).whole() => |a| module::interpolate(a.t(0), [3, 5], InterpolateOptions::new(InterpolateMode::Bilinear).with_align_corners(false));
+        "interpolate:bilinear", x(&[1, 2, 4, 5]).not_on(ON_CUBECL), half(1.0, 1.0).whole() => |a| module::interpolate(a.t(0), [7, 9], InterpolateOptions::new(InterpolateMode::Bilinear));
+        "interpolate:bicubic", x(&[1, 2, 4, 5]).not_on(ON_CUBECL), half(1.0, 1.0).whole() => |a| module::interpolate(a.t(0), [7, 9], InterpolateOptions::new(InterpolateMode::Bicubic));
+        "interpolate:down", x(&[1, 1, 16, 16]).not_on(ON_CUBECL), half(1.0, 1.0).whole() => |a| module::interpolate(a.t(0), [3, 5], InterpolateOptions::new(InterpolateMode::Bilinear).with_align_corners(false));
         // Half would count these columns in steps of 8.
         "float_grid_sample_2d:wide", x(&[1, 1, 1, 2048]).x(&[1, 1, 9, 2]).within(-0.99, 0.99).fp32(), half(1.0, 1.0).whole() => |a| a.t::<4>(0).grid_sample_2d(a.t(1), GridSampleOptions::new(InterpolateMode::Bilinear));
         "float_grid_sample_2d", x(&[1, 2, 5, 6]).x(&[1, 4, 3, 2]).within(-0.95, 0.95), half(1.0, 1.0).whole() => |a| a.t::<4>(0).grid_sample_2d(a.t(1), GridSampleOptions::new(InterpolateMode::Bilinear).with_padding_mode(GridSamplePaddingMode::Border));
