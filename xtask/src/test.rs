@@ -65,6 +65,10 @@ pub fn test(options: &Options) -> anyhow::Result<()> {
         let folders = [folder].into_iter().chain(env::split_paths(&known));
         cargo.env("LD_LIBRARY_PATH", env::join_paths(folders)?);
     }
+    if options.tuned && env::var_os("RUST_MIN_STACK").is_none() {
+        // Debug builds overflow the stack of the thread that tunes.
+        cargo.env("RUST_MIN_STACK", (128 << 20).to_string());
+    }
     let status = cargo.arg("--").args(&options.arguments).status()?;
     exit(status.code().unwrap_or(1))
 }
