@@ -2,8 +2,8 @@
 //!
 //! Burn's way to a kernel is a trait over backends. `ops.rs` has one with two operations: a layer
 //! with a matrix product, which is for half precision, and a loss with an exponential, which is
-//! not. Each of its implementations is what it would be without mixed precision; that for `Amp<B>` says
-//! of which class an operation is, and calls the backend's.
+//! not. Each of its implementations is what it would be without mixed precision; that for `Amp<B>`
+//! says of which class an operation is, and calls the backend's.
 //!
 //! The same generic function then trains with them on `Autodiff<Flex>`, and on `AmpAutodiff<Flex>`
 //! in f16 and bf16.

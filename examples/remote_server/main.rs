@@ -91,10 +91,12 @@ fn main() -> ExitCode {
             address,
             scale_loss,
             training,
-        }) => on_server(&address, scale_loss, training).map(|(trained, skipped)| {
-            header();
-            row("remote", "server's", &trained, skipped);
-        }),
+        }) => {
+            on_server(&address, scale_loss, &Digits::load(), training).map(|(trained, skipped)| {
+                header();
+                row("remote", "server's", &trained, skipped);
+            })
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -107,16 +109,22 @@ fn main() -> ExitCode {
 
 /// Trains in each precision, here and on a server in another process.
 fn compare(precisions: &[Precision], training: Training) -> Result<(), Box<dyn Error>> {
+    let digits = Digits::load();
     let mut rows = Vec::new();
     for precision in precisions {
-        rows.push(("local", precision, locally(*precision, training)?));
+        rows.push(("local", precision, locally(*precision, &digits, training)?));
         let port = free_port()?;
         let mut command = Command::new(std::env::current_exe()?);
         let precision_name = precision.to_string();
         command.args(["serve", "--precision", &precision_name, "--port"]);
         command.arg(port.to_string());
         let server = Server::start(&mut command, port)?;
-        let trained = on_server(&server.address(), precision.scales_loss(), training)?;
+        let trained = on_server(
+            &server.address(),
+            precision.scales_loss(),
+            &digits,
+            training,
+        )?;
         rows.push(("remote", precision, trained));
     }
     header();
@@ -126,16 +134,19 @@ fn compare(precisions: &[Precision], training: Training) -> Result<(), Box<dyn E
     Ok(())
 }
 
-fn locally(precision: Precision, training: Training) -> Result<(Trained, u64), Box<dyn Error>> {
+fn locally(
+    precision: Precision,
+    digits: &Digits,
+    training: Training,
+) -> Result<(Trained, u64), Box<dyn Error>> {
     type B = AmpAutodiff<Flex>;
     let device = Default::default();
     AmpConfig::new()
         .with_precision(precision)
         .apply::<B>(&device)?;
-    let digits = Digits::load();
     let epochs = training.epochs.into();
-    let shown = progress(format!("local {precision}"), steps(&digits, epochs));
-    let trained = train::train::<B>(&device, &digits, epochs, training.seed, step, shown);
+    let shown = progress(format!("local {precision}"), steps(digits, epochs));
+    let trained = train::train::<B>(&device, digits, epochs, training.seed, step, shown);
     let skipped = GradScaler::of::<B>(&device).skipped_steps();
     Ok((trained, skipped))
 }
@@ -143,15 +154,15 @@ fn locally(precision: Precision, training: Training) -> Result<(Trained, u64), B
 fn on_server(
     address: &str,
     scale_loss: bool,
+    digits: &Digits,
     training: Training,
 ) -> Result<(Trained, u64), Box<dyn Error>> {
     let remote = Remote::connect(address)?;
-    let digits = Digits::load();
     let epochs = training.epochs.into();
-    let shown = progress("remote".into(), steps(&digits, epochs));
+    let shown = progress("remote".into(), steps(digits, epochs));
     Ok(match scale_loss {
-        true => remote.train_scaled(&digits, epochs, training.seed, shown)?,
-        false => (remote.train(&digits, epochs, training.seed, shown), 0),
+        true => remote.train_scaled(digits, epochs, training.seed, shown)?,
+        false => (remote.train(digits, epochs, training.seed, shown), 0),
     })
 }
 

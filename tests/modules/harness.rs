@@ -447,8 +447,8 @@ fn run<C: Case, B: Run>(feed: Feed, activation: DType) -> Vec<Seen> {
     lab.finish()
 }
 
-/// What Burn panics on with LibTorch, plain as well: these always, PReLU in inference, where it hands
-/// slopes of more than one dimension to LibTorch's own.
+/// What Burn panics on with LibTorch, plain as well: these always, PReLU in inference, where it
+/// hands slopes of more than one dimension to LibTorch's own.
 const NOT_ON_LIBTORCH: [&str; 3] = [
     "deform_conv2d",
     "deform_conv2d_masked_strided_padded_grouped",
