@@ -23,8 +23,8 @@
 //!   state makes every later one FP32.
 //! - **Softmax, layer norm, dropout and relu** are recorded with backward formulas of their own:
 //!   one tensor is kept instead of three, in half where the operand was half, the noise of a
-//!   dropout as booleans, and of a relu its result, which the next layer keeps anyway. A transformer keeps
-//!   0.36 instead of 0.68, an MLP 0.20 instead of 0.45.
+//!   dropout as booleans, and of a relu its result, which the next layer keeps anyway. A
+//!   transformer keeps 0.36 instead of 0.68, an MLP 0.20 instead of 0.45.
 //! - FP32 that was never half keeps FP32 copies: an operation that the policy does not demote has
 //!   the gradient that it has in Burn, to FP32's own rounding.
 
