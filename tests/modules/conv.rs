@@ -3,6 +3,16 @@
 use burn::nn::conv::*;
 use burn::nn::*;
 
+use crate::common::ON_CUBECL;
+use crate::harness::{Lab, Run};
+
+/// CubeCL's threads add the gradient of a deformable convolution's input as they come.
+fn added_atomically<B: Run>(lab: &mut Lab<B>) {
+    if ON_CUBECL {
+        lab.adds_in_any_order("input 2");
+    }
+}
+
 cases! {
     conv1d(3.0, 3.0) |lab| {
         let conv = lab.module(Conv1dConfig::new(4, 6, 3).init(&lab.device));
@@ -123,6 +133,7 @@ cases! {
         conv.forward(lab.input([2, 4, 3, 3, 3]))
     };
     deform_conv2d(0.0, 1.0) |lab| {
+        added_atomically(lab);
         let conv = lab.module(DeformConv2dConfig::new([3, 4], [2, 3]).init(&lab.device));
         let (input, offset) = (lab.input([2, 3, 5, 6]), lab.input([2, 12, 4, 4]));
         conv.forward(input, offset, None)
@@ -133,6 +144,7 @@ cases! {
             .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
             .with_weight_groups(2);
         let conv = lab.module(config.init(&lab.device));
+        added_atomically(lab);
         // Burn takes as many offset groups as weight groups.
         let (input, offset) = (lab.input([2, 4, 5, 4]), lab.input([2, 36, 3, 4]));
         let mask = lab.probabilities([2, 18, 3, 4]);
