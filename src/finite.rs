@@ -1,7 +1,7 @@
 //! Whether tensors are finite: any number of them, in one read-back.
 
-use burn_backend::tensor::{FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, get_device_settings};
 
 use crate::tensor::at_least_f32;
 use crate::traffic::Traffic;
@@ -9,57 +9,130 @@ use crate::traffic::Traffic;
 /// Tests tensors for values that are not finite, all of them in one read-back.
 pub(crate) struct FiniteCheck<B: Backend> {
     device: B::Device,
-    counts: Vec<IntTensor<B>>,
-    elements: Vec<i64>,
+    /// What each tensor has left without its finite values: FP32 and `[1]`, zero if that is nothing.
+    rests: Vec<FloatTensor<B>>,
 }
 
 impl<B: Backend> FiniteCheck<B> {
     pub(crate) fn new(device: B::Device) -> Self {
         Self {
             device,
-            counts: Vec::new(),
-            elements: Vec::new(),
+            rests: Vec::new(),
         }
     }
 
     /// How many tensors were added.
     #[cfg(feature = "train")]
     pub(crate) fn len(&self) -> usize {
-        self.counts.len()
+        self.rests.len()
     }
 
-    /// Counts the finite values of a tensor, without reading anything back.
+    /// Adds up what is not finite in a tensor, without reading anything back. With fusion that is a
+    /// part of the kernel that made the tensor, and a sum.
     ///
-    /// A value counts if it compares as at most the dtype's largest, which NaN never does, and an
-    /// integer sum cannot lose one. `x - x == 0` is what compilers fold that assume finite values,
+    /// A value is finite if it compares as at most the dtype's largest, which NaN never does, and
+    /// others do not add up to zero. `x - x == 0` is what compilers fold that assume finite values,
     /// and a maximum depends on the backend's order of NaN; this each backend has to be tested for.
     pub(crate) fn add(&mut self, tensor: FloatTensor<B>) {
-        let settings = get_device_settings::<B>(&B::float_device(&tensor));
+        let bool_dtype = get_device_settings::<B>(&B::float_device(&tensor)).bool_dtype;
         let tensor = at_least_f32::<B>(tensor);
         let largest = match tensor.dtype() {
             DType::F64 => f64::MAX,
             _ => f64::from(f32::MAX),
         };
-        self.elements.push(tensor.shape().num_elements() as i64);
-        let finite =
-            B::float_lower_equal_elem(B::float_abs(tensor), largest.into(), settings.bool_dtype);
-        let count = B::int_sum(B::bool_into_int(finite, settings.int_dtype));
-        let count = B::int_reshape(count, Shape::new([1]));
-        self.counts.push(B::int_to_device(count, &self.device));
+        let size = B::float_abs(tensor.clone());
+        let finite = B::float_lower_equal_elem(size, largest.into(), bool_dtype);
+        let rest = B::float_sum(B::float_mask_fill(tensor, finite, 0.into()));
+        let rest = match rest.dtype() {
+            DType::F32 => rest,
+            _ => B::float_cast(rest, FloatDType::F32),
+        };
+        let rest = B::float_reshape(rest, Shape::new([1]));
+        self.rests.push(B::float_to_device(rest, &self.device));
     }
 
-    /// For each tensor that was added, whether all its values are finite.
+    /// For each tensor that was added, whether all its values are finite. If they are, that is one
+    /// number read back; which of them are not is a second read-back.
     pub(crate) fn read(self) -> Vec<bool> {
-        if self.counts.is_empty() {
+        let count = self.rests.len();
+        let Some(all) = self.rests.iter().cloned().reduce(B::float_add) else {
             return Vec::new();
+        };
+        match self.zeros(all)[..] {
+            [true] => vec![true; count],
+            _ => self.zeros(B::float_cat(self.rests.clone(), 0)),
         }
+    }
+
+    /// Which values are zero.
+    fn zeros(&self, rests: FloatTensor<B>) -> Vec<bool> {
         Traffic::of::<B>(&self.device).read_back();
-        let counts = B::int_cat(self.counts, 0);
-        let data = burn_backend::read_sync(B::int_into_data(counts))
+        let data = burn_backend::read_sync(B::float_into_data(rests))
             .expect("reading the finite check of the gradients back from the device");
-        data.iter::<i64>()
-            .zip(self.elements)
-            .map(|(finite, elements)| finite == elements)
-            .collect()
+        data.iter::<f32>().map(|rest| rest == 0.0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn_backend::TensorData;
+    use burn_backend::ops::FloatTensorOps;
+
+    use super::*;
+
+    /// What is told of tensors of these values, each in a dtype.
+    fn finite(tensors: &[(&[f64], DType)]) -> Vec<bool> {
+        let device = Default::default();
+        let mut check = FiniteCheck::<Flex>::new(device);
+        for (values, dtype) in tensors {
+            let data = TensorData::new(values.to_vec(), [values.len()]);
+            check.add(Flex::float_from_data(data.convert_dtype(*dtype), &device));
+        }
+        check.read()
+    }
+
+    #[test]
+    fn every_finite_value_is() {
+        let tiny = f64::from(f32::from_bits(1));
+        let values = [0.0, -0.0, tiny, -tiny, f32::MAX.into(), f32::MIN.into()];
+        let wide = [f64::MAX, f64::MIN, f64::from_bits(1)];
+        let half = [65504.0, -65504.0, 2f64.powi(-24)];
+        let tensors: [(&[f64], DType); 4] = [
+            (&values, DType::F32),
+            (&wide, DType::F64),
+            (&half, DType::F16),
+            (&values, DType::BF16),
+        ];
+        // f32's largest is beyond bf16's.
+        assert_eq!(finite(&tensors), [true, true, true, false]);
+        assert_eq!(finite(&tensors[..3]), [true; 3]);
+        assert_eq!(finite(&[]), [false; 0]);
+    }
+
+    #[test]
+    fn one_value_that_is_not_is_found_wherever_it_is() {
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+            for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+                for at in 0..5 {
+                    let mut values = [1.0, -2.0, 0.0, 3.0, 4.0];
+                    values[at] = bad;
+                    let found = finite(&[(&[1.0], dtype), (&values, dtype), (&[0.0], dtype)]);
+                    assert_eq!(found, [true, false, true], "{bad} at {at} in {dtype:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_are_not_do_not_cancel() {
+        let (up, down): (&[f64], &[f64]) = (&[f64::INFINITY], &[f64::NEG_INFINITY]);
+        let both = [f64::INFINITY, f64::NEG_INFINITY];
+        let dtype = DType::F32;
+        assert_eq!(finite(&[(&both, dtype)]), [false]);
+        assert_eq!(
+            finite(&[(up, dtype), (&[1.0], DType::F64), (down, dtype)]),
+            [false, true, false]
+        );
     }
 }

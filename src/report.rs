@@ -38,7 +38,7 @@ use crate::{AmpError, GradScaler, LossScaleConfig, Outcome, Precision, ScaleHist
 /// steps       2 taken, 1 skipped: 1 overflow
 ///             step 2 at 65536: 2 gradients not finite
 /// casts       8 (408 B) to f16 or bf16, 9 (576 B) to FP32 or wider
-/// read-backs  3
+/// read-backs  4
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]

@@ -116,7 +116,7 @@ fn the_text_says_what_happened() {
             "            step 3 at 131072: 2 gradients not finite, first bias",
             "            step 4 at 65536: the loss is not finite, first bias",
             &format!("casts       {to} to f16 or bf16, {from} to FP32 or wider"),
-            "read-backs  5",
+            "read-backs  7",
         ]
     );
 }

@@ -67,7 +67,8 @@ impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     /// the loss is scaled before and the gradients are unscaled after, in FP32 or wider; if one of
     /// them, or the loss, is not finite there are no gradients, the loss scaler in force is told,
     /// and the optimizer step that follows changes nothing. That costs one read-back from the
-    /// device. In bf16 and FP32 this is autodiff's own backward pass.
+    /// device, and after an overflow a second one. In bf16 and FP32 this is autodiff's own backward
+    /// pass.
     ///
     /// # Panics
     ///

@@ -103,7 +103,7 @@ fn a_step_reads_back_once_in_f16_and_never_otherwise() {
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             model = optimizer.step(1e-3, model, grads);
             let expected = Reads {
-                int: usize::from(precision == Precision::F16),
+                float: usize::from(precision == Precision::F16),
                 ..Reads::default()
             };
             assert_eq!(

@@ -224,7 +224,7 @@ fn each_device_keeps_its_own_precision() {
         ran("linear");
         ran("linear_weight_backward");
         let reads = usize::from(precision == Precision::F16);
-        assert_eq!(device.counts().reads.int, reads, "{what}");
+        assert_eq!(device.counts().reads.float, reads, "{what}");
 
         // What was moved computes there, and its gradient comes home.
         let moved = grad(&layer.clone().to_device(device), device, &layer);
