@@ -86,6 +86,16 @@ pub enum AmpError {
         parameters: String,
     },
 
+    /// A loss of several values, or of none, given to a trainer.
+    #[error(
+        "the loss has shape {given:?}, expected [1]: the mean or the sum of the batch. Reduce it with \
+         .mean() or .sum(), or give the loss Reduction::Mean. Nothing was changed"
+    )]
+    LossShape {
+        /// The shape as it was given.
+        given: Vec<usize>,
+    },
+
     /// A step of the explicit protocol before there was a scaled loss.
     #[error(
         "{call} was called, but no loss was scaled since the last update. Call \

@@ -13,7 +13,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim};
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, AmpError, AmpTrainingExt, Dynamic, GradScaler, LossScaleConfig,
-    MixedPrecisionTrainer, Precision,
+    MixedPrecisionTrainer, Precision, StepProgress,
 };
 use burn_backend::{DTypeUsage, DTypeUsageSet};
 
@@ -196,6 +196,30 @@ fn stuck_at_minimum() {
          not training. Not finite whatever the scale: second.bias, second.weight, first.bias, \
          first.weight. Try bf16, or full_precision around the layers that overflow",
     );
+}
+
+#[test]
+fn loss_shape() {
+    let mut trainer = MixedPrecisionTrainer::new(
+        Mlp::<AmpAutodiff<Flex>>::new(),
+        SgdConfig::new().init(),
+        Precision::F16,
+        Dynamic::new().into(),
+    )
+    .unwrap()
+    .with_accumulation(2);
+    let per_sample = |model: &Mlp<_>, x, y| model.loss_on(x, y).repeat_dim(0, 32);
+    assert_says(
+        trainer.train_step(values([32, 8], 1), values([32, 4], 2), per_sample),
+        "the loss has shape [32], expected [1]: the mean or the sum of the batch. Reduce it with \
+         .mean() or .sum(), or give the loss Reduction::Mean. Nothing was changed",
+    );
+    // The window of two batches has not begun.
+    for expected in [StepProgress::Accumulated, StepProgress::Stepped] {
+        let batch = (values([32, 8], 1), values([32, 4], 2));
+        let step = trainer.train_step(batch.0, batch.1, |model, x, y| model.loss_on(x, y));
+        assert_eq!(step.unwrap().progress, expected);
+    }
 }
 
 #[test]

@@ -247,6 +247,7 @@ where
     ///
     /// # Errors
     ///
+    /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
     ///   is then dropped with its window.
     /// - [`AmpError::StuckAtMinimum`] when that was asked for. The trainer can go on.
@@ -254,7 +255,6 @@ where
     /// # Panics
     ///
     /// - As the backend's `backward()`, for a loss that no tape knows.
-    /// - For a loss of more than one element, when it is read after the step.
     /// - When the loss cannot be read back synchronously, as on WebAssembly.
     pub fn train_step<I, T>(
         &mut self,
@@ -268,14 +268,20 @@ where
             .expect("the model is here between steps");
         let (value, scale, grads) = self.mixed.forward_context(|| {
             let loss = loss_fn(model, input, target);
+            let given = loss.dims();
+            if given != [1] {
+                return Err(AmpError::LossShape {
+                    given: given.to_vec(),
+                });
+            }
             let value = loss.clone().inner();
             let scale = self.mixed.scaler().scale_at::<B>(&loss.device());
             let loss = match self.accumulation {
                 1 => loss,
                 batches => loss / batches,
             };
-            (value, scale, self.mixed.backward(loss, model))
-        });
+            Ok((value, scale, self.mixed.backward(loss, model)))
+        })?;
         self.accumulator.accumulate(model, grads);
         self.micro_batches += 1;
         let progress = match self.micro_batches < self.accumulation {
