@@ -682,6 +682,31 @@ fn a_panic_in_the_loss_leaves_a_trainer_that_goes_on() {
 }
 
 #[test]
+fn the_record_of_another_model_leaves_a_trainer_that_goes_on() {
+    #[derive(Module, Debug)]
+    struct Stack<B: Backend> {
+        layers: Vec<Linear<B>>,
+    }
+    let trainer = |layers: usize| {
+        let layer = |_| LinearConfig::new(4, 4).init::<A>(&Default::default());
+        let layers = (0..layers).map(layer).collect();
+        let optimizer = SgdConfig::new().init();
+        MixedPrecisionTrainer::new(Stack { layers }, optimizer, Precision::F16, dynamic(4.0))
+            .unwrap()
+    };
+    let (mut one, mut two) = (trainer(1), trainer(2));
+    let state = one.scaler().state();
+    let caught = catch_unwind(AssertUnwindSafe(|| one.load_record(two.to_record())));
+    assert!(caught.is_err());
+    assert_eq!(one.model().layers.len(), 1);
+    assert_eq!(one.scaler().state(), state);
+    let step = one.train_step((), (), |model: &Stack<A>, _, _| {
+        model.layers[0].forward(values([8, 4], 1)).mean()
+    });
+    assert_eq!(step.unwrap().progress, Stepped);
+}
+
+#[test]
 fn settings_that_make_no_sense_are_refused() {
     let new = |precision, loss_scale| {
         let optimizer: ByAdam<A> = AdamConfig::new().init();

@@ -420,14 +420,10 @@ where
     ///
     /// # Panics
     ///
-    /// As Burn's `Module::load_record`, for the record of another model.
+    /// As Burn's `Module::load_record`, for the record of another model. Nothing is changed then.
     pub fn load_record(&mut self, record: TrainerRecord<B, M, O, S>) {
         let (model, optimizer, (scheduler, scaler), accumulation) = record;
-        let model = self
-            .model
-            .take()
-            .expect("the model is here between steps")
-            .load_record(model);
+        let model = self.model().clone().load_record(model);
         self.optimizer = self.optimizer.clone().load_record(optimizer);
         self.scheduler = self.scheduler.clone().load_record(scheduler);
         self.mixed.load_state(scaler);
