@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use burn::tensor::{Distribution, Int, Tensor};
+use burn::tensor::{Distribution, ElementConversion, Tensor};
 use serde_json::{Value, json};
 
 use super::backend::Measured;
@@ -60,19 +60,15 @@ pub fn flat<B: Measured>() -> Vec<Value> {
 }
 
 fn one_by_one<B: Measured>(gradients: &[Tensor<B, 1>]) -> (Vec<Tensor<B, 1>>, bool) {
-    let (unscaled, counts): (Vec<_>, Vec<_>) = gradients
+    let (unscaled, rests): (Vec<_>, Vec<_>) = gradients
         .iter()
         .map(|gradient| {
             let unscaled = gradient.clone() * UNSCALE;
-            (unscaled.clone(), finite(unscaled))
+            (unscaled.clone(), rest(unscaled))
         })
         .unzip();
-    let counts = Tensor::cat(counts, 0).into_data();
-    let finite = counts.iter::<i64>().zip(gradients);
-    let all = finite.fold(true, |all, (count, of)| {
-        all & (count == of.dims()[0] as i64)
-    });
-    (unscaled, all)
+    let rest = rests.into_iter().reduce(Tensor::add).expect("gradients");
+    (unscaled, rest.into_scalar().elem::<f32>() == 0.0)
 }
 
 fn concatenated<B: Measured>(gradients: &[Tensor<B, 1>]) -> (Vec<Tensor<B, 1>>, bool) {
@@ -86,16 +82,13 @@ fn concatenated<B: Measured>(gradients: &[Tensor<B, 1>]) -> (Vec<Tensor<B, 1>>, 
 
 /// A buffer without the scale, and whether it is finite.
 fn unscaled<B: Measured>(buffer: Tensor<B, 1>) -> (Tensor<B, 1>, bool) {
-    let [elements] = buffer.dims();
     let unscaled = buffer * UNSCALE;
-    let count = finite(unscaled.clone())
-        .into_data()
-        .iter::<i64>()
-        .sum::<i64>();
-    (unscaled, count == elements as i64)
+    let rest = rest(unscaled.clone()).into_scalar().elem::<f32>();
+    (unscaled, rest == 0.0)
 }
 
-/// The number of finite values, as `src/finite.rs` counts them.
-fn finite<B: Measured>(tensor: Tensor<B, 1>) -> Tensor<B, 1, Int> {
-    tensor.abs().lower_equal_elem(f32::MAX).int().sum()
+/// What is not finite, added up as `src/finite.rs` does it.
+fn rest<B: Measured>(tensor: Tensor<B, 1>) -> Tensor<B, 1> {
+    let finite = tensor.clone().abs().lower_equal_elem(f32::MAX);
+    tensor.mask_fill(finite, 0.0).sum()
 }
