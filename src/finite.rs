@@ -9,7 +9,7 @@ use crate::traffic::Traffic;
 /// Tests tensors for values that are not finite, all of them in one read-back.
 pub(crate) struct FiniteCheck<B: Backend> {
     device: B::Device,
-    /// What each tensor has left without its finite values: FP32 and `[1]`, zero if that is nothing.
+    /// What each tensor has left without its finite values, FP32 and `[1]`: zero for nothing.
     rests: Vec<FloatTensor<B>>,
 }
 

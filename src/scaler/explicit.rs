@@ -195,8 +195,8 @@ impl GradScaler {
 
     /// The gradients without the scale, to look at or to clip before [`step`](GradScaler::step);
     /// [`step`](GradScaler::step) does it where it was not done. They are divided in FP32 or wider,
-    /// and each keeps its shape, dtype and device. Costs the one read-back of the step, and after an
-    /// overflow a second one. The counterpart of PyTorch's `GradScaler.unscale_`.
+    /// and each keeps its shape, dtype and device. Costs the one read-back of the step, and after
+    /// an overflow a second one. The counterpart of PyTorch's `GradScaler.unscale_`.
     ///
     /// # Errors
     ///
