@@ -1,8 +1,8 @@
 //! The gradient pass: the loss is scaled, the gradients are unscaled to FP32 and checked.
 //!
 //! Each gradient is unscaled and checked by itself. In one flat buffer, as fastai's `flat_master`
-//! does it, 400 gradients of together 463,360 elements take 0.6 of the time on a CPU (0.52 against
-//! 0.80 ms; `cargo xtask bench flat`, Flex, 2 cores, 2026-11-21). It is not done: the gradients
+//! does it, 400 gradients of together 463,360 elements take 0.56 of the time on a CPU (0.65 against
+//! 1.15 ms; `cargo xtask bench flat`, Flex, 2 cores, 2026-11-21). It is not done: the gradients
 //! would be views that hold the whole buffer and that an optimizer cannot reuse, and a skipped step
 //! could not tell which of them overflowed.
 
