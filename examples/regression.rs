@@ -9,7 +9,9 @@
 //! cargo run --release --example regression -- --precision bf16
 //! ```
 //!
-//! In a terminal this is Burn's dashboard; elsewhere Burn prints a line for every step.
+//! Each epoch prints a line. Burn's dashboard is in the example `learner`.
+
+mod epoch_lines;
 
 use std::error::Error;
 
@@ -29,6 +31,7 @@ use burn::train::{
 };
 use burn_amp::{AmpAutodiff, AmpConfig, AmpTrainingExt, Precision};
 use clap::Parser;
+use epoch_lines::EpochLines;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -178,6 +181,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = Model::<B>::new(&device);
     let model = SupervisedTraining::new("target/regression", train, valid_loader)
         .metrics((LossMetric::<Flex>::new(),))
+        .renderer(EpochLines::new())
         .num_epochs(EPOCHS)
         // The second.
         .with_amp(AmpConfig::new().with_precision(precision))

@@ -1,11 +1,11 @@
 //! The errors a user can cause, each naming the value given, what was expected and the likely fix.
-//! Knows nothing of tensors or backends.
+//! Independent of tensors and backends.
 
 use std::fmt::Display;
 
-use crate::Precision;
+use crate::precision::Precision;
 
-/// What can be wrong, with what was given, what was expected and what to do.
+/// An error: what was given, what was expected, and what to do.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AmpError {
@@ -15,7 +15,7 @@ pub enum AmpError {
         Precision::NAMES.join(", ")
     )]
     UnknownPrecision {
-        /// The string as it was given.
+        /// The given string.
         given: String,
     },
 
@@ -34,7 +34,7 @@ pub enum AmpError {
         reported: String,
         /// The precisions that this device can do.
         possible: String,
-        /// What else may help, empty or starting with a comma.
+        /// A further hint, empty or starting with a comma.
         hint: &'static str,
     },
 
@@ -43,13 +43,13 @@ pub enum AmpError {
     InvalidLossScale {
         /// The setting.
         field: &'static str,
-        /// The value as it was given.
+        /// The given value.
         given: String,
-        /// The range it must lie in.
+        /// The valid range.
         expected: String,
     },
 
-    /// A scaler's state that cannot be written, or cannot be read as it is.
+    /// A scaler's state that cannot be written, or cannot be read.
     #[error("cannot {action} the state {place}: {reason}. {}", remedy(action))]
     State {
         /// "read" or "write".
@@ -60,7 +60,7 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A picture that cannot be drawn or written (feature `plot`).
+    /// A plot that cannot be drawn or written (feature `plot`).
     #[error("cannot draw the loss scale to {place}: {reason}. An earlier file there is as it was")]
     Plot {
         /// The file.
@@ -69,8 +69,8 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// The loss scale is at its minimum, and steps are skipped one after the other: from a trainer
-    /// that was asked for this error.
+    /// The loss scale is at its minimum, and steps are skipped one after the other. Returned only
+    /// by a trainer set to return this error.
     #[error(
         "{steps} steps in a row were skipped, the last of them at the minimum loss scale {scale}: the \
          model is not training. Not finite whatever the scale: {parameters}. Try bf16, or \
@@ -81,8 +81,8 @@ pub enum AmpError {
         steps: u64,
         /// The minimum scale.
         scale: f32,
-        /// The paths of the first parameters with gradients that are not finite, and how many more
-        /// there are.
+        /// The paths of the first parameters with non-finite gradients, and how many more there
+        /// are.
         parameters: String,
     },
 
@@ -92,11 +92,11 @@ pub enum AmpError {
          .mean() or .sum(), or give the loss Reduction::Mean. Nothing was changed"
     )]
     LossShape {
-        /// The shape as it was given.
+        /// The given shape.
         given: Vec<usize>,
     },
 
-    /// A step of the explicit protocol before there was a scaled loss.
+    /// A call of the explicit protocol before a loss was scaled.
     #[error(
         "{call} was called, but no loss was scaled since the last update. Call \
          scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. A training loop on \
@@ -136,18 +136,18 @@ pub enum AmpError {
         parameter: String,
     },
 
-    /// Gradients that are not of the model they are given with, or none at all.
+    /// Gradients that do not belong to the given model, or no gradients at all.
     #[error("{call} was given {}", foreign(*given, *of_model))]
     ForeignGradients {
         /// The method that was called.
         call: &'static str,
         /// How many gradients there were.
         given: usize,
-        /// How many of them are of the model.
+        /// How many of them belong to the model.
         of_model: usize,
     },
 
-    /// A batch that several devices share, of which a part could be applied alone.
+    /// A batch shared by several devices, part of which could be applied alone.
     #[error(
         "a batch is spread over {devices} devices, and when the gradients of one overflow, those of \
          the others would be applied as if they were the batch. Give the Learner \
@@ -170,7 +170,7 @@ pub enum AmpError {
     },
 }
 
-/// What is left after a state could not be read or written, and what helps.
+/// What remains after a state could not be read or written, and what helps.
 fn remedy(action: &str) -> &'static str {
     match action {
         "read" => {
@@ -181,7 +181,7 @@ fn remedy(action: &str) -> &'static str {
     }
 }
 
-/// What is wrong with gradients that are not, or not all, of a model.
+/// What is wrong with gradients that do not, or do not all, belong to a model.
 fn foreign(given: usize, of_model: usize) -> String {
     let unreached = "the loss reaches none of its parameters: are they frozen or detached?";
     match given {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-/// Puts a new file in the place of what is at `path`, which stays as it was if that fails.
+/// Replaces the file at `path` with a new one. On failure the old file stays as it was.
 pub(crate) fn replace_file(
     path: &Path,
     write: impl FnOnce(&File) -> io::Result<()>,

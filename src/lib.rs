@@ -8,15 +8,15 @@
 //! type MyBackend = AmpAutodiff<Flex>; // was: Autodiff<Flex>
 //! ```
 //!
-//! Contractions run in bf16 or f16, what is sensitive runs in FP32, and parameters, gradients and
+//! Contractions run in bf16 or f16, sensitive operations run in FP32, and parameters, gradients and
 //! files stay FP32. In f16 the loss is scaled, and a step whose gradients overflow is skipped.
 //!
-//! - [`Precision`] and [`AmpConfig`]: what a device computes in; [`with_precision`] and
-//!   [`full_precision`]: what a piece of code does.
+//! - [`Precision`] and [`AmpConfig`]: the precision of a device; [`with_precision`] and
+//!   [`full_precision`]: the precision of a piece of code.
 //! - [`GradScaler`]: the loss scale, and the explicit protocol of PyTorch's `GradScaler`.
-//! - [`AmpReport`]: what became of it on a device.
+//! - [`AmpReport`]: what mixed precision did on a device.
 //! - [`policy`]: which operation runs in which precision.
-//! - [`prelude`]: a ready type for each of Burn's backends, and what a program mostly uses.
+//! - [`prelude`]: a ready-made type for each of Burn's backends, and the most used names.
 //! - [`guide`]: the guide, from a quick start to troubleshooting.
 #![cfg_attr(
     feature = "train",
@@ -27,55 +27,42 @@
 //! # Features
 //!
 //! - `train` (default): the explicit protocol, [`GradScaler`] as a Burn record, the trainer, and
-//!   what Burn's `Learner` takes.
-//! - `plot`: [`AmpReport::save_svg`](AmpReport), the loss scale as a picture.
-//! - `distributed`: Burn's distributed data parallel, for backends that can do it.
+//!   the parts for Burn's `Learner`.
+//! - `plot`: [`AmpReport::save_svg`](AmpReport), a plot of the loss scale.
+//! - `distributed`: Burn's distributed data parallel, for backends that support it.
 //! - `flex`, `ndarray`, `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu`, `tch`, `cpu`: Burn's
-//!   backends, for the ready types of the [`prelude`]. [`Amp`] and [`AmpAutodiff`] need none of
-//!   them: they take any backend.
-//! - `fusion`, `autotune`: those of the backends that are switched on.
+//!   backends, for the ready-made types of the [`prelude`]. [`Amp`] and [`AmpAutodiff`] take any
+//!   backend without these features.
+//! - `fusion`, `autotune`: the same features of the enabled backends.
 
 #![warn(missing_docs)]
 
-mod anomaly;
 mod autodiff;
 mod backend;
 mod device;
-#[cfg(feature = "distributed")]
-mod distributed;
+mod diagnostics;
 mod error;
 mod file;
-mod finite;
 pub mod guide;
-mod ir;
 mod ops;
-#[cfg(feature = "plot")]
-mod plot;
 pub mod policy;
 mod precision;
 pub mod prelude;
-mod qualification;
-mod report;
 mod scaler;
-mod tail;
 mod tensor;
-mod traffic;
 #[cfg(feature = "train")]
 mod train;
 
-pub use anomaly::{Anomaly, Pass};
 pub use autodiff::{AmpAutodiff, AmpGradients};
-pub use backend::Amp;
-pub use device::{AmpConfig, WhenStuck, precision_of};
+pub use device::{AmpConfig, Casts, WhenStuck, precision_of};
+pub use diagnostics::AmpReport;
 pub use error::AmpError;
 pub use precision::{Precision, full_precision, with_precision};
-pub use report::AmpReport;
 pub use scaler::{
-    Dynamic, GradScaler, LastStep, LossScaleConfig, LossScaler, Outcome, ScaleEntry, ScaleHistory,
-    Skipped, Transition,
+    Anomaly, Dynamic, GradScaler, LastStep, LossScaleConfig, LossScaler, Outcome, Pass, ScaleEntry,
+    ScaleHistory, Skipped, Transition,
 };
-pub use tensor::AmpTensor;
-pub use traffic::Casts;
+pub use tensor::{Amp, AmpTensor};
 #[cfg(feature = "train")]
 pub use train::{
     AccumulationRecord, AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord, AmpOptimizer,

@@ -1,12 +1,12 @@
-//! The ready types, and what a program mostly uses: `use burn_amp::prelude::*`.
+//! Ready-made types, and the most used names: `use burn_amp::prelude::*`.
 //!
-//! For each of Burn's backends that a feature switches on there is a type to train on. Its model
-//! for inference, that `model.valid()` gives, is on [`Amp`] of Burn's type.
+//! Each backend that a feature enables has a type to train on. `model.valid()` gives the model for
+//! inference, on [`Amp`] of Burn's type.
 //!
 //! | feature | to train on | is |
 //! |---|---|---|
 //! | `flex` | `AmpFlex` | `AmpAutodiff<Flex>` |
-//! | `ndarray` | `AmpNdArray` | `AmpAutodiff<NdArray>`, in FP32 alone |
+//! | `ndarray` | `AmpNdArray` | `AmpAutodiff<NdArray>`, FP32 only |
 //! | `cuda` | `AmpCuda` | `AmpAutodiff<Cuda>` |
 //! | `rocm` | `AmpRocm` | `AmpAutodiff<Rocm>` |
 //! | `wgpu` | `AmpWgpu` | `AmpAutodiff<Wgpu>` |
@@ -16,11 +16,11 @@
 //! | `tch` | `AmpLibTorch` | `AmpAutodiff<LibTorch>` |
 //! | `cpu` | `AmpCpu` | `AmpAutodiff<Cpu>` |
 //!
-//! Each takes a checkpointing strategy, as `AmpAutodiff` does.
+//! Each type takes a checkpointing strategy, like `AmpAutodiff`.
 //!
-//! The features switch on Burn's own crate of the backend, without its default features. Those
-//! come with `burn`'s, where a program has these; fusion and autotune also with `fusion` and
-//! `autotune` of this crate.
+//! Each feature enables Burn's crate for the backend, without its default features. The defaults
+//! come with those of `burn`, if a program has them. Fusion and autotune also come with this
+//! crate's `fusion` and `autotune`.
 //!
 //! ```
 //! use burn::backend::Flex;

@@ -131,3 +131,35 @@ fn the_configuration_reads_from_a_file_with_defaults() {
         .with_loss_scale(scale);
     assert_eq!(config, expected);
 }
+
+/// A precision is written as it is parsed and displayed; what was written before is read as well.
+#[test]
+fn a_precision_has_one_spelling() {
+    for (precision, name, before) in [
+        (Precision::Auto, "auto", "Auto"),
+        (Precision::F16, "f16", "F16"),
+        (Precision::Bf16, "bf16", "Bf16"),
+        (Precision::F32, "f32", "F32"),
+    ] {
+        assert_eq!(precision.to_string(), name);
+        assert_eq!(serde_json::to_value(precision).unwrap(), name);
+        for text in [name, before] {
+            let read = serde_json::from_value::<Precision>(text.into()).unwrap();
+            assert_eq!(read, precision);
+        }
+        let config = AmpConfig::new().with_precision(precision);
+        let text = serde_json::to_string(&config).unwrap();
+        assert!(
+            text.contains(&format!("\"precision\":\"{name}\"")),
+            "{text}"
+        );
+        assert_eq!(serde_json::from_str::<AmpConfig>(&text).unwrap(), config);
+    }
+    let read = serde_json::from_value::<Precision>("bf16-mixed".into()).unwrap();
+    assert_eq!(read, Precision::Bf16);
+    let error = serde_json::from_value::<Precision>("fp8".into()).unwrap_err();
+    assert!(
+        error.to_string().contains("expected one of auto"),
+        "{error}"
+    );
+}

@@ -3,6 +3,8 @@
 #[path = "common/mod.rs"]
 mod common;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -63,7 +65,12 @@ const LARGE: f32 = 100.0;
 /// Inputs with which the backward pass alone overflows, on its way through the planted layer.
 const SMALL: f32 = 1e-4;
 
-/// Everything here is configured by a device, whose configuration is the process's.
+/// Flex has one device, whose configuration is the process's.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn configured(anomaly_detection: bool, scale: f32) -> GradScaler {
     let config = AmpConfig::new()
         .with_precision(Precision::F16)
@@ -129,9 +136,9 @@ fn by_backward(model: &Chain<B>, inputs: f32) -> GradientsParams {
     GradientsParams::from_grads(model.loss(inputs).backward(), model)
 }
 
-/// One test: the device's configuration is the process's.
 #[test]
 fn a_planted_overflow_is_found() {
+    let _alone = alone();
     let model = Chain::<B>::planted();
     for detected in [false, true] {
         for (inputs, scale, assert) in [
@@ -200,4 +207,49 @@ fn a_planted_overflow_is_found() {
     let plain = Chain::<Autodiff<Flex>>::planted();
     let scaler = GradScaler::new(LossScaleConfig::default()).unwrap();
     assert_eq!(scaler.explain(&plain), None);
+}
+
+/// An overflow in an operation with a scalar, by name.
+fn scalar_overflow(name: &str, op: fn(Tensor<B, 2>) -> Tensor<B, 2>) {
+    let scaler = configured(true, 1.0);
+    // A contraction with one is exact: 1,000 in f16.
+    let one = Tensor::<B, 2>::from_data([[1.0]], &Default::default());
+    let x = Tensor::from_data([[1000.0]], &Default::default()).require_grad();
+    let loss = op(x.matmul(one)).sum();
+    loss.backward();
+    let step = scaler.last_step().unwrap();
+    assert_eq!(step.outcome, Outcome::NonFiniteLoss, "{name}");
+    let [found, ..] = &step.anomalies[..] else {
+        panic!("{name}: {step:?}")
+    };
+    assert_eq!((found.op.as_str(), found.pass), (name, Pass::Forward));
+    assert_eq!(
+        (found.dtype.as_str(), &found.shape[..]),
+        ("F16", &[1, 1][..])
+    );
+    assert!(found.largest_operand >= 1000.0, "{found}");
+}
+
+#[test]
+fn arithmetic_with_scalars_is_watched() {
+    let _alone = alone();
+    scalar_overflow("mul_scalar", |x| x * 100.0);
+    scalar_overflow("div_scalar", |x| x / 0.001);
+    scalar_overflow("add_scalar", |x| x * 60.0 + 60000.0);
+    scalar_overflow("sub_scalar", |x| x * 60.0 - -60000.0);
+}
+
+/// Minus infinity that the user writes into a tensor is no anomaly.
+#[test]
+fn an_infinite_scalar_is_the_users_own() {
+    let _alone = alone();
+    let scaler = configured(true, 1.0);
+    let x = values::<B, 2>([2, 4], 3).require_grad();
+    let masked = x.clone().matmul(values([4, 4], 4));
+    let mask = masked.clone().greater_elem(-10.0);
+    let loss = masked.mask_fill(mask, f32::NEG_INFINITY).sum();
+    loss.backward();
+    let step = scaler.last_step().unwrap();
+    assert_eq!(step.outcome, Outcome::NonFiniteLoss);
+    assert_eq!(step.anomalies, []);
 }

@@ -2,6 +2,8 @@
 //! computes, what it skips, what it says, and what it refuses. `MixedPrecision` and `ConvertFloat`,
 //! which are made for it.
 
+#[path = "common/checked/mod.rs"]
+mod checked;
 mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,6 +21,7 @@ use burn_amp::{
     MixedPrecision, Outcome, Precision, Transition, full_precision, with_precision,
 };
 
+use checked::{Checked, CheckedDevice};
 use common::mlp::{self, Fill, Mlp, data, in_scope, parameters, scaler, state, values};
 use common::{assert_close, relative_error};
 
@@ -1095,4 +1098,251 @@ fn two_losses_may_be_scaled_before_their_backward_passes() {
         assert_eq!(ours.state().taken_steps(), 1);
         drop(first);
     });
+}
+
+/// A scaled loss knows its scaler, in whatever order the losses are run back.
+#[test]
+fn scaled_losses_may_be_run_back_in_any_order() {
+    with_precision(Precision::F16, || {
+        let (ours, others) = (scaler(1024.0), scaler(64.0));
+        let (model, other) = (Net::<A>::new(), Net::<A>::new());
+        let bad = ours.scale(model.planted_loss());
+        let good = others.scale(other.loss());
+        let good = GradientsParams::from_grads(good.backward(), &other);
+        let bad = GradientsParams::from_grads(bad.backward(), &model);
+        let good = others.unscale(&other, good).unwrap();
+        assert!(others.step(&mut adam(), 1e-2, other, good).unwrap().1);
+        assert!(!ours.step(&mut adam(), 1e-2, model, bad).unwrap().1);
+        assert_eq!(others.update(), Ok(Transition::Kept));
+        assert_eq!(ours.update(), Ok(Transition::BackedOff));
+        let counts = |scaler: &GradScaler| {
+            let state = scaler.state();
+            (state.scale(), state.taken_steps(), state.skipped_steps())
+        };
+        assert_eq!(counts(&ours), (512.0, 0, 1));
+        assert_eq!(counts(&others), (64.0, 1, 0));
+    });
+}
+
+/// The claim of a scaled loss is on its own backward pass: not on another that comes before it, and
+/// on none when the loss is dropped.
+#[test]
+fn a_scaled_loss_has_no_claim_on_other_backward_passes() {
+    with_precision(Precision::F16, || {
+        let scaler = scaler(1024.0);
+        let model = Net::<A>::new();
+        drop(scaler.scale(model.loss()));
+        assert_implicit_is_checked();
+
+        let held = scaler.scale(model.planted_loss());
+        assert_implicit_is_checked();
+        // Its gradients are still the explicit protocol's: they are there, although not finite.
+        let grads = GradientsParams::from_grads(held.backward(), &model);
+        assert_eq!(grads.len(), 6);
+        assert!(!scaler.step(&mut adam(), 1e-2, model, grads).unwrap().1);
+        assert_eq!(scaler.update(), Ok(Transition::BackedOff));
+    });
+}
+
+/// A loss may be run back on another thread than the one it was scaled on.
+#[test]
+fn a_scaled_loss_takes_its_scaler_to_another_thread() {
+    let scaler = scaler(1024.0);
+    let model = Net::<A>::new();
+    let loss = with_precision(Precision::F16, || scaler.scale(model.planted_loss()));
+    let grads = std::thread::scope(|threads| {
+        let run = || GradientsParams::from_grads(loss.backward(), &model);
+        threads.spawn(run).join().unwrap()
+    });
+    assert_eq!(grads.len(), 6);
+    assert!(!scaler.step(&mut adam(), 1e-2, model, grads).unwrap().1);
+    assert_eq!(scaler.update(), Ok(Transition::BackedOff));
+}
+
+/// What is computed from a scaled loss is scaled as the loss is.
+#[test]
+fn arithmetic_on_a_scaled_loss_keeps_its_scaler() {
+    with_precision(Precision::F16, || {
+        let model = Net::<A>::new();
+        let gradients = |loss: &dyn Fn(&GradScaler) -> Tensor<A, 1>| {
+            let scaler = scaler(1024.0);
+            let grads = GradientsParams::from_grads(loss(&scaler).backward(), &model);
+            let grads = scaler.unscale(&model, grads).unwrap();
+            scaler
+                .step(&mut adam(), 1e-2, model.clone(), GradientsParams::new())
+                .unwrap_err();
+            mlp::gradients(&model, &grads)
+        };
+        let expected = gradients(&|scaler| scaler.scale(model.loss() / 4.0));
+        assert_eq!(
+            gradients(&|scaler| scaler.scale(model.loss()) / 4.0),
+            expected
+        );
+        assert_eq!(
+            gradients(&|scaler| scaler.scale(model.loss()).reshape([1, 1]).reshape([1]) * 0.25),
+            expected
+        );
+        let twice = gradients(&|scaler| scaler.scale(model.loss()) + scaler.scale(model.loss()));
+        assert_close("twice", Precision::F16, &twice, &times(&expected, 8.0), 4.0);
+    });
+}
+
+/// A sum of losses of two scalers has no one scale.
+#[test]
+fn losses_of_two_scalers_do_not_add_up() {
+    with_precision(Precision::F16, || {
+        let (ours, others) = (scaler(1024.0), scaler(64.0));
+        let model = Net::<A>::new();
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            ours.scale(model.loss()) + others.scale(model.loss())
+        }));
+        let panic = panic.unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        for part in ["two scalers", "scale the sum"] {
+            assert!(text.contains(part), "{text}");
+        }
+    });
+}
+
+/// A module that asks the scaler something while it is visited, as a user's own visitor may.
+#[derive(Debug, Clone)]
+struct Asking<B: Backend> {
+    inner: Linear<B>,
+    scaler: GradScaler,
+}
+
+impl<B: Backend> Module<B> for Asking<B> {
+    type Record = <Linear<B> as Module<B>>::Record;
+
+    fn collect_devices(&self, devices: burn::module::Devices<B>) -> burn::module::Devices<B> {
+        self.inner.collect_devices(devices)
+    }
+
+    fn fork(self, device: &B::Device) -> Self {
+        Self {
+            inner: self.inner.fork(device),
+            ..self
+        }
+    }
+
+    fn to_device(self, device: &B::Device) -> Self {
+        Self {
+            inner: self.inner.to_device(device),
+            ..self
+        }
+    }
+
+    fn visit<V: burn::module::ModuleVisitor<B>>(&self, visitor: &mut V) {
+        assert!(self.scaler.loss_scale() > 0.0);
+        self.inner.visit(visitor);
+    }
+
+    fn map<M: burn::module::ModuleMapper<B>>(self, mapper: &mut M) -> Self {
+        Self {
+            inner: self.inner.map(mapper),
+            ..self
+        }
+    }
+
+    fn load_record(self, record: Self::Record) -> Self {
+        Self {
+            inner: self.inner.load_record(record),
+            ..self
+        }
+    }
+
+    fn into_record(self) -> Self::Record {
+        self.inner.into_record()
+    }
+}
+
+impl<B: AutodiffBackend> AutodiffModule<B> for Asking<B> {
+    type InnerModule = Asking<B::InnerBackend>;
+
+    fn valid(&self) -> Self::InnerModule {
+        Asking {
+            inner: self.inner.valid(),
+            scaler: self.scaler.clone(),
+        }
+    }
+
+    fn from_inner(module: Self::InnerModule) -> Self {
+        Self {
+            inner: Linear::from_inner(module.inner),
+            scaler: module.scaler,
+        }
+    }
+}
+
+/// No lock of the scaler is held while a module is visited. Fails after a while instead of waiting
+/// for ever.
+#[test]
+fn a_module_may_ask_the_scaler_while_it_is_visited() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let device = CheckedDevice::new();
+        let config = checked::config()
+            .with_precision(Precision::F16)
+            .with_anomaly_detection(true);
+        config.apply::<Checked>(&device).unwrap();
+        type C = AmpAutodiff<Checked>;
+        let scaler = scaler(1024.0);
+        let model = Asking {
+            inner: LinearConfig::new(4, 4).init::<C>(&device),
+            scaler: scaler.clone(),
+        };
+        // An anomaly is placed at its parameter by visiting the module.
+        let x = Tensor::<C, 2>::full([4, 4], 60000.0, &device);
+        let loss = (model.inner.forward(x.clone()).matmul(x) * 1000.0).mean();
+        let grads = scaler.backward(loss, &model);
+        let grads = scaler.unscale(&model, grads).unwrap();
+        let stepped = scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads);
+        assert!(!stepped.unwrap().1);
+        scaler.update().unwrap();
+        assert!(!scaler.last_step().unwrap().anomalies.is_empty());
+        done.send(()).unwrap();
+    });
+    let waited = is_done.recv_timeout(std::time::Duration::from_secs(60));
+    assert!(waited.is_ok(), "{waited:?}");
+}
+
+/// Two threads share a scaler: a pass is recorded with the scale that it was computed with, and
+/// overflows at one scale back off once.
+#[test]
+fn passes_side_by_side_are_recorded_with_their_own_scale() {
+    let device = CheckedDevice::new();
+    checked::config()
+        .with_precision(Precision::F16)
+        .apply::<Checked>(&device)
+        .unwrap();
+    type C = AmpAutodiff<Checked>;
+    let scaler = scaler(1024.0);
+    let overflow = move |scaler: &GradScaler| {
+        scaler.scope(|| {
+            let w = Tensor::<C, 1>::zeros([1], &device).require_grad();
+            w.clone().sqrt().backward();
+        });
+    };
+    // Between the first pass and its outcome, another thread's overflows at the same scale.
+    let (other, once) = (scaler.clone(), std::sync::Once::new());
+    device.before_each(move |op, _| {
+        if op == "float_into_data" {
+            once.call_once(|| {
+                device.without_hook();
+                std::thread::scope(|threads| {
+                    threads.spawn(|| overflow(&other)).join().unwrap();
+                });
+            });
+        }
+    });
+    overflow(&scaler);
+    let step = scaler.last_step().unwrap();
+    assert_eq!((step.outcome, step.scale), (Outcome::Overflow, 1024.0));
+    assert_eq!(scaler.skipped_steps(), 2, "both passes overflowed");
+    assert_eq!(scaler.loss_scale(), 512.0);
+    let scales: Vec<f32> = scaler.history().skipped().map(|(_, s)| s.scale).collect();
+    assert_eq!(scales, [1024.0, 1024.0]);
+    // The next overflow is one of the new scale.
+    overflow(&scaler);
+    assert_eq!(scaler.loss_scale(), 256.0);
 }

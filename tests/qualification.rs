@@ -8,7 +8,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Flex;
 use burn::prelude::*;
-use burn_amp::{Amp, AmpAutodiff, AmpConfig, AmpReport, GradScaler, LossScaleConfig, Precision};
+use burn_amp::{
+    Amp, AmpAutodiff, AmpConfig, AmpReport, GradScaler, LossScaleConfig, Precision, precision_of,
+    with_precision,
+};
 use burn_backend::{DType, DTypeUsage, DTypeUsageSet};
 
 use checked::{Checked, CheckedDevice};
@@ -136,4 +139,64 @@ fn a_device_that_computes_in_fp32_is_not_tried() {
     let one = Tensor::<Amp<Checked>, 2>::ones([1, 1], &device);
     one.clone().matmul(one).into_data();
     assert_eq!(device.counts().ran("conv3d"), 0);
+}
+
+fn product(device: &CheckedDevice) -> Tensor<Amp<Checked>, 2> {
+    let one = || Tensor::<Amp<Checked>, 2>::ones([1, 1], device);
+    one().matmul(one())
+}
+
+/// What another thread configures while a device is tried holds.
+#[test]
+fn a_configuration_during_the_trial_is_kept() {
+    let device = CheckedDevice::new();
+    let once = std::sync::Once::new();
+    device.before_each(move |op, _| {
+        if op == "float_matmul" {
+            once.call_once(|| {
+                device.without_hook();
+                let apply = move || {
+                    let config = checked::config().with_precision(Precision::Bf16);
+                    config.apply::<Checked>(&device).unwrap();
+                };
+                std::thread::spawn(apply).join().unwrap();
+            });
+        }
+    });
+    // The first operation in half on this device, by a region: the device itself is in FP32.
+    assert_eq!(precision_of::<Checked>(&device), Ok(Precision::F32));
+    let half = with_precision(Precision::F16, || product(&device));
+    assert_eq!(half.dtype(), DType::F16);
+    assert_eq!(precision_of::<Checked>(&device), Ok(Precision::Bf16));
+    assert_eq!(product(&device).dtype(), DType::BF16);
+}
+
+/// A trial that panics, or whose result cannot be read, shows nothing: the operation computes in
+/// FP32.
+#[test]
+fn what_cannot_be_tried_computes_in_fp32() {
+    let _alone = alone();
+    let config = AmpConfig::new().with_precision(Precision::Bf16);
+    let inexact = |device: &CheckedDevice| AmpReport::of::<Checked>(device).unwrap().inexact;
+
+    let device = CheckedDevice::new();
+    device.before_each(|op, dtype| {
+        assert!(op != "conv3d" || dtype == DType::F32, "no such kernel");
+    });
+    config.apply::<Checked>(&device).unwrap();
+    device.without_hook();
+    assert_eq!(inexact(&device), ["conv3d"]);
+
+    // Nothing can be read, as on WebAssembly: inference goes on.
+    let device = CheckedDevice::new();
+    device.set_unreadable(true);
+    config.apply::<Checked>(&device).unwrap();
+    let inexact = inexact(&device);
+    assert!(inexact.contains(&"float_matmul".into()) && inexact.contains(&"gelu".into()));
+    device.reset();
+    let half = product(&device);
+    assert_eq!(half.dtype(), DType::BF16);
+    assert_eq!(device.counts().ran_in("float_matmul", DType::F32), 1);
+    device.set_unreadable(false);
+    assert_eq!(half.into_data().to_vec::<f32>().unwrap(), [1.0]);
 }

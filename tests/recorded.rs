@@ -772,8 +772,11 @@ everywhere! {
             positive,
         ] {
             assert_eq!(constant.dtype(), DType::F32);
-            assert_eq!((constant.clone() + x.clone()).dtype(), half_dtype);
-            assert_eq!((x.clone() * constant).dtype(), half_dtype);
+            assert_eq!((constant.clone() * x.clone()).dtype(), half_dtype);
+            assert_eq!((x.clone() * constant.clone()).dtype(), half_dtype);
+            assert_eq!(Tensor::cat(vec![x.clone(), constant.clone()], 0).dtype(), half_dtype);
+            // An accumulator stays FP32.
+            assert_eq!((constant + x.clone()).dtype(), DType::F32);
         }
     }
 

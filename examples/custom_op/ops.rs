@@ -56,7 +56,7 @@ impl MyOps for Flex {}
 /// The kernels are those of the backend below.
 impl<B: MyOps> MyOps for Amp<B> {
     fn tanh_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [y] = Amp::custom_op("tanh_linear", Class::Half, [x, w], |[x, w]| {
+        let [y] = Amp::custom_op("tanh_linear", Class::LowerPrecision, [x, w], |[x, w]| {
             [B::tanh_linear(x, w)]
         });
         y
@@ -69,19 +69,22 @@ impl<B: MyOps> MyOps for Amp<B> {
         grad: FloatTensor<Self>,
     ) -> [FloatTensor<Self>; 2] {
         let name = "tanh_linear_backward";
-        Amp::custom_backward_op(name, Class::Half, [x, w, y, grad], |[x, w, y, grad]| {
-            B::tanh_linear_backward(x, w, y, grad)
-        })
+        Amp::custom_backward_op(
+            name,
+            Class::LowerPrecision,
+            [x, w, y, grad],
+            |[x, w, y, grad]| B::tanh_linear_backward(x, w, y, grad),
+        )
     }
 
     fn log_cosh(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [y] = Amp::custom_op("log_cosh", Class::Full, [x], |[x]| [B::log_cosh(x)]);
+        let [y] = Amp::custom_op("log_cosh", Class::Fp32, [x], |[x]| [B::log_cosh(x)]);
         y
     }
 
     fn log_cosh_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let name = "log_cosh_backward";
-        let [of_x] = Amp::custom_backward_op(name, Class::Full, [x, grad], |[x, grad]| {
+        let [of_x] = Amp::custom_backward_op(name, Class::Fp32, [x, grad], |[x, grad]| {
             [B::log_cosh_backward(x, grad)]
         });
         of_x

@@ -1,4 +1,4 @@
-//! What a backward pass gives: FP32 gradients without the scale, or none.
+//! The result of a backward pass: unscaled FP32 gradients, or none.
 
 use std::collections::HashMap;
 
@@ -9,18 +9,18 @@ use crate::AmpTensor;
 
 /// The gradients of a backward pass on [`AmpAutodiff`](crate::AmpAutodiff).
 ///
-/// Each has its parameter's shape, dtype and device, and is without the loss scale. After an
-/// overflow there are none: `grad` gives `None`, and Burn's optimizers leave parameters and their
-/// own state untouched.
+/// Each gradient is unscaled and has its parameter's shape, dtype and device. After an overflow
+/// there are no gradients: `grad` returns `None`, and Burn's optimizers leave the parameters and
+/// their own state untouched.
 pub struct AmpGradients<B: Backend> {
-    /// As autodiff gave them, where nothing was scaled; none after an overflow.
+    /// Autodiff's own gradients if nothing was scaled, else `None`.
     pub(super) tape: Option<Gradients>,
-    /// Unscaled, or replaced by the user, by the id of their tensor's node.
+    /// Gradients that were unscaled, or replaced by the user, by the node id of their tensor.
     pub(super) ready: HashMap<u64, AmpTensor<B>>,
 }
 
 impl<B: Backend> AmpGradients<B> {
-    /// Nothing was scaled: the gradients are as autodiff gave them.
+    /// Autodiff's own gradients: nothing was scaled.
     pub(super) fn of_tape(tape: Gradients) -> Self {
         Self {
             tape: Some(tape),
@@ -28,13 +28,13 @@ impl<B: Backend> AmpGradients<B> {
         }
     }
 
-    /// Unscaled gradients; no others exist.
-    pub(super) fn unscaled(ready: HashMap<u64, AmpTensor<B>>) -> Self {
+    /// Unscaled gradients, and no others.
+    pub(super) fn of_leaves(ready: HashMap<u64, AmpTensor<B>>) -> Self {
         Self { tape: None, ready }
     }
 
-    /// The step overflowed.
+    /// No gradients: the step overflowed.
     pub(super) fn absent() -> Self {
-        Self::unscaled(HashMap::new())
+        Self::of_leaves(HashMap::new())
     }
 }

@@ -1,5 +1,4 @@
-//! The leaves whose gradients a backward pass has to look at, remembered weakly where they are
-//! made.
+//! Weak references to the leaves whose gradients a backward pass looks at. Creating a leaf adds it.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,43 +6,43 @@ use burn_backend::{Backend, DType, TensorMetadata};
 
 use super::tape::{self, Node, WeakNode};
 use crate::AmpTensor;
-use crate::tensor::Marks;
+use crate::tensor::TensorFlags;
 
-/// Of all backends: a leaf's node is on one tape only.
+/// One list for all backends: a leaf's node is on only one tape.
 static LEAVES: Mutex<Remembered> = Mutex::new(Remembered {
     leaves: Vec::new(),
     sweep_at: 0,
 });
 
 struct Remembered {
-    leaves: Vec<(WeakNode, Of)>,
-    /// The length at which dead leaves are let go next.
+    leaves: Vec<(WeakNode, LeafInfo)>,
+    /// The list length at which dead leaves are next removed.
     sweep_at: usize,
 }
 
-/// What a leaf's gradient is made like.
+/// The dtype and flags of a leaf, which its gradient gets.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Of {
+pub(crate) struct LeafInfo {
     pub dtype: DType,
-    pub marks: Marks,
+    pub flags: TensorFlags,
 }
 
-/// Remembers a leaf for as long as it is on a tape or somebody holds its tensor.
+/// Remembers a leaf for as long as a tape or a tensor holds its node.
 pub(crate) fn remember<B: Backend>(leaf: &AmpTensor<B>) {
     let Some(node) = tape::node::<B>(&leaf.primitive) else {
         return;
     };
-    let (dtype, marks) = (leaf.dtype(), leaf.marks());
+    let (dtype, flags) = (leaf.dtype(), leaf.flags());
     let mut remembered = LEAVES.lock().unwrap_or_else(PoisonError::into_inner);
     if remembered.leaves.len() >= remembered.sweep_at {
         remembered.let_go();
         remembered.sweep_at = (2 * remembered.leaves.len()).max(64);
     }
-    remembered.leaves.push((node, Of { dtype, marks }));
+    remembered.leaves.push((node, LeafInfo { dtype, flags }));
 }
 
-/// The nodes of the leaves that are alive.
-pub(crate) fn alive() -> Vec<(Node, Of)> {
+/// The nodes of the live leaves.
+pub(crate) fn alive() -> Vec<(Node, LeafInfo)> {
     let mut remembered = LEAVES.lock().unwrap_or_else(PoisonError::into_inner);
     remembered.let_go();
     let alive = remembered.leaves.iter();

@@ -1,15 +1,18 @@
-//! The gradient pass: the loss is scaled, the gradients are unscaled to FP32 and checked.
+//! The backward pass: the loss is scaled; the gradients are unscaled to FP32 and checked.
 //!
-//! Each gradient is unscaled and checked by itself. In one flat buffer, as fastai's `flat_master`
-//! does it, 400 gradients of together 463,360 elements take 0.56 of the time on a CPU (0.65 against
-//! 1.15 ms; `cargo xtask bench flat`, Flex, 2 cores, 2026-11-21). It is not done: the gradients
-//! would be views that hold the whole buffer and that an optimizer cannot reuse, and a skipped step
-//! could not tell which of them overflowed.
+//! Each gradient is unscaled and checked separately. One flat buffer, like fastai's `flat_master`,
+//! takes 0.56 of the time on a CPU for 400 gradients with 463,360 elements in all (0.65 against
+//! 1.15 ms; `cargo xtask bench flat`, Flex, 2 cores, 2026-11-21). burn-amp does not use one: its
+//! gradients would be views that hold the whole buffer, an optimizer could not reuse them, and a
+//! skipped step could not tell which gradients overflowed.
 
 mod gradients;
 pub(crate) mod leaves;
 mod recorded;
 pub(crate) mod replicas;
+#[cfg(feature = "train")]
+pub(crate) mod scaled_loss;
+pub(crate) mod seed;
 pub(crate) mod tape;
 
 use std::collections::HashMap;
@@ -21,123 +24,122 @@ use burn_autodiff::grads::Gradients;
 use burn_backend::backend::AutodiffBackend;
 #[cfg(feature = "distributed")]
 use burn_backend::distributed::{DistributedParamId, DistributedParams};
-use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 
 pub use gradients::AmpGradients;
+pub(crate) use recorded::masked_softmax;
 use replicas::{Replicas, Vote};
 
-use crate::anomaly::in_backward;
-use crate::finite::FiniteCheck;
+use crate::device::DeviceContext;
+use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::Mode;
-use crate::precision::following;
-use crate::scaler::{self, InForce, NonFinite, Outcome};
-use crate::tensor::{Marks, at_least_f32, is_half};
-use crate::{Amp, AmpTensor, GradScaler, anomaly, device};
+use crate::precision::{in_backward, keep_dtypes};
+use crate::scaler::{self, NonFinite, Outcome};
+use crate::tensor::{TensorFlags, at_least_f32};
+use crate::{Amp, AmpTensor, GradScaler};
 
-/// What Burn's autodiff asks of the backend that it trains on.
+/// The trait that Burn's autodiff requires of the backend that it trains on.
 #[cfg(not(feature = "distributed"))]
-pub(crate) use burn_backend::Backend as Trained;
+pub(crate) use burn_backend::Backend as AutodiffInner;
 #[cfg(feature = "distributed")]
-pub(crate) use burn_backend::distributed::DistributedBackend as Trained;
+pub(crate) use burn_backend::distributed::DistributedBackend as AutodiffInner;
 
-/// The backend to train on: automatic mixed precision, in the forward and in the backward pass.
+/// The backend to train on: automatic mixed precision in the forward and the backward pass.
 ///
-/// In the place of `Autodiff<B, C>`, on the devices of `B`. FP32 parameters stay FP32 and get FP32
+/// Replaces `Autodiff<B, C>`, on the devices of `B`. FP32 parameters stay FP32 and get FP32
 /// gradients: the master weights of Micikevicius et al., "Mixed Precision Training" (2018).
 ///
-/// [`Amp`] stands on both sides of Burn's autodiff. The upper one decides each operation's
-/// precision, so that its casts are on the tape; the lower one keeps the formulas of the backward
-/// pass from leaving the half range.
+/// One layer of [`Amp`] lies above Burn's autodiff, another below. The upper layer decides each
+/// operation's precision, so the tape records the casts. The lower layer keeps the formulas of the
+/// backward pass within the half range.
 ///
 /// `C` is Burn's checkpointing strategy, as in `Autodiff<B, C>`.
 pub type AmpAutodiff<B, C = NoCheckpointing> = Amp<Autodiff<Amp<B>, C>>;
 
-/// The tape below the upper layer.
-type Tape<B, C> = Autodiff<Amp<B>, C>;
+/// Burn's autodiff between the two layers.
+type AutodiffLayer<B, C> = Autodiff<Amp<B>, C>;
 
-impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
+impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     type InnerBackend = Amp<B>;
     type Gradients = AmpGradients<B>;
 
-    /// The backward pass of a loss of any shape and float dtype: the gradients of its sum.
+    /// Runs the backward pass of a loss of any shape and float dtype: the gradients of its sum.
     ///
-    /// Where f16 is in force or was where the loss was computed, and loss scaling is not disabled,
-    /// the loss is scaled before and the gradients are unscaled after, in FP32 or wider; if one of
-    /// them, or the loss, is not finite there are no gradients, the loss scaler in force is told,
-    /// and the optimizer step that follows changes nothing. That costs one read-back from the
-    /// device, and after an overflow a second one. In bf16 and FP32 this is autodiff's own backward
-    /// pass.
+    /// Loss scaling applies if it is not disabled and f16 is in force, or was when the loss was
+    /// computed: the loss is scaled, and the gradients are unscaled in FP32 or wider. If a gradient
+    /// or the loss is not finite, there are no gradients, the loss scaler in force is notified, and
+    /// the next optimizer step changes nothing. The check costs one read-back from the device, and
+    /// an overflow costs a second one. In bf16 and FP32 this is autodiff's own backward pass.
     ///
     /// # Panics
     ///
-    /// - As `Autodiff`, for a loss that no tape knows.
-    /// - When a region asks for a precision that the loss's device cannot do.
-    /// - Where the loss is scaled, when the check cannot be read back synchronously, as on
-    ///   WebAssembly.
-    /// - With the feature `distributed`, on every replica, when their losses are not scaled alike.
+    /// - For a loss that is on no tape, as in `Autodiff`.
+    /// - If a region requests a precision that the loss's device does not support.
+    /// - If the loss is scaled and the check cannot be read back synchronously, as on WebAssembly.
+    /// - With the feature `distributed`, on every replica, if their losses are not scaled alike.
     fn backward(loss: FloatTensor<Self>) -> AmpGradients<B> {
         let device = loss.device();
-        let f16 = loss.marks().contains(Marks::FROM_F16)
-            || device::mode::<Tape<B, C>>(&device) == Mode::On(DType::F16);
-        // An untracked loss is autodiff's to refuse, which it would not if it were scaled first.
+        let f16 = loss.flags().contains(TensorFlags::FROM_F16)
+            || DeviceContext::of::<AutodiffLayer<B, C>>(&device).mode == Mode::On(DType::F16);
+        // Do not scale an untracked loss: autodiff refuses the loss itself, but not a scaled one.
         let tracked = !loss.primitive.node.requirement.is_none();
-        let scaler = scaler::in_force::<B>(&device, tracked && f16)
-            .filter(|scaler| scaler.handle().state().is_enabled());
-        match scaler {
-            None => {
-                let (tape, replicas) = tape_of::<B, C>(loss.into_primitive());
-                if let Some(replicas) = replicas {
-                    replicas.agree(Vote::scaled(None));
-                }
-                AmpGradients::of_tape(tape)
-            }
+        let explicit = loss.scaled().cloned();
+        let scaler = match &explicit {
+            Some(scaled) => scaled.scaler.clone(),
+            None => scaler::in_scope().unwrap_or_else(|| GradScaler::of::<B>(&device)),
+        };
+        if !tracked || !f16 || !scaler.state().is_enabled() {
+            let (tape, replicas) = tape_of::<B, C>(loss.into_primitive());
+            replicas::agreed::<B>(replicas.as_deref(), &device, Vote::scaled(None));
+            return AmpGradients::of_tape(tape);
+        }
+        match explicit {
             #[cfg(feature = "train")]
-            Some(InForce::Explicit(scaler)) => {
+            Some(scaled) => {
                 let value = Self::inner(loss.clone());
-                let scale = scaler.scales::<Amp<B>>(&device, value);
-                let (grads, replicas) = scaled_backward::<B, C>(loss, scale, |_, _| {});
-                scaler.gathers(replicas, scale);
-                AmpGradients::unscaled(grads)
+                let (grads, replicas) = scaled_backward::<B, C>(loss, scaled.scale, |_, _| {});
+                scaled_loss::add_loss::<Amp<B>>(&scaler, &device, value);
+                scaled_loss::end_pass::<B>(&scaler, replicas, &device, scaled.scale);
+                AmpGradients::of_leaves(grads)
             }
-            Some(InForce::Implicit(scaler)) => checked_backward::<B, C>(loss, &scaler),
+            _ => checked_backward::<B, C>(loss, &scaler),
         }
     }
 
-    /// The gradient of a tensor that requires one, in its shape and dtype and without the scale;
-    /// none after an overflow.
+    /// The unscaled gradient of a tensor that requires one, in the tensor's shape and dtype; `None`
+    /// after an overflow.
     fn grad(tensor: &FloatTensor<Self>, grads: &AmpGradients<B>) -> Option<AmpTensor<B>> {
         let id = node_id::<B, C>(&tensor.primitive);
         grads.ready.get(&id).cloned().or_else(|| {
-            let grad = Tape::<B, C>::grad(&tensor.primitive, grads.tape.as_ref()?)?;
-            Some(finished(grad, tensor.dtype(), tensor.marks()))
+            let grad = AutodiffLayer::<B, C>::grad(&tensor.primitive, grads.tape.as_ref()?)?;
+            Some(finished(grad, tensor.dtype(), tensor.flags()))
         })
     }
 
-    /// As `grad`, and takes the gradient out.
+    /// As `grad`, but removes the gradient.
     fn grad_remove(
         tensor: &FloatTensor<Self>,
         grads: &mut AmpGradients<B>,
     ) -> Option<AmpTensor<B>> {
         let id = node_id::<B, C>(&tensor.primitive);
         grads.ready.remove(&id).or_else(|| {
-            let grad = Tape::<B, C>::grad_remove(&tensor.primitive, grads.tape.as_mut()?)?;
-            Some(finished(grad, tensor.dtype(), tensor.marks()))
+            let grad = AutodiffLayer::<B, C>::grad_remove(&tensor.primitive, grads.tape.as_mut()?)?;
+            Some(finished(grad, tensor.dtype(), tensor.flags()))
         })
     }
 
-    /// Puts a gradient in the place of another, as it is: its scale is not looked at.
+    /// Replaces a gradient. The new gradient is stored as given, whatever its scale.
     fn grad_replace(tensor: &FloatTensor<Self>, grads: &mut AmpGradients<B>, grad: AmpTensor<B>) {
         if let Some(tape) = &mut grads.tape {
-            Tape::<B, C>::grad_remove(&tensor.primitive, tape);
+            AutodiffLayer::<B, C>::grad_remove(&tensor.primitive, tape);
         }
         grads.ready.insert(node_id::<B, C>(&tensor.primitive), grad);
     }
 
     fn inner(tensor: FloatTensor<Self>) -> AmpTensor<B> {
-        let marks = tensor.marks();
-        Tape::<B, C>::inner(tensor.into_primitive()).with_marks(marks)
+        let flags = tensor.flags();
+        AutodiffLayer::<B, C>::inner(tensor.into_primitive()).with_flags(flags)
     }
 
     fn int_inner(tensor: IntTensor<Self>) -> IntTensor<Amp<B>> {
@@ -152,10 +154,13 @@ impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         tensor
     }
 
-    /// A parameter that an optimizer computed from gradients is no gradient itself.
+    /// Keeps only `DEMOTED`: a parameter computed from gradients is not itself a gradient.
     fn from_inner(tensor: AmpTensor<B>) -> FloatTensor<Self> {
-        let marks = tensor.marks() & Marks::DEMOTED;
-        AmpTensor::new(Tape::<B, C>::from_inner(tensor.with_marks(marks)), marks)
+        let flags = tensor.flags() & TensorFlags::DEMOTED;
+        AmpTensor::new(
+            AutodiffLayer::<B, C>::from_inner(tensor.with_flags(flags)),
+            flags,
+        )
     }
 
     fn int_from_inner(tensor: IntTensor<Amp<B>>) -> IntTensor<Self> {
@@ -175,56 +180,57 @@ impl<B: Trained, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
         tensor: FloatTensor<Self>,
         id: DistributedParamId,
     ) -> FloatTensor<Self> {
-        let marks = tensor.marks();
-        let tensor = Tape::<B, C>::set_distributed_params(tensor.into_primitive(), id);
-        // It has another node now.
-        let leaf = AmpTensor::new(tensor, marks);
+        replicas::join::<B>(&tensor.device());
+        let flags = tensor.flags();
+        let tensor = AutodiffLayer::<B, C>::set_distributed_params(tensor.into_primitive(), id);
+        // The tensor has a new node now.
+        let leaf = AmpTensor::new(tensor, flags);
         leaves::remember(&leaf);
         leaf
     }
 
     #[cfg(feature = "distributed")]
     fn distributed_params(tensor: &FloatTensor<Self>) -> Option<DistributedParams> {
-        Tape::<B, C>::distributed_params(&tensor.primitive)
+        AutodiffLayer::<B, C>::distributed_params(&tensor.primitive)
     }
 
     #[cfg(feature = "distributed")]
     fn is_distributed(tensor: &FloatTensor<Self>) -> bool {
-        Tape::<B, C>::is_distributed(&tensor.primitive)
+        AutodiffLayer::<B, C>::is_distributed(&tensor.primitive)
     }
 }
 
-/// The id by which autodiff knows a tensor.
-fn node_id<B: Backend, C: CheckpointStrategy>(tensor: &FloatTensor<Tape<B, C>>) -> u64 {
+/// Autodiff's node id of a tensor.
+fn node_id<B: Backend, C: CheckpointStrategy>(tensor: &FloatTensor<AutodiffLayer<B, C>>) -> u64 {
     tensor.node.id.value
 }
 
-/// A gradient as the user gets it: in its tensor's dtype, leaving as the tensor would, and never
-/// demoted from here on.
-fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType, of: Marks) -> AmpTensor<B> {
-    AmpTensor::new(grad.into_dtype(dtype), of | Marks::GRADIENT)
+/// A gradient as the user gets it: in the tensor's dtype, read back in the dtype that the tensor
+/// would have, and never demoted.
+fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType, of: TensorFlags) -> AmpTensor<B> {
+    AmpTensor::new(grad.into_dtype(dtype), of | TensorFlags::GRADIENT)
 }
 
-/// The gradients of a loss as the tape gives them, and the replicas that they are reduced with.
-fn tape_of<B: Trained, C: CheckpointStrategy>(
-    loss: FloatTensor<Tape<B, C>>,
+/// The gradients of a loss as the tape returns them, and the replicas that reduce them together.
+fn tape_of<B: AutodiffInner, C: CheckpointStrategy>(
+    loss: FloatTensor<AutodiffLayer<B, C>>,
 ) -> (Gradients, Option<Arc<Replicas>>) {
     #[cfg(feature = "distributed")]
     let leaf = loss.clone();
-    let tape = in_backward(|| following(|| Tape::<B, C>::backward(loss)));
+    let tape = in_backward(|| keep_dtypes(|| AutodiffLayer::<B, C>::backward(loss)));
     #[cfg(feature = "distributed")]
     if tape.is_distributed() {
-        mark_again::<B, C>(leaf, &tape);
+        register_distributed::<B, C>(leaf, &tape);
         return (tape, replicas::of::<B>());
     }
     (tape, None)
 }
 
-/// Marks the leaves of a pass as distributed again. Autodiff forgets it in the pass, and only a
-/// step that is taken makes them anew: after one that is skipped nothing would be reduced.
+/// Re-registers distributed leaves: the backward pass drops the registration, and a skipped step
+/// does not recreate the leaves.
 #[cfg(feature = "distributed")]
-fn mark_again<B: Trained, C: CheckpointStrategy>(
-    mut leaf: FloatTensor<Tape<B, C>>,
+fn register_distributed<B: AutodiffInner, C: CheckpointStrategy>(
+    mut leaf: FloatTensor<AutodiffLayer<B, C>>,
     tape: &Gradients,
 ) {
     for (of, _) in leaves::alive() {
@@ -232,54 +238,51 @@ fn mark_again<B: Trained, C: CheckpointStrategy>(
             continue;
         };
         leaf.node = node;
-        let params = Tape::<B, C>::distributed_params(&leaf);
+        let params = AutodiffLayer::<B, C>::distributed_params(&leaf);
         if let (Some(params), Ok(held)) = (params, held.downcast())
-            && Tape::<B, C>::grad(&leaf, tape).is_some()
+            && AutodiffLayer::<B, C>::grad(&leaf, tape).is_some()
         {
             leaf.rc = held;
-            Tape::<B, C>::set_distributed_params(leaf.clone(), params.param_id);
+            AutodiffLayer::<B, C>::set_distributed_params(leaf.clone(), params.param_id);
         }
     }
 }
 
-/// The gradients of the leaves, without the scale, by the ids of their nodes.
+/// The unscaled gradients of the leaves, by node id.
 type Unscaled<B> = HashMap<u64, AmpTensor<B>>;
 
-/// The backward pass of a scaled loss. `seen` is shown each gradient in FP32 or wider.
-fn scaled_backward<B: Trained, C: CheckpointStrategy>(
+/// The backward pass of a scaled loss. Calls `seen` with each gradient in FP32 or wider.
+fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
     scale: f32,
     mut seen: impl FnMut(u64, FloatTensor<B>),
 ) -> (Unscaled<B>, Option<Arc<Replicas>>) {
-    let loss = match is_half(loss.dtype()) {
-        true => loss.into_dtype(DType::F32),
-        false => loss.into_primitive(),
-    };
-    let loss = following(|| Tape::<B, C>::float_mul_scalar(loss, scale.into()));
-    // Autodiff finds a gradient by the node of its tensor alone.
+    let loss = loss.into_primitive();
+    // Autodiff looks a gradient up by nothing but the tensor's node.
     let mut leaf = loss.clone();
-    let (mut tape, replicas) = tape_of::<B, C>(loss);
+    let (mut tape, replicas) = seed::with_scale(scale, || tape_of::<B, C>(loss));
     let grads = leaves::alive()
         .into_iter()
         .filter_map(|(node, of)| {
             leaf.node = node.node.downcast().ok()?;
-            let grad = Tape::<B, C>::grad_remove(&leaf, &mut tape)?;
-            let unscaled = unscaled::<B>(grad.into_primitive(), scale);
+            let grad = AutodiffLayer::<B, C>::grad_remove(&leaf, &mut tape)?;
+            let unscaled = unscale::<B>(grad.into_primitive(), scale);
             let id = node_id::<B, C>(&leaf);
             seen(id, unscaled.clone());
-            let grad = finished(AmpTensor::plain(unscaled), of.dtype, of.marks);
+            let grad = finished(AmpTensor::plain(unscaled), of.dtype, of.flags);
             Some((id, grad))
         })
         .collect();
     (grads, replicas)
 }
 
-/// The backward pass that takes or skips the step by itself.
-fn checked_backward<B: Trained, C: CheckpointStrategy>(
+/// The backward pass that decides by itself whether the step is taken or skipped.
+fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
     scaler: &GradScaler,
 ) -> AmpGradients<B> {
-    let mut finite = FiniteCheck::<B>::new(loss.device());
+    let device = loss.device();
+    let mut finite = FiniteCheck::<B>::new(device.clone());
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
     let scale = scaler.loss_scale();
     let mut leaves = Vec::new();
@@ -297,7 +300,7 @@ fn checked_backward<B: Trained, C: CheckpointStrategy>(
         loss_is_finite: *loss_is_finite,
         gradients_are_finite: overflowed == 0,
     };
-    let outcome = replicas::agreed(replicas.as_deref(), vote).outcome();
+    let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, vote).outcome();
     let anomalies = anomaly::take();
     let found = match outcome {
         Outcome::Finite => NonFinite {
@@ -312,15 +315,15 @@ fn checked_backward<B: Trained, C: CheckpointStrategy>(
             parameters: Vec::new(),
         },
     };
-    scaler.record(outcome, found);
+    scaler.record(scale, outcome, found);
     match outcome {
-        Outcome::Finite => AmpGradients::unscaled(grads),
+        Outcome::Finite => AmpGradients::of_leaves(grads),
         Outcome::Overflow | Outcome::NonFiniteLoss => AmpGradients::absent(),
     }
 }
 
-/// A gradient without the scale, in FP32 or wider.
-fn unscaled<B: Backend>(grad: FloatTensor<B>, scale: f32) -> FloatTensor<B> {
+/// Unscales a gradient, in FP32 or wider.
+fn unscale<B: Backend>(grad: FloatTensor<B>, scale: f32) -> FloatTensor<B> {
     let grad = at_least_f32::<B>(grad);
     B::float_mul_scalar(grad, (1.0 / f64::from(scale)).into())
 }

@@ -1,7 +1,7 @@
-//! The operations that the upper layer records itself, as custom backward steps of Burn's autodiff.
+//! Operations that the upper layer records itself, as custom backward steps of Burn's autodiff.
 //!
-//! They run on the lower [`Amp`], where the policy keeps each formula in FP32. Where gradient
-//! checkpointing is in force they keep their operands' nodes instead, and compute again.
+//! The operations run on the lower [`Amp`], whose policy keeps each formula in FP32. With gradient
+//! checkpointing, an operation keeps its operands' nodes instead of tensors, and recomputes.
 
 use std::any::TypeId;
 use std::fmt::{self, Debug};
@@ -16,30 +16,32 @@ use burn_autodiff::ops::{Backward, Ops, OpsKind, binary, broadcast_shape, unary}
 use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::ops::{ActivationOps, FloatTensorOps};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, BoolDType, DType, Shape, TensorMetadata, get_device_settings};
+use burn_backend::{
+    Backend, BoolDType, DType, FloatDType, Shape, TensorMetadata, get_device_settings,
+};
 
-use super::tape::{Arithmetic, Softmax, Tape};
-use crate::ops::masked_softmax;
-use crate::tensor::is_half;
+use super::tape::{Arithmetic, Softmax, TapeExtension};
+use crate::policy::is_half;
+use crate::tensor::converted;
 use crate::{Amp, AmpTensor};
 
 /// The tape of `Autodiff<Amp<B>, C>`.
 pub(super) struct Recorded<B, C>(pub(super) PhantomData<fn() -> (B, C)>);
 
-/// What a backward step needs of its forward one.
+/// What a forward step keeps for its backward step.
 #[derive(Debug, Clone)]
 enum Kept<T, const N: usize> {
     Here(T),
-    /// To be computed again from the outputs of these nodes.
-    Recompute([NodeId; N]),
+    /// Recomputed from the outputs of these nodes.
+    Parents([NodeId; N]),
 }
 
-/// Whether the strategy computes again what it can.
+/// Whether the checkpointing strategy recomputes what it can.
 fn recomputes<C: CheckpointStrategy>() -> bool {
     TypeId::of::<C>() != TypeId::of::<NoCheckpointing>()
 }
 
-impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B, C> {
+impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for Recorded<B, C> {
     fn is_tracked(&self, tensor: &FloatTensor<Autodiff<Amp<B>, C>>) -> bool {
         !tensor.node.requirement.is_none()
     }
@@ -49,13 +51,13 @@ impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B
         tensor: FloatTensor<Autodiff<Amp<B>, C>>,
         dtype: DType,
     ) -> FloatTensor<Autodiff<Amp<B>, C>> {
-        let again = Again::new([tensor.node.id], move |[tensor]: [AmpTensor<B>; 1]| {
+        let recompute = Recompute::new([tensor.node.id], move |[tensor]: [AmpTensor<B>; 1]| {
             cast(tensor, dtype)
         });
         let prep = CastStep
             .prepare::<C>([tensor.node.clone()])
             .memory_bound()
-            .retro_forward(again)
+            .retro_forward(recompute)
             .parents([&tensor])
             .stateful();
         match prep {
@@ -136,14 +138,14 @@ impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B
         let out = Amp::<B>::float_mul(tensor.primitive.clone(), noise);
         let (dtype, out_dtype) = (tensor.dtype(), out.dtype());
         let mask = dropped.clone();
-        let again = Again::new([tensor.node.id], move |[tensor]: [AmpTensor<B>; 1]| {
+        let recompute = Recompute::new([tensor.node.id], move |[tensor]: [AmpTensor<B>; 1]| {
             let out = Amp::<B>::float_mask_fill(tensor, mask.clone(), 0.into());
             cast(out, out_dtype)
         });
         let prep = DropoutStep
             .prepare::<C>([tensor.node.clone()])
             .memory_bound()
-            .retro_forward(again)
+            .retro_forward(recompute)
             .parents([tensor])
             .stateful();
         Some(match prep {
@@ -153,13 +155,13 @@ impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B
     }
 
     fn relu(&self, tensor: FloatTensor<Autodiff<Amp<B>, C>>) -> FloatTensor<Autodiff<Amp<B>, C>> {
-        let again = Again::new([tensor.node.id], |[tensor]: [AmpTensor<B>; 1]| {
+        let recompute = Recompute::new([tensor.node.id], |[tensor]: [AmpTensor<B>; 1]| {
             Amp::<B>::relu(tensor)
         });
         let prep = ReluStep
             .prepare::<C>([tensor.node.clone()])
             .memory_bound()
-            .retro_forward(again)
+            .retro_forward(recompute)
             .parents([&tensor])
             .stateful();
         match prep {
@@ -167,7 +169,7 @@ impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B
                 let nodes = recomputes::<C>().then(|| [prep.checkpoint(&tensor)]);
                 let out = Amp::<B>::relu(tensor.primitive);
                 let kept = match nodes {
-                    Some(nodes) => Kept::Recompute(nodes),
+                    Some(nodes) => Kept::Parents(nodes),
                     None => Kept::Here(out.clone()),
                 };
                 prep.finish(kept, out)
@@ -183,13 +185,13 @@ impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B
         dim: usize,
         kept: DType,
     ) -> FloatTensor<Autodiff<Amp<B>, C>> {
-        let again = Again::new([tensor.node.id], move |[tensor]: [AmpTensor<B>; 1]| {
+        let recompute = Recompute::new([tensor.node.id], move |[tensor]: [AmpTensor<B>; 1]| {
             softmax(kind, tensor, dim)
         });
         let prep = SoftmaxStep
             .prepare::<C>([tensor.node.clone()])
             .memory_bound()
-            .retro_forward(again)
+            .retro_forward(recompute)
             .parents([&tensor])
             .stateful();
         match prep {
@@ -198,7 +200,7 @@ impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B
                 let nodes = recomputes::<C>().then(|| [prep.checkpoint(&tensor)]);
                 let out = softmax(kind, tensor.primitive, dim);
                 let state = match nodes {
-                    Some(nodes) => Kept::Recompute(nodes),
+                    Some(nodes) => Kept::Parents(nodes),
                     None => Kept::Here(cast(probabilities(kind, out.clone()), kept)),
                 };
                 prep.finish((state, kind, dim, dtype), out)
@@ -214,14 +216,14 @@ impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B
         epsilon: f64,
         kept: DType,
     ) -> FloatTensor<Autodiff<Amp<B>, C>> {
-        let again = Again::new(
+        let recompute = Recompute::new(
             [tensor.node.id, gamma.node.id],
             move |[tensor, gamma]: [AmpTensor<B>; 2]| scaled(normalized(tensor, epsilon).0, gamma),
         );
         let prep = LayerNormStep
             .prepare::<C>([tensor.node.clone(), gamma.node.clone()])
             .memory_bound()
-            .retro_forward(again)
+            .retro_forward(recompute)
             .parents([&tensor, &gamma])
             .stateful();
         match prep {
@@ -231,7 +233,7 @@ impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B
                     recomputes::<C>().then(|| [prep.checkpoint(&tensor), prep.checkpoint(&gamma)]);
                 let (unit, deviation) = normalized(tensor.primitive, epsilon);
                 let state = match nodes {
-                    Some(nodes) => Kept::Recompute(nodes),
+                    Some(nodes) => Kept::Parents(nodes),
                     None => {
                         let unit = cast(unit.clone(), kept);
                         Kept::Here([unit, deviation, gamma.primitive.clone()])
@@ -247,14 +249,14 @@ impl<B: Backend, C: CheckpointStrategy> Tape<Autodiff<Amp<B>, C>> for Recorded<B
     }
 }
 
-/// Computes an operation of `N` operands again.
-struct Again<B, F, const N: usize> {
+/// Recomputes an operation with `N` operands.
+struct Recompute<B, F, const N: usize> {
     parents: [NodeId; N],
     forward: F,
     backend: PhantomData<fn(B)>,
 }
 
-impl<B: Backend, F, const N: usize> Again<B, F, N>
+impl<B: Backend, F, const N: usize> Recompute<B, F, N>
 where
     F: Fn([AmpTensor<B>; N]) -> AmpTensor<B>,
 {
@@ -267,7 +269,7 @@ where
     }
 }
 
-impl<B: Backend, F, const N: usize> RetroForward for Again<B, F, N>
+impl<B: Backend, F, const N: usize> RetroForward for Recompute<B, F, N>
 where
     F: Fn([AmpTensor<B>; N]) -> AmpTensor<B> + Send + 'static,
 {
@@ -277,9 +279,9 @@ where
     }
 }
 
-impl<B, F, const N: usize> Debug for Again<B, F, N> {
+impl<B, F, const N: usize> Debug for Recompute<B, F, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Again").field(&self.parents).finish()
+        f.debug_tuple("Recompute").field(&self.parents).finish()
     }
 }
 
@@ -321,9 +323,9 @@ struct ArithmeticState<T> {
     op: Arithmetic,
     shapes: [Shape; 2],
     dtypes: [DType; 2],
-    /// Kept where the other operand's gradient is wanted.
+    /// Kept if `rhs` needs a gradient.
     lhs: Option<T>,
-    /// As `lhs`; a quotient needs it for both gradients.
+    /// Kept if `lhs` needs a gradient. A quotient needs `rhs` for both gradients.
     rhs: Option<T>,
 }
 
@@ -350,7 +352,7 @@ impl<B: Backend> Backward<Amp<B>, 2> for ArithmeticStep {
                 let lhs = lhs.expect(kept);
                 let grad = match state.op {
                     Arithmetic::Mul => A::<B>::float_mul(grad, lhs),
-                    // -lhs / rhs², in steps that no square or product overflows.
+                    // -lhs / rhs², ordered so that no square or product overflows.
                     Arithmetic::Div => {
                         let divisor = divisor.expect(kept);
                         let out = arithmetic(state.op, lhs, divisor.clone());
@@ -400,7 +402,7 @@ struct ReluStep;
 impl<B: Backend> Backward<Amp<B>, 1> for ReluStep {
     type State = Kept<AmpTensor<B>, 1>;
 
-    /// The result, or the operand: both are positive where the gradient passes.
+    /// `kept` is the result or the operand: both are positive where the gradient passes.
     fn backward(
         self,
         ops: Ops<Self::State, 1>,
@@ -409,7 +411,7 @@ impl<B: Backend> Backward<Amp<B>, 1> for ReluStep {
     ) {
         let kept = match ops.state {
             Kept::Here(out) => out,
-            Kept::Recompute([node]) => checkpointer.retrieve_node_output(node),
+            Kept::Parents([node]) => checkpointer.retrieve_node_output(node),
         };
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
             Amp::<B>::relu_backward(kept, grad)
@@ -426,7 +428,24 @@ fn softmax<B: Backend>(kind: Softmax, tensor: AmpTensor<B>, dim: usize) -> AmpTe
     }
 }
 
-/// What the gradient of a softmax is computed from.
+/// The softmax over a dimension, in FP32. A row of minus infinities gives zeros.
+pub(crate) fn masked_softmax<B: Backend>(scores: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
+    let scores = match is_half(scores.dtype()) {
+        true => converted::<B>(scores, FloatDType::F32),
+        false => scores,
+    };
+    let info = scores.dtype().finfo().expect("a float dtype");
+    let largest = B::float_max_dim(B::float_detach(scores.clone()), dim);
+    let largest = B::float_clamp_min(largest, info.min.into());
+    let exps = B::float_exp(B::float_sub(scores, largest));
+    let sums = B::float_sum_dim(exps.clone(), dim);
+    // A row sums to at least 1, because its largest score contributes 1. A masked row sums to 0. A
+    // bound of 0.5 leaves room for rounding and, unlike the smallest positive number, can be
+    // squared in the backward pass.
+    B::float_div(exps, B::float_clamp_min(sums, 0.5.into()))
+}
+
+/// The probabilities from which the gradient of a softmax is computed.
 fn probabilities<B: Backend>(kind: Softmax, out: AmpTensor<B>) -> AmpTensor<B> {
     match kind {
         Softmax::Plain | Softmax::Masked => out,
@@ -440,9 +459,9 @@ struct SoftmaxStep;
 impl<B: Backend> Backward<Amp<B>, 1> for SoftmaxStep {
     type State = (Kept<AmpTensor<B>, 1>, Softmax, usize, DType);
 
-    /// With p the probabilities and s their sum: p (s g - sum(p g)), and s g - p sum(g) for the
-    /// logarithm. The sum of rounded probabilities is not quite one, and with it what p nearest to
-    /// one has lost in rounding cancels: a confident prediction keeps its small gradient.
+    /// With p the probabilities and s their sum: p (s g - sum(p g)), or s g - p sum(g) for the
+    /// logarithm. Rounded probabilities do not sum to exactly 1. Using s cancels the rounding error
+    /// of the p nearest to 1, so a confident prediction keeps its small gradient.
     fn backward(
         self,
         ops: Ops<Self::State, 1>,
@@ -453,7 +472,7 @@ impl<B: Backend> Backward<Amp<B>, 1> for SoftmaxStep {
         let (kept, kind, dim, dtype) = ops.state;
         let p = match kept {
             Kept::Here(p) => p,
-            Kept::Recompute([node]) => {
+            Kept::Parents([node]) => {
                 let tensor = checkpointer.retrieve_node_output(node);
                 probabilities(kind, softmax::<B>(kind, tensor, dim))
             }
@@ -476,8 +495,8 @@ impl<B: Backend> Backward<Amp<B>, 1> for SoftmaxStep {
     }
 }
 
-/// A tensor with mean 0 and variance 1 over its last dimension, and the deviation it was divided
-/// by, both in FP32 or wider.
+/// A tensor normalized to mean 0 and variance 1 over its last dimension, and the deviation that
+/// divided it. Both are in FP32 or wider.
 fn normalized<B: Backend>(tensor: AmpTensor<B>, epsilon: f64) -> (AmpTensor<B>, AmpTensor<B>) {
     type A<B> = Amp<B>;
     let last = tensor.rank() - 1;
@@ -493,7 +512,7 @@ fn normalized<B: Backend>(tensor: AmpTensor<B>, epsilon: f64) -> (AmpTensor<B>, 
     (A::<B>::float_div(centered, deviation.clone()), deviation)
 }
 
-/// A normalized tensor times gamma, of the length of its last dimension.
+/// A normalized tensor times gamma, which has the length of the last dimension.
 fn scaled<B: Backend>(unit: AmpTensor<B>, gamma: AmpTensor<B>) -> AmpTensor<B> {
     let gamma = along_last(gamma, unit.rank());
     Amp::<B>::float_mul(unit, gamma)
@@ -524,7 +543,7 @@ impl<B: Backend> Backward<Amp<B>, 2> for LayerNormStep {
         let (kept, epsilon, [dtype, gamma_dtype]) = ops.state;
         let [unit, deviation, gamma] = match kept {
             Kept::Here(kept) => kept,
-            Kept::Recompute([tensor, gamma]) => {
+            Kept::Parents([tensor, gamma]) => {
                 let tensor = checkpointer.retrieve_node_output(tensor);
                 let (unit, deviation) = normalized::<B>(tensor, epsilon);
                 [unit, deviation, checkpointer.retrieve_node_output(gamma)]

@@ -1,16 +1,22 @@
-//! One outcome for all replicas of a model whose gradients Burn reduces. Knows no tensor.
+//! One outcome for all replicas of a model whose gradients Burn reduces. Handles no tensors.
 //!
-//! What is reduced is the same on every replica, but a loss is not, nor is a gradient that only
-//! some of them have. So they vote after each backward pass, and wait for each other.
+//! Reduced gradients are the same on every replica. Losses are not, nor are gradients that only
+//! some replicas have. So the replicas vote after each backward pass and wait for each other, until
+//! a replica has ended or was silent for too long.
 
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use burn_backend::Backend;
+
+use crate::device::{self, DeviceState};
 use crate::scaler::Outcome;
 
-/// The replicas of a model, one a device.
+/// The replicas of a model, one per device.
 #[derive(Debug)]
 pub(crate) struct Replicas {
-    count: usize,
+    /// The names of the replicas' devices.
+    names: Vec<String>,
     round: Mutex<Round>,
     decided: Condvar,
 }
@@ -18,27 +24,57 @@ pub(crate) struct Replicas {
 #[derive(Debug, Default)]
 struct Round {
     number: u64,
-    votes: usize,
+    /// The replicas that have voted.
+    voted: Vec<String>,
     vote: Option<Result<Vote, Different>>,
-    /// The outcome of the round before. It stays until all have voted again, and have read it.
+    /// The previous round's outcome. Kept until all replicas have read it and voted again.
     last: Option<Result<Vote, Different>>,
+    /// The reason why no more outcomes will follow.
+    failure: Option<Failure>,
 }
 
-/// What a replica found in a backward pass.
+#[derive(Debug, Clone)]
+enum Failure {
+    /// The thread of this replica has ended.
+    #[cfg(any(test, feature = "distributed"))]
+    Ended(String),
+    /// These replicas were silent for this long.
+    Silent(Vec<String>, Duration),
+}
+
+impl Failure {
+    fn text(&self) -> String {
+        match self {
+            #[cfg(any(test, feature = "distributed"))]
+            Failure::Ended(name) => format!(
+                "the thread of the replica on {name} has ended, by a panic or by returning, and this \
+                 replica waits for it. Its own error says why; all replicas have to take the same \
+                 number of steps"
+            ),
+            Failure::Silent(names, timeout) => format!(
+                "this replica has waited {timeout:?} for that on {}, of which nothing was heard. If \
+                 its steps take longer than that, AmpConfig::with_replica_timeout sets the time",
+                names.join(", ")
+            ),
+        }
+    }
+}
+
+/// A replica's findings in a backward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Vote {
-    /// What its loss was multiplied with, if it was.
+    /// The factor on the replica's loss, if the loss was scaled.
     pub scale: Option<f32>,
     pub loss_is_finite: bool,
     pub gradients_are_finite: bool,
 }
 
-/// Two scales in one round.
+/// Two different scales in one round.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Different(Option<f32>, Option<f32>);
 
 impl Vote {
-    /// Of a pass that scales, and where nothing is checked yet.
+    /// The vote of a pass on its scale, before anything is checked.
     pub(crate) fn scaled(scale: Option<f32>) -> Self {
         Self {
             scale,
@@ -51,7 +87,7 @@ impl Vote {
         Outcome::of(self.loss_is_finite, self.gradients_are_finite)
     }
 
-    /// What is finite is so on every replica.
+    /// Combines two votes: a value is finite only if it is finite on every replica.
     fn and(self, other: Self) -> Result<Self, Different> {
         match self.scale == other.scale {
             false => Err(Different(self.scale, other.scale)),
@@ -66,78 +102,158 @@ impl Vote {
 
 impl Replicas {
     #[cfg(any(test, feature = "distributed"))]
-    pub(crate) fn new(count: usize) -> Self {
+    pub(crate) fn new(names: Vec<String>) -> Self {
         Self {
-            count,
+            names,
             round: Mutex::default(),
             decided: Condvar::new(),
         }
     }
 
-    /// Waits for the votes of all replicas, and gives what they come to.
+    /// Waits for the votes of all replicas and returns the combined vote. `name` is the name of
+    /// this replica's device.
     ///
     /// # Panics
     ///
-    /// On every replica, when their scales differ: gradients of different scales were added up.
-    pub(crate) fn agree(&self, vote: Vote) -> Vote {
+    /// - On every replica, if their scales differ: gradients of different scales were added up.
+    /// - On every other replica, if one has ended or was silent for `timeout`.
+    pub(crate) fn agree(&self, name: &str, timeout: Duration, vote: Vote) -> Vote {
+        let agreed = self.vote(name, timeout, vote);
+        let text = match agreed {
+            Ok(Ok(vote)) => return vote,
+            Ok(Err(Different(one, other))) => {
+                let text = |scale: Option<f32>| match scale {
+                    Some(scale) => format!("scaled by {scale}"),
+                    None => "not scaled".into(),
+                };
+                format!(
+                    "the loss of one replica is {}, that of another {}: their gradients do not add \
+                     up. Give all devices the same precision and loss scale",
+                    text(one),
+                    text(other)
+                )
+            }
+            Err(failure) => failure.text(),
+        };
+        panic!("burn-amp: in a distributed training, {text}")
+    }
+
+    fn vote(
+        &self,
+        name: &str,
+        timeout: Duration,
+        vote: Vote,
+    ) -> Result<Result<Vote, Different>, Failure> {
+        let give_up_at = Instant::now().checked_add(timeout);
         let mut round = self.round.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(failure) = &round.failure {
+            return Err(failure.clone());
+        }
         round.vote = Some(match round.vote.take() {
             None => Ok(vote),
             Some(votes) => votes.and_then(|votes| votes.and(vote)),
         });
-        round.votes += 1;
-        if round.votes == self.count {
+        round.voted.push(name.into());
+        let number = round.number;
+        if round.voted.len() == self.names.len() {
             *round = Round {
-                number: round.number + 1,
+                number: number + 1,
                 last: round.vote,
                 ..Round::default()
             };
             self.decided.notify_all();
-        } else {
-            let number = round.number;
-            let decided = self.decided.wait_while(round, |r| r.number == number);
-            round = decided.unwrap_or_else(PoisonError::into_inner);
         }
-        let last = round.last.expect("a round was decided");
-        drop(round);
-        last.unwrap_or_else(|Different(one, other)| {
-            let text = |scale: Option<f32>| match scale {
-                Some(scale) => format!("scaled by {scale}"),
-                None => "not scaled".into(),
-            };
-            panic!(
-                "burn-amp: of the replicas of a distributed training, the loss of one is {}, that of \
-                 another {}: their gradients do not add up. Give all devices the same precision and \
-                 loss scale",
-                text(one),
-                text(other)
-            )
-        })
+        while round.number == number {
+            if let Some(failure) = &round.failure {
+                return Err(failure.clone());
+            }
+            let left =
+                give_up_at.map_or(timeout, |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                let mut silent = self.names.clone();
+                silent.retain(|name| !round.voted.contains(name));
+                round.failure = Some(Failure::Silent(silent, timeout));
+                self.decided.notify_all();
+                continue;
+            }
+            let waited = self.decided.wait_timeout(round, left);
+            round = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(round.last.expect("a round was decided"))
+    }
+
+    /// Tells the other replicas to stop waiting for this one, because its thread ends.
+    #[cfg(any(test, feature = "distributed"))]
+    fn leave(&self, name: &str) {
+        let mut round = self.round.lock().unwrap_or_else(PoisonError::into_inner);
+        round.failure.get_or_insert(Failure::Ended(name.into()));
+        self.decided.notify_all();
     }
 }
 
-/// What the replicas agree on, if there are any.
-pub(crate) fn agreed(replicas: Option<&Replicas>, vote: Vote) -> Vote {
+/// The combined vote of the replicas; `vote` itself if there are none.
+pub(crate) fn agreed<B: Backend>(
+    replicas: Option<&Replicas>,
+    device: &B::Device,
+    vote: Vote,
+) -> Vote {
     match replicas {
-        Some(replicas) => replicas.agree(vote),
+        Some(replicas) => {
+            let timeout = DeviceState::of::<B>(device)
+                .in_force::<B>(device)
+                .replica_timeout;
+            replicas.agree(&device::name::<B>(device), timeout, vote)
+        }
         None => vote,
     }
 }
 
 #[cfg(feature = "distributed")]
-pub(crate) use started::{of, start, stop};
+pub(crate) use started::{join, of, start, stop};
 
-/// Burn has one server for the replicas of a backend, and so do we.
+/// One set of replicas per backend, as Burn has one server per backend.
 #[cfg(feature = "distributed")]
 mod started {
     use std::any::TypeId;
+    use std::cell::RefCell;
     use std::collections::HashMap;
     use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
     use burn_backend::Backend;
 
     use super::Replicas;
-    use crate::GradScaler;
+    use crate::{GradScaler, device};
+
+    /// The replica on this thread, set when its first parameter is registered.
+    struct Joined {
+        replicas: Arc<Replicas>,
+        name: String,
+    }
+
+    impl Drop for Joined {
+        fn drop(&mut self) {
+            self.replicas.leave(&self.name);
+        }
+    }
+
+    thread_local! {
+        /// Dropped with the thread: this is how a panic anywhere in a replica is noticed.
+        static JOINED: RefCell<Option<Joined>> = const { RefCell::new(None) };
+    }
+
+    /// Makes this thread the replica on `device`. When the thread ends, the others are told.
+    pub(crate) fn join<B: Backend>(device: &B::Device) {
+        let Some(replicas) = of::<B>() else {
+            return;
+        };
+        JOINED.with_borrow_mut(|joined| {
+            let is_new = |joined: &mut Joined| !Arc::ptr_eq(&joined.replicas, &replicas);
+            if joined.as_mut().is_none_or(is_new) {
+                let name = device::name::<B>(device);
+                *joined = Some(Joined { replicas, name });
+            }
+        });
+    }
 
     struct Started {
         replicas: Arc<Replicas>,
@@ -153,11 +269,13 @@ mod started {
         Some(started.replicas.clone())
     }
 
-    /// From now on these are the scalers of replicas.
-    pub(crate) fn start<B: Backend>(scalers: Vec<GradScaler>) {
+    /// Starts one replica on each of these devices.
+    pub(crate) fn start<B: Backend>(devices: &[B::Device]) {
         stop::<B>();
+        let scalers: Vec<_> = devices.iter().map(GradScaler::of::<B>).collect();
         scalers.iter().for_each(|scaler| scaler.set_replica(true));
-        let replicas = Arc::new(Replicas::new(scalers.len()));
+        let names = devices.iter().map(device::name::<B>).collect();
+        let replicas = Arc::new(Replicas::new(names));
         let started = Started { replicas, scalers };
         lock().insert(TypeId::of::<B>(), started);
     }
@@ -178,9 +296,35 @@ mod started {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::thread;
+    use std::time::Duration;
 
-    use super::{Replicas, Vote, agreed};
+    use super::{Replicas, Vote};
     use crate::scaler::Outcome;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn replicas(count: usize) -> Replicas {
+        Replicas::new((0..count).map(|i| format!("device {i}")).collect())
+    }
+
+    /// Each numbered replica votes on its own thread. Returns what each replica is told.
+    fn told_of(
+        replicas: &Replicas,
+        timeout: Duration,
+        votes: impl IntoIterator<Item = (usize, Vote)>,
+    ) -> Vec<Result<Vote, String>> {
+        thread::scope(|scope| {
+            let each = |(i, vote): (usize, Vote)| {
+                scope.spawn(move || {
+                    let agree = || replicas.agree(&format!("device {i}"), timeout, vote);
+                    catch_unwind(AssertUnwindSafe(agree))
+                        .map_err(|panic| panic.downcast_ref::<String>().unwrap().clone())
+                })
+            };
+            let replicas: Vec<_> = votes.into_iter().map(each).collect();
+            replicas.into_iter().map(|r| r.join().unwrap()).collect()
+        })
+    }
 
     fn vote(loss_is_finite: bool, gradients_are_finite: bool) -> Vote {
         Vote {
@@ -190,24 +334,65 @@ mod tests {
         }
     }
 
-    /// What each replica is told, if these are their votes.
+    /// What each replica is told after these votes.
     fn told(replicas: &Replicas, votes: &[Vote]) -> Vec<Result<Vote, String>> {
-        thread::scope(|scope| {
-            let each = |vote: &Vote| {
-                let vote = *vote;
-                scope.spawn(move || {
-                    catch_unwind(AssertUnwindSafe(|| replicas.agree(vote)))
-                        .map_err(|panic| panic.downcast_ref::<String>().unwrap().clone())
-                })
-            };
-            let replicas: Vec<_> = votes.iter().map(each).collect();
-            replicas.into_iter().map(|r| r.join().unwrap()).collect()
-        })
+        told_of(replicas, LONG, votes.iter().copied().enumerate())
+    }
+
+    #[test]
+    fn one_that_ends_wakes_the_others() {
+        let replicas = &replicas(3);
+        let fine = vote(true, true);
+        let told = thread::scope(|scope| {
+            let others = scope.spawn(|| told_of(replicas, LONG, [(0, fine), (2, fine)]));
+            // The others may be waiting already or may not have voted yet.
+            thread::sleep(Duration::from_millis(20));
+            replicas.leave("device 1");
+            others.join().unwrap()
+        });
+        for told in told {
+            let text = told.unwrap_err();
+            assert!(text.contains("the replica on device 1 has ended"), "{text}");
+        }
+        // A replica that votes later does not wait either.
+        let later = told_of(replicas, LONG, [(0, fine)]).remove(0);
+        assert!(later.unwrap_err().contains("device 1"));
+    }
+
+    #[test]
+    fn one_that_ends_after_the_last_step_is_no_failure() {
+        let replicas = &replicas(4);
+        for _ in 0..200 {
+            let fine = (0..4).map(|i| (i, vote(true, true)));
+            let told = told_of(replicas, LONG, fine);
+            assert!(told.iter().all(Result::is_ok), "{told:?}");
+        }
+        replicas.leave("device 3");
+    }
+
+    #[test]
+    fn one_that_is_silent_is_given_up() {
+        let replicas = replicas(3);
+        let fine = vote(true, true);
+        let short = Duration::from_millis(30);
+        for told in told_of(&replicas, short, [(0, fine), (1, fine)]) {
+            let text = told.unwrap_err();
+            for part in ["30ms", "device 2", "with_replica_timeout"] {
+                assert!(text.contains(part), "{text}");
+            }
+            assert!(
+                !text.contains("device 0") && !text.contains("device 1"),
+                "{text}"
+            );
+        }
+        // If the silent replica votes after all, it does not wait either.
+        let late = told_of(&replicas, LONG, [(2, fine)]).remove(0);
+        assert!(late.is_err());
     }
 
     #[test]
     fn one_that_is_not_finite_is_so_for_all() {
-        let replicas = Replicas::new(3);
+        let replicas = replicas(3);
         let fine = vote(true, true);
         for (odd, outcome) in [
             (fine, Outcome::Finite),
@@ -232,7 +417,7 @@ mod tests {
 
     #[test]
     fn different_scales_are_an_error_everywhere_and_the_next_round_is_none() {
-        let replicas = Replicas::new(2);
+        let replicas = replicas(2);
         let votes = [
             vote(true, true),
             Vote {
@@ -253,24 +438,19 @@ mod tests {
 
     #[test]
     fn rounds_do_not_mix() {
-        let replicas = &Replicas::new(4);
+        let replicas = &replicas(4);
         let overflows = |replica: usize, step: usize| step % 7 == replica;
         thread::scope(|scope| {
             for replica in 0..4 {
                 scope.spawn(move || {
                     for step in 0..500 {
-                        let told = replicas.agree(vote(true, !overflows(replica, step)));
+                        let vote = vote(true, !overflows(replica, step));
+                        let told = replicas.agree(&format!("device {replica}"), LONG, vote);
                         let any = (0..4).any(|replica| overflows(replica, step));
                         assert_eq!(told.gradients_are_finite, !any);
                     }
                 });
             }
         });
-    }
-
-    #[test]
-    fn without_replicas_a_vote_is_ones_own() {
-        assert_eq!(agreed(None, vote(true, false)), vote(true, false));
-        assert_eq!(Vote::scaled(None).outcome(), Outcome::Finite);
     }
 }

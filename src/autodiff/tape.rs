@@ -1,10 +1,10 @@
-//! What the upper layer records on the tape by itself, where Burn's own record would keep FP32
-//! tensors: the same values, with half copies kept for the backward pass.
+//! Operations that the upper layer records on the tape itself, where Burn's own record would keep
+//! FP32 tensors: the same values, with half copies kept for the backward pass.
 //!
-//! The upper [`Amp`] is generic over its backend, and only the lower one can name the `Autodiff`
-//! between them. So the lower layer registers a [`Tape`] for each checkpointing strategy of Burn's,
-//! and the upper finds the one of its backend by type. A backend without one, as `Amp` over another
-//! autodiff, records what Burn does.
+//! The upper [`Amp`] is generic over its backend; only the lower layer can name the `Autodiff`
+//! between the two. So the lower layer registers a [`TapeExtension`] for each of Burn's
+//! checkpointing strategies, and the upper layer finds its own by backend type. A backend without
+//! an extension, such as `Amp` over another autodiff, is recorded as in Burn.
 
 use std::any::{Any, TypeId};
 use std::cell::RefCell;
@@ -17,21 +17,25 @@ use burn_autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
 };
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType};
+use burn_backend::{Backend, DType, TensorMetadata};
 
 use super::recorded::Recorded;
+use crate::precision::half_wanted;
+#[cfg(feature = "train")]
+use crate::scaler::ScaledLoss;
+use crate::tensor::converted;
 use crate::{Amp, AmpTensor};
 
-/// Operations with a record of their own, on an autodiff backend `B`. Those that return `None`
-/// have nothing to gain, and leave it to Burn.
-pub(crate) trait Tape<B: Backend>: Send + Sync {
+/// Operations on an autodiff backend `B` that have a record of their own. A method returns `None`
+/// if its record would gain nothing; Burn then records the operation.
+pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
     /// Whether a gradient flows to the tensor.
     fn is_tracked(&self, tensor: &FloatTensor<B>) -> bool;
 
-    /// A cast, which gradient checkpointing recomputes instead of keeping its result.
+    /// A cast. Gradient checkpointing recomputes the cast instead of keeping its result.
     fn cast(&self, tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B>;
 
-    /// A product or quotient in FP32 whose operands are kept in the dtypes given.
+    /// A product or quotient in FP32. Keeps the operands in the dtypes `kept`.
     fn arithmetic(
         &self,
         op: Arithmetic,
@@ -39,16 +43,16 @@ pub(crate) trait Tape<B: Backend>: Send + Sync {
         kept: [DType; 2],
     ) -> Option<FloatTensor<B>>;
 
-    /// A square in FP32, whose operand is kept in the dtype given.
+    /// A square in FP32. Keeps the operand in the dtype `kept`.
     fn square(&self, tensor: FloatTensor<B>, kept: DType) -> Option<FloatTensor<B>>;
 
-    /// A product with zeros and ones of the same shape, kept as booleans where those are small.
+    /// A product with zeros and ones of the same shape. Keeps booleans instead, if they are small.
     fn dropout(&self, tensor: &FloatTensor<B>, noise: &FloatTensor<B>) -> Option<FloatTensor<B>>;
 
-    /// A ReLU that keeps its result, as the layer behind it does, instead of its operand.
+    /// A ReLU that keeps its result instead of its operand; the next layer keeps the result too.
     fn relu(&self, tensor: FloatTensor<B>) -> FloatTensor<B>;
 
-    /// A softmax over `dim` in FP32, of which probabilities in the dtype `kept` are kept.
+    /// A softmax over `dim` in FP32. Keeps the probabilities in the dtype `kept`.
     fn softmax(
         &self,
         kind: Softmax,
@@ -57,8 +61,8 @@ pub(crate) trait Tape<B: Backend>: Send + Sync {
         kept: DType,
     ) -> FloatTensor<B>;
 
-    /// Layer norm over the last dimension in FP32, without the shift, of which the normalized
-    /// tensor is kept in the dtype `kept`.
+    /// Layer norm over the last dimension in FP32, without the shift. Keeps the normalized tensor
+    /// in the dtype `kept`.
     fn layer_norm(
         &self,
         tensor: FloatTensor<B>,
@@ -68,7 +72,7 @@ pub(crate) trait Tape<B: Backend>: Send + Sync {
     ) -> FloatTensor<B>;
 }
 
-/// The arithmetic that keeps its operands.
+/// The arithmetic operations that keep their operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arithmetic {
     Mul,
@@ -80,30 +84,36 @@ pub(crate) enum Arithmetic {
 pub(crate) enum Softmax {
     /// exp(x) / sum(exp(x)).
     Plain,
-    /// Its logarithm.
+    /// The logarithm of `Plain`.
     Log,
-    /// Attention's: zeros for a row of minus infinities, instead of NaN.
+    /// For attention: a row of minus infinities gives zeros instead of NaN.
     Masked,
 }
 
-/// What is known of a backend's tape: the [`Tape`] of an autodiff backend, or the [`NodeOf`] of its
-/// tensors.
-type Known = &'static (dyn Any + Send + Sync);
-/// A tape as [`Any`].
-struct Entry<B: Backend>(&'static dyn Tape<B>);
-/// How to get at a tensor's node on the tape, whatever the checkpointing strategy.
+/// An entry for a backend's tape: the [`TapeExtension`] of an autodiff backend, or the [`NodeOf`]
+/// of its tensors.
+type Registered = &'static (dyn Any + Send + Sync);
+/// A tape extension as [`Any`].
+struct Entry<B: Backend>(&'static dyn TapeExtension<B>);
+/// Gets a tensor's node on the tape, for any checkpointing strategy.
 struct NodeOf<T>(fn(&T) -> WeakNode);
 
-/// The id of a tensor's node.
-struct IdOf<T>(fn(&T) -> u64);
+/// Access to a tensor of the upper layer, for code that cannot name the layer's backends.
+struct Upper<T> {
+    /// The id of the tensor's node.
+    id: fn(&T) -> u64,
+    /// Marks the tensor as a scaled loss.
+    #[cfg(feature = "train")]
+    with_scaled: fn(T, ScaledLoss) -> T,
+}
 
-/// What autodiff's types, which have no public names, are held as.
+/// Stands in for autodiff's types, which have no public names.
 type Anything = dyn Any + Send + Sync;
 
-/// A node of autodiff's, for as long as somebody else holds it.
+/// A weak reference to a node of autodiff.
 pub(crate) struct WeakNode {
     node: Weak<Anything>,
-    /// What tells autodiff that a tensor of the node is held.
+    /// Tells autodiff that a tensor of the node is still held.
     #[cfg(feature = "distributed")]
     held: Weak<Anything>,
 }
@@ -129,37 +139,73 @@ impl WeakNode {
     }
 }
 
-static KNOWN: LazyLock<Mutex<HashMap<TypeId, Known>>> = LazyLock::new(Mutex::default);
+static REGISTRY: LazyLock<Mutex<HashMap<TypeId, Registered>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
-    static SEEN: RefCell<Vec<(TypeId, Option<Known>)>> = const { RefCell::new(Vec::new()) };
+    static SEEN: RefCell<Vec<(TypeId, Option<Registered>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The tape of a backend, if it is an `Autodiff` over [`Amp`]. Costs a short walk over the
-/// backends that this thread has asked for.
-pub(crate) fn of<B: Backend>(device: &B::Device) -> Option<&'static dyn Tape<B>> {
-    let Entry(tape) = known::<B>(TypeId::of::<B>(), device)?.downcast_ref::<Entry<B>>()?;
+/// The tape extension of a backend, if the backend is an `Autodiff` over [`Amp`]. The lookup walks
+/// the short list of types that this thread has looked up.
+pub(crate) fn of<B: Backend>(device: &B::Device) -> Option<&'static dyn TapeExtension<B>> {
+    let Entry(tape) = registered::<B>(TypeId::of::<B>(), device)?.downcast_ref::<Entry<B>>()?;
     Some(*tape)
 }
 
-/// The node of a tensor, if its backend is an `Autodiff` over [`Amp`]. Costs as [`of`].
+/// A cast. On a tape with an extension, gradient checkpointing recomputes the cast.
+pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    let device = B::float_device(&tensor);
+    match half_wanted() && B::ad_enabled(&device) {
+        true => match of::<B>(&device) {
+            Some(tape) => tape.cast(tensor, dtype),
+            None => converted::<B>(tensor, dtype.into()),
+        },
+        false => converted::<B>(tensor, dtype.into()),
+    }
+}
+
+/// A tensor in `dtype`: by a [`cast`] on the tape or, without autodiff, through the cast cache.
+pub(crate) fn into_dtype<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> FloatTensor<B> {
+    match tensor.dtype() == dtype || !B::ad_enabled(&tensor.device()) {
+        true => tensor.into_dtype(dtype),
+        false => cast::<B>(tensor.primitive, dtype),
+    }
+}
+
+/// The node of a tensor, if its backend is an `Autodiff` over [`Amp`]. Costs as much as [`of`].
 pub(crate) fn node<B: Backend>(tensor: &FloatTensor<B>) -> Option<WeakNode> {
-    let of_tensor = known::<B>(TypeId::of::<FloatTensor<B>>(), &B::float_device(tensor))?;
+    let of_tensor = registered::<B>(TypeId::of::<FloatTensor<B>>(), &B::float_device(tensor))?;
     let NodeOf(node) = of_tensor.downcast_ref::<NodeOf<FloatTensor<B>>>()?;
     Some(node(tensor))
 }
 
-/// The id of the node of a tensor of a backend, if that is an `AmpAutodiff` or the `Autodiff` in
-/// it.
+/// The node id of a tensor, if its backend is an `AmpAutodiff` or the `Autodiff` in one.
 pub(crate) fn id<B: Backend, T: 'static>(tensor: &T, device: &B::Device) -> Option<u64> {
-    let IdOf(id) = known::<B>(TypeId::of::<T>(), device)?.downcast_ref::<IdOf<T>>()?;
-    Some(id(tensor))
+    let upper = registered::<B>(TypeId::of::<T>(), device)?.downcast_ref::<Upper<T>>()?;
+    Some((upper.id)(tensor))
 }
 
-fn known<B: Backend>(of: TypeId, device: &B::Device) -> Option<Known> {
+/// Marks a tensor of an `AmpAutodiff` as a scaled loss.
+///
+/// # Panics
+///
+/// For another backend, or a checkpointing strategy that is not one of Burn's.
+#[cfg(feature = "train")]
+pub(crate) fn with_scaled<B: Backend>(
+    tensor: FloatTensor<B>,
+    scaled: ScaledLoss,
+) -> FloatTensor<B> {
+    let of = TypeId::of::<FloatTensor<B>>();
+    let upper = registered::<B>(of, &B::float_device(&tensor))
+        .and_then(|known| known.downcast_ref::<Upper<FloatTensor<B>>>())
+        .expect("an AmpAutodiff with one of Burn's checkpointing strategies");
+    (upper.with_scaled)(tensor, scaled)
+}
+
+fn registered<B: Backend>(of: TypeId, device: &B::Device) -> Option<Registered> {
     let seen = SEEN.with_borrow(|seen| seen.iter().find(|(k, _)| *k == of).map(|(_, t)| *t));
     seen.unwrap_or_else(|| {
-        // Reaches the layer below, which registers.
+        // This call reaches the lower layer, which registers its tapes.
         B::dtype_usage(device, DType::F32);
         let known = lock().get(&of).copied();
         SEEN.with_borrow_mut(|seen| seen.push((of, known)));
@@ -181,27 +227,30 @@ pub(crate) fn register<B: Backend>() {
         .or_insert_with(node_of::<B>);
     known
         .entry(TypeId::of::<OnTape<B, NoCheckpointing>>())
-        .or_insert_with(id_of::<B, NoCheckpointing>);
+        .or_insert_with(upper::<B, NoCheckpointing>);
     known
         .entry(TypeId::of::<OnTape<B, BalancedCheckpointing>>())
-        .or_insert_with(id_of::<B, BalancedCheckpointing>);
+        .or_insert_with(upper::<B, BalancedCheckpointing>);
 }
 
 /// A tensor of the upper layer.
 type OnTape<B, C> = AmpTensor<Autodiff<Amp<B>, C>>;
 
-fn id_of<B: Backend, C: CheckpointStrategy>() -> Known {
-    let id = |tensor: &OnTape<B, C>| tensor.primitive.node.id.value;
-    Box::leak(Box::new(IdOf(id as fn(&OnTape<B, C>) -> u64)))
+fn upper<B: Backend, C: CheckpointStrategy>() -> Registered {
+    Box::leak(Box::new(Upper::<OnTape<B, C>> {
+        id: |tensor| tensor.primitive.node.id.value,
+        #[cfg(feature = "train")]
+        with_scaled: |tensor, scaled| tensor.with_scaled(Some(scaled)),
+    }))
 }
 
-/// Lives as long as the process, as [`node_of`]: there is one for each backend type.
-fn entry<B: Backend, C: CheckpointStrategy>() -> Known {
-    let tape: &'static dyn Tape<Autodiff<Amp<B>, C>> = &Recorded::<B, C>(PhantomData);
+/// Leaked for the life of the process, like [`node_of`]: one entry for each backend type.
+fn entry<B: Backend, C: CheckpointStrategy>() -> Registered {
+    let tape: &'static dyn TapeExtension<Autodiff<Amp<B>, C>> = &Recorded::<B, C>(PhantomData);
     Box::leak(Box::new(Entry(tape)))
 }
 
-fn node_of<B: Backend>() -> Known {
+fn node_of<B: Backend>() -> Registered {
     let node = |tensor: &FloatTensor<Autodiff<Amp<B>>>| WeakNode {
         node: Arc::downgrade(&tensor.node) as Weak<Anything>,
         #[cfg(feature = "distributed")]
@@ -210,6 +259,6 @@ fn node_of<B: Backend>() -> Known {
     Box::leak(Box::new(NodeOf(node)))
 }
 
-fn lock() -> MutexGuard<'static, HashMap<TypeId, Known>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> MutexGuard<'static, HashMap<TypeId, Registered>> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }

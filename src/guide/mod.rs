@@ -1,5 +1,6 @@
-//! A guide for those who know automatic mixed precision from PyTorch, and for those who do not.
-//! Every example in it is run as a test.
+//! A guide for readers who know automatic mixed precision from PyTorch, and for those who do not.
+//! Every example runs as a test. The workspace packages `remote_server` and `all_reduce` run those
+//! that need `burn-remote` or `burn-collective`.
 //!
 //! - [`quick_start`]: the type to change, and what you then see.
 #![cfg_attr(
@@ -10,9 +11,10 @@
 #![cfg_attr(
     feature = "train",
     doc = "- [`training`]: clipping, accumulation, several models, schedules, checkpoints, Burn's `Learner`.
+- [`several_devices`]: a batch over several devices, replicas, and peers that reduce their gradients.
 - [`troubleshooting`]: a loss of NaN, a stuck scale, slow training, and what to do."
 )]
-//! - [`ops`]: which operation runs in which precision, beside PyTorch.
+//! - [`ops`]: which operation runs in which precision, compared with PyTorch.
 //! - [`inference`]: running a trained model.
 //! - [`custom_ops`]: operations of your own.
 #![cfg_attr(
@@ -48,8 +50,12 @@ pub mod precision {}
 pub mod quick_start {}
 
 #[cfg(feature = "train")]
-#[doc = include_str!("remote.md")]
+#[cfg_attr(not(doctest), doc = include_str!("remote.md"))]
 pub mod remote {}
+
+#[cfg(feature = "train")]
+#[cfg_attr(not(doctest), doc = include_str!("several_devices.md"))]
+pub mod several_devices {}
 
 #[cfg(feature = "train")]
 #[doc = include_str!("training.md")]

@@ -56,11 +56,11 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
         call.result(call.run(|| B::softmin(tensor, dim)))
     }
 
-    /// Not a contraction: on a device that only multiplies matrices in half it runs in FP32.
+    /// Not a contraction: a device that only multiplies matrices in half runs `prelu` in FP32.
     fn prelu(tensor: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
         let call = Call::new(op!(prelu), &[&tensor, &alpha]);
         let call = match call.is_bare_contraction(&tensor) {
-            true => Call::new(Op::new("prelu", Class::Full), &[&tensor, &alpha]),
+            true => Call::new(Op::new("prelu", Class::Fp32), &[&tensor, &alpha]),
             false => call,
         };
         let (tensor, alpha) = (call.operand(tensor), call.operand(alpha));
@@ -68,8 +68,7 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
     }
 }
 
-/// A softmax in FP32, of which half probabilities are kept for the backward pass if it is one of
-/// half scores.
+/// A softmax in FP32. If the scores are half, half probabilities are kept for the backward pass.
 fn probabilities<B: Backend>(
     kind: Softmax,
     named: Op,
@@ -79,10 +78,10 @@ fn probabilities<B: Backend>(
 ) -> AmpTensor<B> {
     let call = Call::new(named, &[&tensor]);
     if let Some((tape, half)) = recording(&[&tensor]) {
+        call.watch(&tensor);
         let kept = kept(&tensor, half);
         let tensor = tensor.into_primitive();
-        let out = call.run(|| tape.softmax(kind, tensor, dim, kept));
-        return AmpTensor::new(out, call.marks());
+        return call.recorded(call.run(|| tape.softmax(kind, tensor, dim, kept)));
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| op(tensor, dim)))

@@ -1,17 +1,18 @@
-//! Arithmetic of tensors, where composed norms live: what is computed in FP32 of half tensors and
-//! small statistics keeps half copies for the backward pass.
+//! Tensor arithmetic, as in composed norms: an FP32 result of half tensors and small statistics
+//! keeps half copies for the backward pass.
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
-use super::{Call, Op, recording};
+use super::{Call, Op, fitting, recording};
 use crate::AmpTensor;
 use crate::autodiff::tape::Arithmetic;
-use crate::tensor::{Marks, is_half};
+use crate::policy::{HALVES, is_half};
+use crate::tensor::TensorFlags;
 
-/// An operand that autodiff tracks, this many times smaller than the other, is a statistic or a
-/// parameter of its channels: its broadcast does not make the result any more FP32 than the other
-/// is. One that it does not track may be anything, as a mask of -1e9 or a factor of 1e-8.
+/// A tracked operand that is this many times smaller than the other is a statistic or a parameter
+/// of its channels: beside an operand that fits in half, its result fits in half too. An untracked
+/// operand may be anything, such as a mask of -1e9 or a factor of 1e-8.
 const SMALL: usize = 16;
 
 /// A sum or difference.
@@ -23,9 +24,9 @@ pub(super) fn sum<B: Backend>(
     op: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
     let call = Call::new(named, &[&lhs, &rhs]);
-    let range = in_half_range(&lhs, &rhs, true);
+    let widened = widened(&lhs, &rhs, true);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
-    marked(call.result(call.run(|| op(lhs, rhs))), range)
+    marked(call.result(call.run(|| op(lhs, rhs))), widened)
 }
 
 /// A product or quotient.
@@ -37,7 +38,7 @@ pub(super) fn product<B: Backend>(
     rhs: AmpTensor<B>,
 ) -> AmpTensor<B> {
     let call = Call::new(named, &[&lhs, &rhs]);
-    let range = in_half_range(&lhs, &rhs, false);
+    let widened = widened(&lhs, &rhs, false);
     if let Some((tape, half)) = recording(&[&lhs, &rhs]) {
         let dropped = match (op, is_noise(&lhs), is_noise(&rhs)) {
             (Arithmetic::Mul, false, true) => Some((&lhs, &rhs)),
@@ -47,9 +48,9 @@ pub(super) fn product<B: Backend>(
         if let Some((tensor, noise)) = dropped
             && let Some(out) = call.run(|| tape.dropout(&tensor.primitive, &noise.primitive))
         {
-            // Zeros and ones leave a tensor in its range.
-            let out = AmpTensor::new(out, call.marks());
-            return marked(out, tensor.fits_half());
+            call.watch(tensor);
+            // A product with zeros and ones stays in the tensor's range.
+            return marked(call.recorded(out), fitting(&[tensor]));
         }
         let wide = match call.compute_dtype() {
             Some(dtype) => dtype == DType::F32,
@@ -59,7 +60,8 @@ pub(super) fn product<B: Backend>(
         if wide && kept.iter().any(|dtype| is_half(*dtype)) {
             let operands = [lhs.primitive.clone(), rhs.primitive.clone()];
             if let Some(out) = call.run(|| tape.arithmetic(op, operands, kept)) {
-                return marked(AmpTensor::new(out, call.marks()), range);
+                [&lhs, &rhs].into_iter().for_each(|t| call.watch(t));
+                return marked(call.recorded(out), widened);
             }
         }
     }
@@ -68,7 +70,7 @@ pub(super) fn product<B: Backend>(
         Arithmetic::Mul => B::float_mul(lhs, rhs),
         Arithmetic::Div => B::float_div(lhs, rhs),
     });
-    marked(call.result(out), range)
+    marked(call.result(out), widened)
 }
 
 /// An integer power, in FP32.
@@ -83,45 +85,52 @@ pub(super) fn power<B: Backend>(named: Op, tensor: AmpTensor<B>, exponent: Scala
         if is_half(kept)
             && let Some(out) = call.run(|| tape.square(operand, kept))
         {
-            return AmpTensor::new(out, call.marks());
+            call.watch(&tensor);
+            return call.recorded(out);
         }
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::float_powi_scalar(tensor, exponent)))
 }
 
-/// The dtype in which the backward pass is to find an operand.
+/// The dtype in which an operand is kept for the backward pass.
 pub(super) fn kept<B: Backend>(tensor: &AmpTensor<B>, half: DType) -> DType {
-    let fits = Marks::WIDENED | Marks::EXACT;
-    match tensor.dtype() == DType::F32 && tensor.marks().intersects(fits) {
+    let fits = TensorFlags::widened(half) | TensorFlags::exact(half);
+    match tensor.dtype() == DType::F32 && tensor.flags().intersects(fits) {
         true => half,
         false => tensor.dtype(),
     }
 }
 
 fn is_noise<B: Backend>(tensor: &AmpTensor<B>) -> bool {
-    tensor.marks().contains(Marks::BINARY)
+    tensor.flags().contains(TensorFlags::BINARY)
 }
 
-/// Whether half holds the result as well: each operand is half, or FP32 that half holds, or a
-/// statistic beside the other. Of the operands of a product one must be that: a product of two
-/// large ones may be of any size.
-fn in_half_range<B: Backend>(lhs: &AmpTensor<B>, rhs: &AmpTensor<B>, is_sum: bool) -> bool {
+/// The widened flags of a result. Half can hold the result if each operand is half, FP32 that fits
+/// in half, or a statistic beside the other operand. In a product, one operand must be a statistic:
+/// a product of two large operands may be of any size.
+fn widened<B: Backend>(lhs: &AmpTensor<B>, rhs: &AmpTensor<B>, is_sum: bool) -> TensorFlags {
     let is_statistic = |t: &AmpTensor<B>, of: &AmpTensor<B>| {
         t.shape().num_elements() * SMALL <= of.shape().num_elements()
             && recording(&[t]).is_some_and(|(tape, _)| tape.is_tracked(&t.primitive))
     };
-    match [lhs.fits_half(), rhs.fits_half()] {
+    let holds = |half: &DType| match [lhs.fits(*half), rhs.fits(*half)] {
         [false, false] => false,
         [true, _] if is_statistic(rhs, lhs) => true,
         [_, true] if is_statistic(lhs, rhs) => true,
         fit => is_sum && fit == [true, true],
-    }
+    };
+    let halves = HALVES.into_iter().filter(holds);
+    halves.fold(TensorFlags::empty(), |all, half| {
+        all | TensorFlags::widened(half)
+    })
 }
 
-/// The result, marked where it is FP32 that half holds as well.
-fn marked<B: Backend>(out: AmpTensor<B>, in_range: bool) -> AmpTensor<B> {
-    let mut marks = out.marks();
-    marks.set(Marks::WIDENED, in_range && out.dtype() == DType::F32);
-    out.with_marks(marks)
+/// The result, with the flags `widened` if it is FP32.
+fn marked<B: Backend>(out: AmpTensor<B>, widened: TensorFlags) -> AmpTensor<B> {
+    let flags = out.flags() - TensorFlags::WIDENED;
+    match out.dtype() {
+        DType::F32 => out.with_flags(flags | widened),
+        _ => out.with_flags(flags),
+    }
 }

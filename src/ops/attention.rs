@@ -1,27 +1,29 @@
-//! Attention as steps of the policy's own: contractions in half, the softmax between in FP32.
+//! Attention in steps of the policy's own: contractions in half, and a softmax in FP32 between.
 
 use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, FloatDType, Shape, TensorMetadata, get_device_settings};
+use burn_backend::{Backend, Shape, TensorMetadata, get_device_settings};
 
 use super::arithmetic::kept;
 use super::recording;
+use crate::autodiff::masked_softmax;
 use crate::autodiff::tape::Softmax;
-use crate::precision::following;
-use crate::tensor::{Marks, converted, is_half};
+use crate::precision::keep_dtypes;
+use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
 
-/// The factor on the scores: the option's, else 1/sqrt(head dimension).
+/// The factor on the scores: from the options, else 1/sqrt(head dimension).
 pub(super) fn scale<T: TensorMetadata>(query: &T, options: &AttentionModuleOptions) -> f64 {
     let head = query.shape()[query.rank() - 1];
     options.scale.unwrap_or_else(|| 1.0 / (head as f64).sqrt())
 }
 
-/// softmax(softcap(scale Q Kᵀ) + bias) V for `[batch, heads, length, head]`, where masked scores
-/// are minus infinity and a row that is masked throughout gives zeros.
+/// softmax(softcap(scale Q Kᵀ) + bias) V for `[batch, heads, length, head]`. Masked scores are
+/// minus infinity, and a fully masked row gives zeros.
 ///
-/// As Burn's `attention_fallback`, but the query is scaled before the product, which in f16 would
-/// overflow beyond 65504, and a row that is masked throughout has a gradient of zeros, not NaN.
+/// Differs from Burn's `attention_fallback` in two ways. The query is scaled before the product,
+/// which in f16 would otherwise overflow beyond 65504. A fully masked row has a gradient of zeros,
+/// not NaN.
 pub(super) fn scaled_dot_product<B: Backend>(
     query: FloatTensor<Amp<B>>,
     key: FloatTensor<Amp<B>>,
@@ -53,35 +55,19 @@ pub(super) fn scaled_dot_product<B: Backend>(
     let dim = scores.rank() - 1;
     let probabilities = match recording(&[&scores]) {
         Some((tape, half)) => {
-            let marks = scores.marks() - Marks::WIDENED;
+            let flags = scores.flags() - TensorFlags::WIDENED;
             let kept = kept(&scores, half);
+            let scaled = scores.scaled().cloned();
             let scores = scores.into_primitive();
-            let out = following(|| tape.softmax(Softmax::Masked, scores, dim, kept));
-            AmpTensor::new(out, marks)
+            let out = keep_dtypes(|| tape.softmax(Softmax::Masked, scores, dim, kept));
+            AmpTensor::new(out, flags).with_scaled(scaled)
         }
         None => masked_softmax::<A<B>>(scores, dim),
     };
     A::<B>::float_matmul(probabilities, value)
 }
 
-/// The softmax over a dimension, in FP32; zeros for a row of minus infinities.
-pub(crate) fn masked_softmax<B: Backend>(scores: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
-    let scores = match is_half(scores.dtype()) {
-        true => converted::<B>(scores, FloatDType::F32),
-        false => scores,
-    };
-    let info = scores.dtype().finfo().expect("a float dtype");
-    let largest = B::float_max_dim(B::float_detach(scores.clone()), dim);
-    let largest = B::float_clamp_min(largest, info.min.into());
-    let exps = B::float_exp(B::float_sub(scores, largest));
-    let sums = B::float_sum_dim(exps.clone(), dim);
-    // A row sums to 1 at least, for its largest score counts as 1; a masked one to 0. Half of one
-    // leaves room for rounding and, unlike the smallest positive number, can be squared in
-    // backward.
-    B::float_div(exps, B::float_clamp_min(sums, 0.5.into()))
-}
-
-/// True where a key lies in the future of its query, the last of both being aligned.
+/// True where a key lies in the future of its query. The last key is aligned with the last query.
 fn future<B: Backend>(scores: &FloatTensor<Amp<B>>) -> BoolTensor<Amp<B>> {
     let device = scores.device();
     let settings = get_device_settings::<B>(&device);

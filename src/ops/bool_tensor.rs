@@ -5,10 +5,12 @@ use std::future::Future;
 use burn_backend::backend::ExecutionError;
 use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, BoolDType, FloatDType, IntDType, Scalar, Shape, Slice, TensorData};
+use burn_backend::{
+    Backend, BoolDType, DeviceOps, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+};
 
-use super::delegate;
-use super::tensor::{constant, made};
+use super::tensor::{constant, create};
+use super::{delegate, delegate_on_device};
 use crate::Amp;
 
 impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
@@ -25,20 +27,23 @@ impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
 
     fn bool_into_float(tensor: BoolTensor<Self>, out_dtype: FloatDType) -> FloatTensor<Self> {
         let device = B::bool_device(&tensor);
-        let made = made(&device, out_dtype, |dtype| {
+        let made = create(&device, out_dtype, |dtype| {
             B::bool_into_float(tensor, dtype)
         });
         constant(made)
     }
 
+    delegate_on_device! {
+        fn bool_empty(shape: Shape; device, dtype: BoolDType) -> BoolTensor<Self>;
+        fn bool_zeros(shape: Shape; device, dtype: BoolDType) -> BoolTensor<Self>;
+        fn bool_ones(shape: Shape; device, dtype: BoolDType) -> BoolTensor<Self>;
+        fn bool_from_data(data: TensorData; device) -> BoolTensor<Self>;
+        fn bool_to_device(tensor: BoolTensor<Self>; device) -> BoolTensor<Self>;
+    }
+
     delegate! {
-        fn bool_empty(shape: Shape, device: &Device<Self>, dtype: BoolDType) -> BoolTensor<Self>;
-        fn bool_zeros(shape: Shape, device: &Device<Self>, dtype: BoolDType) -> BoolTensor<Self>;
-        fn bool_ones(shape: Shape, device: &Device<Self>, dtype: BoolDType) -> BoolTensor<Self>;
-        fn bool_from_data(data: TensorData, device: &Device<Self>) -> BoolTensor<Self>;
         fn bool_into_int(tensor: BoolTensor<Self>, out_dtype: IntDType) -> IntTensor<Self>;
         fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self>;
-        fn bool_to_device(tensor: BoolTensor<Self>, device: &Device<Self>) -> BoolTensor<Self>;
         fn bool_reshape(tensor: BoolTensor<Self>, shape: Shape) -> BoolTensor<Self>;
         fn bool_slice(tensor: BoolTensor<Self>, slices: &[Slice]) -> BoolTensor<Self>;
         fn bool_slice_assign(tensor: BoolTensor<Self>, slices: &[Slice], value: BoolTensor<Self>) -> BoolTensor<Self>;

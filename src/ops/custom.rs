@@ -1,4 +1,4 @@
-//! Operations of a user's own.
+//! The user's own operations.
 
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
@@ -8,18 +8,17 @@ use crate::policy::Class;
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend> Amp<B> {
-    /// Runs an operation of your own on the backend below, as the policy runs one of its `class`:
-    /// for a backend trait of yours that `Amp<B>` implements by that of `B`. The casts are on the
-    /// tape.
+    /// Runs your own operation on the backend below, under the policy of its `class`. Use it where
+    /// `Amp<B>` implements a backend trait of yours through `B`. The casts are on the tape.
     ///
-    /// [`Class::Half`] is PyTorch's `custom_fwd(cast_inputs=torch.float16)`, with the half dtype
-    /// that is in force, and [`Class::Full`] its `custom_fwd(cast_inputs=torch.float32)`. A
-    /// [`Wide`](Class::Wide) operation on [`AmpAutodiff`](crate::AmpAutodiff) has to be one step of
-    /// the tape; one that autodiff composes of others is `Full`.
+    /// [`Class::LowerPrecision`] is PyTorch's `custom_fwd(cast_inputs=torch.float16)` with the half
+    /// dtype in force; [`Class::Fp32`] is `custom_fwd(cast_inputs=torch.float32)`. On
+    /// [`AmpAutodiff`](crate::AmpAutodiff), a [`Fp32Inside`](Class::Fp32Inside) operation must be
+    /// one step of the tape. If autodiff composes the operation of others, use `Fp32`.
     ///
-    /// `op` gets the operands of any shape in the order given, in the dtype that the class says,
-    /// and gives its results; int and bool tensors it captures. `name` is what anomaly detection
-    /// calls it.
+    /// `op` gets the operands, of any shape, in the given order and in the dtype of the class, and
+    /// returns its results. `op` captures int and bool tensors. Anomaly detection reports the
+    /// operation as `name`.
     ///
     /// ```
     /// use burn::backend::Flex;
@@ -41,18 +40,18 @@ impl<B: Backend> Amp<B> {
     /// impl<B: MyOps> MyOps for Amp<B> {
     ///     fn softplus(x: FloatTensor<Self>) -> FloatTensor<Self> {
     ///         // eˣ leaves f16 at 12.
-    ///         let [y] = Amp::<B>::custom_op("softplus", Class::Full, [x], |[x]| [B::softplus(x)]);
+    ///         let [y] = Amp::<B>::custom_op("softplus", Class::Fp32, [x], |[x]| [B::softplus(x)]);
     ///         y
     ///     }
     /// }
     /// ```
     ///
-    /// With a gradient of your own it is `examples/custom_op.rs`.
+    /// `examples/custom_op` shows an operation with a gradient of its own.
     ///
     /// # Panics
     ///
-    /// As every operation, where a region asks for a precision that the device cannot do. Does not
-    /// compile without operands.
+    /// If a region requests a precision that the device does not support, as for every operation. A
+    /// call without operands does not compile.
     pub fn custom_op<const N: usize, const M: usize>(
         name: &'static str,
         class: Class,
@@ -62,9 +61,10 @@ impl<B: Backend> Amp<B> {
         custom(Call::new, Op::new(name, class), operands, op)
     }
 
-    /// As [`custom_op`](Amp::custom_op) for the backward function of such an operation, which takes
-    /// a gradient and what was kept for it. A backward pass follows the forward pass: `Half` is
-    /// half where one of the operands is, and `Wide` gives the widest of their dtypes.
+    /// As [`custom_op`](Amp::custom_op), for the backward function of such an operation, which
+    /// takes a gradient and the tensors kept for it. The pass follows the forward pass:
+    /// `LowerPrecision` runs in half if an operand is half, and `Fp32Inside` returns the widest
+    /// operand dtype.
     ///
     /// # Panics
     ///

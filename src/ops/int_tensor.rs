@@ -6,11 +6,12 @@ use burn_backend::backend::ExecutionError;
 use burn_backend::ops::IntTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
 use burn_backend::{
-    Backend, BoolDType, Distribution, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+    Backend, BoolDType, DeviceOps, Distribution, FloatDType, IntDType, Scalar, Shape, Slice,
+    TensorData,
 };
 
-use super::delegate;
-use super::tensor::made;
+use super::tensor::create;
+use super::{delegate, delegate_on_device};
 use crate::Amp;
 
 impl<B: Backend> IntTensorOps<Self> for Amp<B> {
@@ -20,14 +21,23 @@ impl<B: Backend> IntTensorOps<Self> for Amp<B> {
 
     fn int_into_float(tensor: IntTensor<Self>, out_dtype: FloatDType) -> FloatTensor<Self> {
         let device = B::int_device(&tensor);
-        made(&device, out_dtype, |dtype| B::int_into_float(tensor, dtype))
+        create(&device, out_dtype, |dtype| B::int_into_float(tensor, dtype))
+    }
+
+    delegate_on_device! {
+        fn int_empty(shape: Shape; device, dtype: IntDType) -> IntTensor<Self>;
+        fn int_from_data(data: TensorData; device) -> IntTensor<Self>;
+        fn int_to_device(tensor: IntTensor<Self>; device) -> IntTensor<Self>;
+        fn int_zeros(shape: Shape; device, dtype: IntDType) -> IntTensor<Self>;
+        fn int_ones(shape: Shape; device, dtype: IntDType) -> IntTensor<Self>;
+        fn int_full(shape: Shape, fill_value: Scalar; device, dtype: IntDType) -> IntTensor<Self>;
+        fn int_random(shape: Shape, distribution: Distribution; device, dtype: IntDType) -> IntTensor<Self>;
+        fn int_arange_step(range: Range<i64>, step: usize; device, dtype: IntDType) -> IntTensor<Self>;
+        fn int_arange(range: Range<i64>; device, dtype: IntDType) -> IntTensor<Self>;
     }
 
     delegate! {
-        fn int_empty(shape: Shape, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self>;
-        fn int_from_data(data: TensorData, device: &Device<Self>) -> IntTensor<Self>;
         fn int_device(tensor: &IntTensor<Self>) -> Device<Self>;
-        fn int_to_device(tensor: IntTensor<Self>, device: &Device<Self>) -> IntTensor<Self>;
         fn int_reshape(tensor: IntTensor<Self>, shape: Shape) -> IntTensor<Self>;
         fn int_slice(tensor: IntTensor<Self>, slices: &[Slice]) -> IntTensor<Self>;
         fn int_slice_assign(tensor: IntTensor<Self>, slices: &[Slice], value: IntTensor<Self>) -> IntTensor<Self>;
@@ -71,9 +81,6 @@ impl<B: Backend> IntTensorOps<Self> for Amp<B> {
         fn int_remainder_scalar(lhs: IntTensor<Self>, rhs: Scalar) -> IntTensor<Self>;
         fn int_matmul(lhs: IntTensor<Self>, rhs: IntTensor<Self>) -> IntTensor<Self>;
         fn int_neg(tensor: IntTensor<Self>) -> IntTensor<Self>;
-        fn int_zeros(shape: Shape, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self>;
-        fn int_ones(shape: Shape, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self>;
-        fn int_full(shape: Shape, fill_value: Scalar, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self>;
         fn int_sum(tensor: IntTensor<Self>) -> IntTensor<Self>;
         fn int_sum_dim(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self>;
         fn int_prod(tensor: IntTensor<Self>) -> IntTensor<Self>;
@@ -101,9 +108,6 @@ impl<B: Backend> IntTensorOps<Self> for Amp<B> {
         fn int_swap_dims(tensor: IntTensor<Self>, dim1: usize, dim2: usize) -> IntTensor<Self>;
         fn int_permute(tensor: IntTensor<Self>, axes: &[usize]) -> IntTensor<Self>;
         fn int_flip(tensor: IntTensor<Self>, axes: &[usize]) -> IntTensor<Self>;
-        fn int_random(shape: Shape, distribution: Distribution, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self>;
-        fn int_arange_step(range: Range<i64>, step: usize, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self>;
-        fn int_arange(range: Range<i64>, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self>;
         fn int_any(tensor: IntTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self>;
         fn int_any_dim(tensor: IntTensor<Self>, dim: usize, out_dtype: BoolDType) -> BoolTensor<Self>;
         fn int_all(tensor: IntTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self>;

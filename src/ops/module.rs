@@ -11,8 +11,8 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 use super::arithmetic::kept;
 use super::attention::{scale, scaled_dot_product};
 use super::{Call, Op, backward_ops, by_policy, float_ops, op, recording};
+use crate::policy::is_half;
 use crate::precision::half_wanted;
-use crate::tensor::is_half;
 use crate::{Amp, AmpTensor};
 
 /// A convolution and the gradient of its bias.
@@ -29,8 +29,8 @@ macro_rules! conv_ops {
             })
         }
 
-        /// Only the shapes of `x` and the bias take part: the gradient stands in for a half `x`,
-        /// which need not be cast for that.
+        /// Only the shapes of `x` and the bias matter: the output gradient stands in for a half
+        /// `x`, which saves a cast.
         fn $bias_backward(
             x: FloatTensor<Self>,
             bias: FloatTensor<Self>,
@@ -80,8 +80,8 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         })
     }
 
-    /// In half, batch dimensions are folded into one contraction: summed apart, their sum would be
-    /// one in half.
+    /// In half, batch dimensions are folded into one contraction. A separate sum over the batch
+    /// would run in half.
     fn linear_weight_backward(
         x: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,
@@ -117,10 +117,10 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
                 && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == dtype);
             if !whole {
                 let out = scaled_dot_product(query, key, value, mask, attn_bias, options);
-                return out.with_marks(call.marks());
+                return call.marked(out.into_primitive());
             }
         }
-        // Scores are scaled by way of the query: before scaling they may be beyond 65504.
+        // Scale the query instead of the scores: unscaled scores may exceed 65504.
         let (query, options) = match half {
             Some(_) => {
                 let scale = scale(&query, &options);
@@ -150,16 +150,17 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
             let mut shape = vec![1; tensor.rank()];
             shape[tensor.rank() - 1] = gamma.shape().num_elements();
             let kept = kept(&tensor, half);
+            [&tensor, &gamma].into_iter().for_each(|t| call.watch(t));
             let (tensor, gamma) = (tensor.into_primitive(), gamma.into_primitive());
             let scaled = call.run(|| tape.layer_norm(tensor, gamma, epsilon, kept));
-            let scaled = AmpTensor::new(scaled, call.marks());
+            let scaled = call.recorded(scaled);
             let out = match beta {
                 Some(beta) => {
                     Self::float_add(scaled, Self::float_reshape(beta, Shape::from(shape)))
                 }
                 None => scaled,
             };
-            return call.result(out.into_primitive());
+            return call.marked(call.in_result_dtype::<B>(out.into_primitive()));
         }
         let (tensor, gamma) = (call.operand(tensor), call.operand(gamma));
         let beta = beta.map(|beta| call.operand(beta));
@@ -386,7 +387,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
 
 /// A contraction of `x` with a weight, and a bias added along dimension `channels` of the result.
 ///
-/// A device that only multiplies matrices in half cannot add the bias there: it is added in FP32.
+/// A device that only multiplies matrices in half cannot add a half bias: it adds the bias in FP32.
 #[inline]
 fn contraction<B: Backend>(
     named: Op,
@@ -406,7 +407,7 @@ fn contraction<B: Backend>(
     }
 }
 
-/// As [`contraction`], where there is a policy.
+/// As [`contraction`], when there is a policy.
 fn contraction_by_policy<B: Backend>(
     named: Op,
     channels: usize,

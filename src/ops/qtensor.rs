@@ -1,18 +1,20 @@
-//! Quantized operations: the backend's own. Where one takes or gives a float tensor, it is FP32.
+//! Quantized operations: the backend's own. Their float operands and float results are FP32.
 
 use burn_backend::backend::ExecutionError;
 use burn_backend::ops::QTensorOps;
 use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{
-    Backend, BoolDType, FloatDType, IntDType, Scalar, Shape, Slice, TensorData, TensorPrimitive,
+    Backend, BoolDType, DeviceOps, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+    TensorPrimitive,
 };
 
-use super::tensor::{known, made};
-use super::{Call, delegate, op};
+use super::tensor::create;
+use super::{Call, delegate, delegate_on_device, op};
+use crate::device::registered;
 use crate::{Amp, AmpTensor};
 
-/// Operations that give a quantized tensor or, where the scheme does not propagate, a float tensor.
+/// Operations that return a quantized tensor or, if the scheme does not propagate, a float tensor.
 macro_rules! dequantizing_ops {
     ($(fn $op:ident($($a:ident: $ty:ty),*);)*) => {$(
         fn $op($($a: $ty),*) -> TensorPrimitive<Self> {
@@ -41,7 +43,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
 
     fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let device = B::q_device(&tensor);
-        made(&device, dtype, |dtype| B::dequantize(tensor, dtype))
+        create(&device, dtype, |dtype| B::dequantize(tensor, dtype))
     }
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {
@@ -101,13 +103,16 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
     }
 
     fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {
-        known::<B>(device);
-        B::q_from_data(data, device)
+        registered::<B>(device);
+        B::q_from_data(data, device.inner())
+    }
+
+    delegate_on_device! {
+        fn q_to_device(tensor: QuantizedTensor<Self>; device) -> QuantizedTensor<Self>;
     }
 
     delegate! {
         fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self>;
-        fn q_to_device(tensor: QuantizedTensor<Self>, device: &Device<Self>) -> QuantizedTensor<Self>;
         fn q_reshape(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self>;
         fn q_detach(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
         fn q_set_require_grad(tensor: QuantizedTensor<Self>, require_grad: bool) -> QuantizedTensor<Self>;
@@ -145,7 +150,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
     }
 }
 
-/// A result of the backend below as one of ours.
+/// Wraps a result of the backend below.
 fn raised<B: Backend>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Amp<B>> {
     match tensor {
         TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),

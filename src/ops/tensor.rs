@@ -4,26 +4,26 @@ use burn_backend::backend::ExecutionError;
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
 use burn_backend::{
-    Backend, BoolDType, DType, Distribution, FloatDType, IntDType, Scalar, Shape, Slice,
+    Backend, BoolDType, DType, DeviceOps, Distribution, FloatDType, IntDType, Scalar, Shape, Slice,
     TensorData, TensorMetadata,
 };
 
 use super::arithmetic::{power, product, sum};
 use super::{Call, Op, float_ops, measuring_ops, op, scalar_ops};
-use crate::autodiff::leaves;
-use crate::autodiff::tape::Arithmetic;
-use crate::device;
-use crate::policy::{Class, HalfSupport, Mode, Support, holds};
-use crate::precision::{half_wanted, is_following};
-use crate::tensor::{Marks, converted, is_half, leaving};
+use crate::autodiff::tape::{self, Arithmetic};
+use crate::autodiff::{leaves, seed};
+use crate::device::{DeviceContext, registered};
+use crate::policy::{Class, HalfSupport, Mode, holds, is_half};
+use crate::precision::{half_wanted, keeps_dtypes};
+use crate::tensor::{TensorFlags, converted, to_user_data};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
-    // Made in the dtype asked for.
+    // Creation in the requested dtype.
 
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
-        known::<B>(device);
-        AmpTensor::plain(B::float_from_data(data, device))
+        registered::<B>(device);
+        AmpTensor::plain(B::float_from_data(data, device.inner()))
     }
 
     fn float_random(
@@ -32,25 +32,36 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        known::<B>(device);
-        let marks = match distribution {
-            Distribution::Bernoulli(_) => Marks::BINARY,
-            _ => Marks::empty(),
+        let device = device.inner();
+        registered::<B>(device);
+        let flags = match distribution {
+            Distribution::Bernoulli(_) => TensorFlags::BINARY,
+            _ => TensorFlags::empty(),
         };
         if !is_half(dtype.into()) {
-            return AmpTensor::new(B::float_random(shape, distribution, device, dtype), marks);
+            return AmpTensor::new(B::float_random(shape, distribution, device, dtype), flags);
         }
         let drawn = B::float_random(shape, distribution, device, FloatDType::F32);
-        AmpTensor::new(converted::<B>(drawn, dtype), marks)
+        AmpTensor::new(converted::<B>(drawn, dtype), flags)
     }
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let made = made(device, dtype, |dtype| B::float_zeros(shape, device, dtype));
+        let device = device.inner();
+        let made = create(device, dtype, |dtype| B::float_zeros(shape, device, dtype));
         constant(made)
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let made = made(device, dtype, |dtype| B::float_ones(shape, device, dtype));
+        let device = device.inner();
+        // The initial gradient of a scaled backward pass.
+        if !B::ad_enabled(device)
+            && let Some(scale) = seed::take()
+        {
+            return create(device, dtype, |dtype| {
+                B::float_full(shape, scale.into(), device, dtype)
+            });
+        }
+        let made = create(device, dtype, |dtype| B::float_ones(shape, device, dtype));
         constant(made)
     }
 
@@ -60,7 +71,8 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        let made = made(device, dtype, |dtype| {
+        let device = device.inner();
+        let made = create(device, dtype, |dtype| {
             B::float_full(shape, fill_value, device, dtype)
         });
         match held_by_half(fill_value) {
@@ -70,17 +82,18 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_empty(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let made = made(device, dtype, |dtype| B::float_empty(shape, device, dtype));
-        // What is written over it counts.
+        let device = device.inner();
+        let made = create(device, dtype, |dtype| B::float_empty(shape, device, dtype));
+        // Its values do not matter: others are written over them.
         constant(made)
     }
 
-    // Where a tensor is, and how it leaves.
+    // Devices and read-back.
 
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
         let demoted = tensor.is_demoted();
         let data = B::float_into_data(tensor.into_primitive()).await?;
-        Ok(leaving(data, demoted))
+        Ok(to_user_data(data, demoted))
     }
 
     fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
@@ -88,31 +101,37 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
+        let device = device.inner();
         if tensor.device() == *device && !B::ad_enabled(device) {
             return tensor;
         }
-        known::<B>(device);
-        let marks = tensor.marks();
-        AmpTensor::new(B::float_to_device(tensor.into_primitive(), device), marks)
+        registered::<B>(device);
+        let (flags, scaled) = (tensor.flags(), tensor.scaled().cloned());
+        AmpTensor::new(B::float_to_device(tensor.into_primitive(), device), flags)
+            .with_scaled(scaled)
     }
 
-    /// What the user says: the result is theirs, half or not.
+    /// The user's own cast: the result counts as the user's choice, half or not.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let mut marks = tensor.marks() & (Marks::GRADIENT | Marks::FROM_F16);
+        let mut flags = tensor.flags() & (TensorFlags::GRADIENT | TensorFlags::FROM_F16);
+        let half = tensor.dtype();
         let exact = dtype == FloatDType::F32
-            && is_half(tensor.dtype())
-            && !is_following()
-            && device::mode::<B>(&tensor.device()) == Mode::On(tensor.dtype());
-        marks.set(Marks::EXACT, exact);
-        AmpTensor::new(tensor.into_dtype(dtype.into()), marks)
+            && is_half(half)
+            && !keeps_dtypes()
+            && DeviceContext::of::<B>(&tensor.device()).mode == Mode::On(half);
+        if exact {
+            flags |= TensorFlags::exact(half);
+        }
+        let scaled = tensor.scaled().cloned();
+        AmpTensor::new(tape::into_dtype(tensor, dtype.into()), flags).with_scaled(scaled)
     }
 
     // Gradients.
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let marks = tensor.marks();
+        let flags = tensor.flags();
         let wanted = B::float_is_require_grad(&tensor.primitive);
-        let detached = AmpTensor::new(B::float_detach(tensor.into_primitive()), marks);
+        let detached = AmpTensor::new(B::float_detach(tensor.into_primitive()), flags);
         match wanted {
             true => remembered(detached),
             false => detached,
@@ -123,10 +142,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         if require_grad && B::float_is_require_grad(&tensor.primitive) {
             return tensor;
         }
-        let marks = tensor.marks() & Marks::DEMOTED;
+        let flags = tensor.flags() & TensorFlags::DEMOTED;
         let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);
         let wanted = B::float_is_require_grad(&primitive);
-        let tensor = AmpTensor::new(primitive, marks);
+        let tensor = AmpTensor::new(primitive, flags);
         match wanted {
             true => remembered(tensor),
             false => tensor,
@@ -287,7 +306,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_argsort [tensor] (dim: usize, descending: bool, out_dtype: IntDType) -> IntTensor;
     }
 
-    // Of a form of their own.
+    // Operations with signatures of their own.
 
     fn float_mask_fill(
         tensor: FloatTensor<Self>,
@@ -349,7 +368,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     ) -> FloatTensor<Self> {
         let named = match reduction {
             IndexingUpdateOp::Add | IndexingUpdateOp::Mul => {
-                Op::new("float_scatter_nd", Class::Full)
+                Op::new("float_scatter_nd", Class::Fp32)
             }
             _ => op!(float_scatter_nd),
         };
@@ -433,20 +452,14 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 }
 
-/// What a device on which a tensor comes into being can do. Operations ask for it only once half
-/// precision is wanted, so it is here that a device whose default is half makes that known.
-pub(super) fn known<B: Backend>(device: &B::Device) -> Support {
-    device::current::<B>(device).support()
-}
-
-/// A tensor in the dtype asked for. Where that is one the device only stores and multiplies
-/// matrices in, it is made in FP32 and cast.
-pub(super) fn made<B: Backend>(
+/// Creates a tensor in the requested dtype. If the device only stores that dtype and multiplies
+/// matrices in it, the tensor is created in FP32 and cast.
+pub(super) fn create<B: Backend>(
     device: &B::Device,
     dtype: FloatDType,
     make: impl FnOnce(FloatDType) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let support = known::<B>(device);
+    let support = registered::<B>(device);
     let only_stored =
         is_half(dtype.into()) && support.of(dtype.into()) == HalfSupport::Contractions;
     AmpTensor::plain(match only_stored {
@@ -455,10 +468,10 @@ pub(super) fn made<B: Backend>(
     })
 }
 
-/// A tensor of one value that both half dtypes hold: in FP32 it follows half tensors.
+/// Flags a tensor of one value that fits in both half dtypes: in FP32 it follows half tensors.
 pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     match tensor.dtype() {
-        DType::F32 => tensor.with_marks(Marks::CONSTANT),
+        DType::F32 => tensor.with_flags(TensorFlags::CONSTANT),
         _ => tensor,
     }
 }
@@ -468,7 +481,7 @@ fn held_by_half(value: Scalar) -> bool {
     holds(DType::F16, value) && holds(DType::BF16, value)
 }
 
-/// A leaf whose gradient the backward pass will find.
+/// Remembers a leaf, so that the backward pass finds its gradient.
 fn remembered<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     leaves::remember(&tensor);
     tensor

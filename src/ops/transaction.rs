@@ -4,7 +4,7 @@ use burn_backend::Backend;
 use burn_backend::backend::ExecutionError;
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 
-use crate::tensor::leaving;
+use crate::tensor::to_user_data;
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend> TransactionOps<Self> for Amp<B> {
@@ -23,7 +23,7 @@ impl<B: Backend> TransactionOps<Self> for Amp<B> {
         data.read_floats = std::mem::take(&mut data.read_floats)
             .into_iter()
             .zip(demoted)
-            .map(|(data, demoted)| leaving(data, demoted))
+            .map(|(data, demoted)| to_user_data(data, demoted))
             .collect();
         Ok(data)
     }

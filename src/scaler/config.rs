@@ -1,4 +1,4 @@
-//! How the loss is scaled. Knows no tensor, no backend and no device.
+//! How the loss is scaled. Independent of tensors, backends and devices.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,42 +6,42 @@ use crate::AmpError;
 
 /// How the loss is scaled while f16 is in force.
 ///
-/// Loss scaling is that of Micikevicius et al., "Mixed Precision Training" (2018), section 3.2. A
-/// scale is a factor without a unit; a power of two costs no rounding. The defaults are those of
-/// PyTorch's `torch.amp.GradScaler`, with a floor and a ceiling added.
+/// Loss scaling follows Micikevicius et al., "Mixed Precision Training" (2018), section 3.2. The
+/// scale is a unitless factor; a power of two costs no rounding. The defaults are those of
+/// PyTorch's `torch.amp.GradScaler`, plus a minimum and a maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum LossScaleConfig {
-    /// As large as the gradients allow, found while training.
+    /// As large as the gradients allow, adjusted during training.
     Dynamic(Dynamic),
-    /// Always the same scale, positive and finite; steps that overflow are still skipped.
+    /// A constant scale, positive and finite. Steps that overflow are still skipped.
     Fixed(f32),
     /// No scaling and no check: gradients below 6e-8 flush to zero in f16.
     Disabled,
 }
 
-/// The settings of dynamic loss scaling, for the rule of [`LossScaler`](crate::LossScaler). Steps
-/// are those of the optimizer, not batches.
+/// The settings of dynamic loss scaling; [`LossScaler`](crate::LossScaler) gives the rule. A step
+/// is an optimizer step, not a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dynamic {
     /// The scale of the first step, from `min_scale` to `max_scale`. Default 65536.
     pub init_scale: f32,
-    /// The scale is multiplied with this after `growth_interval` good steps; above 1. Default 2.
+    /// Multiplies the scale after `growth_interval` good steps. Above 1. Default 2.
     pub growth_factor: f32,
-    /// The scale is multiplied with this after an overflow; between 0 and 1. Default 0.5.
+    /// Multiplies the scale after an overflow. Between 0 and 1. Default 0.5.
     pub backoff_factor: f32,
-    /// Steps with finite gradients, without an overflow between them, before the scale grows; at
+    /// Steps with finite gradients, without an overflow between them, before the scale grows. At
     /// least 1. Default 2000.
     pub growth_interval: u32,
-    /// The scale never falls below this, which is positive. Default 1.
+    /// The scale never falls below this positive value. Default 1.
     pub min_scale: f32,
-    /// The scale never grows beyond this, which is finite. Default 2^24, as Apex has it.
+    /// The scale never grows above this finite value. Default 2^24, as in Apex.
     pub max_scale: f32,
-    /// Overflows that are needed before the scale backs off, as in Megatron-LM; refilled after
-    /// `growth_interval` good steps; at least 1. Default 1.
+    /// Overflows needed before the scale backs off, as in Megatron-LM. Refilled after
+    /// `growth_interval` good steps. At least 1. Default 1.
     pub hysteresis: u32,
     /// Overflows at `min_scale`, without a step taken between them, before
-    /// [`StuckAtMinimum`](crate::Transition::StuckAtMinimum); at least 1. Default 20.
+    /// [`StuckAtMinimum`](crate::Transition::StuckAtMinimum). At least 1. Default 20.
     pub stuck_after: u32,
 }
 
@@ -66,7 +66,7 @@ impl Default for LossScaleConfig {
     }
 }
 
-/// A setting of [`Dynamic`] by its builder method.
+/// The builder methods of the [`Dynamic`] settings.
 macro_rules! settings {
     ($($with:ident $field:ident: $ty:ty;)*) => {$(
         #[doc = concat!("Sets [`", stringify!($field), "`](Dynamic::", stringify!($field), ").")]
@@ -83,7 +83,7 @@ impl Dynamic {
         Self::default()
     }
 
-    /// Where a scale must lie, in words.
+    /// The range of valid scales, in words.
     pub(super) fn bounds(&self) -> String {
         let Self {
             min_scale,
@@ -121,11 +121,11 @@ impl LossScaleConfig {
         }
     }
 
-    /// The configuration itself, if every setting is in its range.
+    /// Returns the configuration if every setting is in range.
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidLossScale`] names the first setting that is not.
+    /// [`AmpError::InvalidLossScale`] names the first setting out of range.
     pub fn validated(self) -> Result<Self, AmpError> {
         fn check(
             holds: bool,

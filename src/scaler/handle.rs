@@ -1,38 +1,34 @@
-//! The handle on a loss scaler: a device's own, or one in force for a region.
+//! The handle to a loss scaler: a device's own scaler, or one in force for a scope.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-#[cfg(feature = "train")]
-use std::collections::VecDeque;
 #[cfg(feature = "train")]
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::path::Path;
 #[cfg(feature = "train")]
 use std::sync::Weak;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
+use super::Anomaly;
 use super::history::ScaleHistory;
 use super::{LossScaleConfig, LossScaler, Outcome, Transition};
-use crate::device::{self, DeviceKey};
+use crate::error::AmpError;
 use crate::file::replace_file;
-use crate::{AmpError, Anomaly};
 
-/// A handle on a loss scaler, cheap to clone; the clones share one state, on whatever threads they
-/// are.
+/// A handle to a loss scaler. Cheap to clone; all clones share one state, on any thread.
 ///
-/// Each device has a scaler of its own, which every `backward()` on
-/// [`AmpAutodiff`](crate::AmpAutodiff) uses there, and nothing else is needed. Several models that
-/// train side by side get one each with [`scope`](GradScaler::scope), or by calling its methods; so
-/// do clones of one model, whose parameters have the same ids.
+/// Each device has its own scaler, and every `backward()` on [`AmpAutodiff`](crate::AmpAutodiff)
+/// uses it without further setup. To train several models side by side, give each its own scaler
+/// with [`scope`](GradScaler::scope), or by calling its methods. This includes clones of one model,
+/// whose parameters have the same ids.
 ///
 /// # The explicit protocol
 ///
-/// Training loops that want it (feature `train`) scale, check and skip by hand, as with PyTorch's
-/// `torch.amp.GradScaler`, on any autodiff backend. On `AmpAutodiff` nothing is scaled twice.
+/// With the feature `train`, a training loop can scale, check and skip by hand on any autodiff
+/// backend, as with PyTorch's `torch.amp.GradScaler`. On `AmpAutodiff` nothing is scaled twice.
 ///
 /// ```
 /// # #[cfg(feature = "train")] {
@@ -67,17 +63,17 @@ pub struct GradScaler {
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) scaler: LossScaler,
+pub(crate) struct Shared {
+    pub(crate) scaler: LossScaler,
     history: ScaleHistory,
     last_step: Option<LastStep>,
-    /// The gradients of the last step that are not yet named, by the nodes of their leaves.
+    /// Gradients of the last step whose parameters are not named yet, by leaf node.
     leaves: HashMap<u64, bool>,
     #[cfg(feature = "train")]
-    pub(super) window: super::explicit::Window,
+    pub(crate) pending: super::PendingStep,
     #[cfg(feature = "train")]
     listeners: Vec<Weak<dyn Listener>>,
-    /// Whether it is one of those of a distributed training, which step or skip together.
+    /// Whether this scaler belongs to a replica. Replicas step or skip together.
     is_replica: bool,
 }
 
@@ -89,7 +85,7 @@ impl Shared {
             last_step: None,
             leaves: HashMap::new(),
             #[cfg(feature = "train")]
-            window: super::explicit::Window::default(),
+            pending: super::PendingStep::default(),
             #[cfg(feature = "train")]
             listeners: Vec::new(),
             is_replica: false,
@@ -103,22 +99,22 @@ impl Default for Shared {
     }
 }
 
-/// Who follows a scaler: called on the thread on which it happens, for as long as it is alive.
+/// Observes a scaler. Called on the thread of the step, until the observer is dropped.
 #[cfg(feature = "train")]
 pub(crate) trait Listener: fmt::Debug + Send + Sync {
     /// A step was taken or skipped.
     fn step(&self, _step: &LastStep, _transition: Transition) {}
 
-    /// It was by a backward pass, whose gradients are now absent if it was skipped.
+    /// A backward pass took or skipped a step. The gradients of a skipped step are absent.
     fn pass(&self, _step: &LastStep) {}
 
-    /// The scaler starts anew.
+    /// The scaler starts over.
     fn forget(&self) {}
 
-    /// An optimizer took or skipped what the steps since the last batch add up to.
+    /// An optimizer took or skipped a batch: all steps since the previous batch together.
     fn batch(&self, _taken: bool) {}
 
-    /// Whether this is such an optimizer.
+    /// Whether this listener is an optimizer that reports batches.
     fn makes_batches(&self) -> bool {
         false
     }
@@ -127,36 +123,36 @@ pub(crate) trait Listener: fmt::Debug + Send + Sync {
 /// What happened in a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LastStep {
-    /// What the loss was multiplied with.
+    /// What the loss was multiplied by.
     pub scale: f32,
-    /// How it ended.
+    /// How the step ended.
     pub outcome: Outcome,
-    /// How many parameters had a gradient that was not finite; 0 where it was another replica's.
+    /// How many parameters had a non-finite gradient; 0 if only another replica had one.
     pub non_finite_gradients: usize,
-    /// The paths of these parameters in their module, as `encoder.layers.2.weight`: the last of the
-    /// module first, as the backward pass comes to them where a module declares its parts in the
-    /// order of their use. They are there where the module was at hand, in the explicit protocol,
-    /// with a trainer or an `AmpOptimizer`; else `GradScaler::explain` finds them.
+    /// The paths of these parameters in their module, for example `encoder.layers.2.weight`, in
+    /// reverse module order. This is the order of the backward pass if the module declares its
+    /// parts in order of use. The explicit protocol, a trainer and an `AmpOptimizer` fill in the
+    /// paths; otherwise `GradScaler::explain` finds them.
     pub parameters: Vec<String>,
-    /// The parameter that comes before the first of them and has a finite gradient: between the two
-    /// the backward pass overflowed. Absent if there is none, or the module was not at hand.
+    /// The parameter with a finite gradient just before the first of these. The backward pass
+    /// overflowed between the two. `None` if there is none, or without the module.
     pub last_finite: Option<String>,
-    /// Where anomaly detection is on, the first operation of the forward pass and that of the
-    /// backward pass whose result was not finite.
+    /// With anomaly detection on, the first operation with a non-finite result in the forward pass
+    /// and in the backward pass.
     pub anomalies: Vec<Anomaly>,
 }
 
-/// What a pass found that was not finite.
+/// The non-finite values that a pass found.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NonFinite {
-    /// Whether it is the backward pass itself that takes or skips the step.
+    /// Whether the backward pass itself takes or skips the step.
     pub by_pass: bool,
-    /// How many gradients.
+    /// How many gradients are not finite.
     pub gradients: usize,
-    /// The parameters in the order of the module, with whether their gradient is finite, where the
-    /// module is known.
+    /// If the module is known: its parameters in module order, each with whether its gradient is
+    /// finite.
     pub parameters: Vec<(String, bool)>,
-    /// Their nodes, with the same, where it is not.
+    /// If not: the parameters' nodes, each with whether its gradient is finite.
     pub leaves: HashMap<u64, bool>,
     pub anomalies: Vec<Anomaly>,
 }
@@ -167,7 +163,7 @@ impl LastStep {
         self.outcome == Outcome::Finite
     }
 
-    /// The first parameters that were not finite, and how many more there are.
+    /// The first parameters with non-finite gradients, and how many more there are.
     pub(crate) fn listed(&self) -> String {
         const LISTED: usize = 8;
         let first = &self.parameters[..self.parameters.len().min(LISTED)];
@@ -178,7 +174,7 @@ impl LastStep {
         }
     }
 
-    /// Names the parameters, given in the order of the module with whether each is finite.
+    /// Names the parameters, given in module order, each with whether its gradient is finite.
     fn name(&mut self, parameters: &[(String, bool)]) {
         let backward = || parameters.iter().rev();
         let before = backward().take_while(|(_, finite)| *finite).count();
@@ -191,17 +187,14 @@ impl LastStep {
     }
 }
 
-static OF_DEVICES: LazyLock<Mutex<HashMap<DeviceKey, GradScaler>>> = LazyLock::new(Mutex::default);
-
 thread_local! {
+    /// The scalers of this thread's active scopes, innermost last. Like a precision region, a scope
+    /// covers the code that runs inside it.
     static IN_SCOPE: RefCell<Vec<GradScaler>> = const { RefCell::new(Vec::new()) };
-    /// The scalers whose losses wait for their backward pass, the oldest first.
-    #[cfg(feature = "train")]
-    static WAITING: RefCell<VecDeque<GradScaler>> = const { RefCell::new(VecDeque::new()) };
 }
 
 impl GradScaler {
-    /// A scaler of its own, for [`scope`](GradScaler::scope) or the explicit protocol.
+    /// A new scaler, for [`scope`](GradScaler::scope) or the explicit protocol.
     ///
     /// # Errors
     ///
@@ -210,16 +203,8 @@ impl GradScaler {
         Ok(Self::from(LossScaler::new(config)?))
     }
 
-    /// The scaler of a device, one for the process, with the default configuration until it is
-    /// configured. Backends that share a device type (`Cuda`, `Amp<Cuda>`, `AmpAutodiff<Cuda>`)
-    /// share the scaler.
-    pub fn of<B: Backend>(device: &B::Device) -> Self {
-        let key = device::key::<B>(device);
-        lock(&OF_DEVICES).entry(key).or_default().clone()
-    }
-
-    /// Runs `f` with this scaler in force for every `backward()` on this thread, whatever the
-    /// device. Scopes nest, the innermost holds; a panic leaves the scope as well.
+    /// Runs `f` with this scaler in force for every `backward()` on this thread, on any device.
+    /// Scopes nest, and the innermost scope wins. A panic also ends the scope.
     pub fn scope<T>(&self, f: impl FnOnce() -> T) -> T {
         struct Leave;
         impl Drop for Leave {
@@ -242,41 +227,41 @@ impl GradScaler {
         *self.state().config()
     }
 
-    /// What the next loss is multiplied with where f16 is in force, 1 when disabled; in bf16 and
-    /// FP32 nothing is.
+    /// What the next loss is multiplied by in f16; 1 when disabled. In bf16 and FP32 the loss is
+    /// not scaled.
     pub fn loss_scale(&self) -> f32 {
         self.state().scale()
     }
 
-    /// Steps that were skipped so far.
+    /// Steps skipped so far.
     pub fn skipped_steps(&self) -> u64 {
         self.state().skipped_steps()
     }
 
-    /// What happened in the last step; `None` before the first. In bf16 and FP32, where nothing is
-    /// scaled, no step is recorded.
+    /// What happened in the last step; `None` before the first step. In bf16 and FP32 nothing is
+    /// scaled, and no step is recorded.
     pub fn last_step(&self) -> Option<LastStep> {
         self.shared().last_step.clone()
     }
 
-    /// The skipped steps and the changes of the scale, since the scaler was made, configured or
-    /// given a state. It is no part of the state that is saved.
+    /// The skipped steps and scale changes since the scaler was created, configured or given a
+    /// state. The history is not part of the saved state.
     pub fn history(&self) -> ScaleHistory {
         self.shared().history.clone()
     }
 
-    /// The state and what led to it, of one moment.
+    /// The state and its history at one moment.
     pub(crate) fn snapshot(&self) -> (LossScaler, ScaleHistory) {
         let shared = self.shared();
         (shared.scaler, shared.history.clone())
     }
 
-    /// Goes on with another scale; the counts stay, the growth interval starts anew.
+    /// Sets the scale. The counts are kept, and the growth interval starts over.
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidLossScale`] when the configuration does not allow the scale; the scaler
-    /// is then as it was.
+    /// [`AmpError::InvalidLossScale`] when the configuration does not allow the scale. The scaler
+    /// is then unchanged.
     pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
         let mut shared = self.shared();
         shared.scaler.set_scale(scale)?;
@@ -285,28 +270,27 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Starts again from a configuration, with every count at zero.
+    /// Starts over with a configuration, with every count at zero.
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidLossScale`] when a setting is out of its range; the scaler is then as it
-    /// was.
+    /// [`AmpError::InvalidLossScale`] when a setting is out of its range. The scaler is then
+    /// unchanged.
     pub fn configure(&self, config: LossScaleConfig) -> Result<(), AmpError> {
         self.load_state(LossScaler::new(config)?);
         Ok(())
     }
 
-    /// Starts again from the scaler's own configuration, with every count at zero.
+    /// Starts over with the scaler's own configuration, with every count at zero.
     pub fn reset(&self) {
         let config = self.config();
         self.configure(config)
             .expect("a configuration in force is valid");
     }
 
-    /// Goes on from a state, for example one that was restored from a record. A step that the
-    /// explicit protocol has begun is forgotten.
+    /// Continues from a state, for example from a record. Discards a pending step of the explicit
+    /// protocol.
     pub fn load_state(&self, state: LossScaler) {
-        self.waits_no_longer();
         #[cfg(feature = "train")]
         self.listeners()
             .iter()
@@ -324,8 +308,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when it cannot be written; what the writer took may then be a part of
-    /// it.
+    /// [`AmpError::State`] when the state cannot be written. The writer may then hold part of it.
     pub fn to_writer(&self, writer: impl Write) -> Result<(), AmpError> {
         self.written(writer)
             .map_err(|error| AmpError::unwritten("the writer", error))
@@ -333,16 +316,16 @@ impl GradScaler {
 
     fn written(&self, mut writer: impl Write) -> io::Result<()> {
         serde_json::to_writer_pretty(&mut writer, &self.state())?;
-        // What a buffer still holds would be lost without an error when it is dropped.
+        // Dropping a buffered writer would lose its remaining bytes without an error.
         writer.flush()
     }
 
-    /// Goes on from a state that [`to_writer`](GradScaler::to_writer) wrote.
+    /// Continues from a state that [`to_writer`](GradScaler::to_writer) wrote.
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when the state is damaged, cut short or of a newer version; the scaler
-    /// is then as it was.
+    /// [`AmpError::State`] when the state is damaged, truncated or from a newer version. The scaler
+    /// is then unchanged.
     pub fn from_reader(&self, reader: impl Read) -> Result<(), AmpError> {
         let state = serde_json::from_reader(reader)
             .map_err(|error| AmpError::unread("the reader", error))?;
@@ -350,7 +333,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Saves the state to a file, which afterwards holds all of it or is as it was before.
+    /// Saves the state to a file. The file ends up complete, or stays as it was.
     ///
     /// # Errors
     ///
@@ -361,12 +344,12 @@ impl GradScaler {
             .map_err(|error| AmpError::unwritten(path.display(), error))
     }
 
-    /// Goes on from a file that [`save`](GradScaler::save) wrote.
+    /// Continues from a file that [`save`](GradScaler::save) wrote.
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when the file is missing, or its state is damaged, cut short or of a
-    /// newer version; the scaler is then as it was.
+    /// [`AmpError::State`] when the file is missing, or its state is damaged, truncated or from a
+    /// newer version. The scaler is then unchanged.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
         let failed = |error: &dyn std::fmt::Display| AmpError::unread(path.display(), error);
@@ -376,12 +359,13 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Takes the outcome of one step, and tells the log what it was.
-    pub(crate) fn record(&self, outcome: Outcome, found: NonFinite) -> Transition {
+    /// Records and logs the outcome of one step whose loss was multiplied by `scale`. Another
+    /// thread may have changed the current scale since.
+    pub(crate) fn record(&self, scale: f32, outcome: Outcome, found: NonFinite) -> Transition {
         let (step, transition, before, after, by_pass) = {
             let mut shared = self.shared();
             let mut step = LastStep {
-                scale: shared.scaler.scale(),
+                scale,
                 outcome,
                 non_finite_gradients: found.gradients,
                 parameters: Vec::new(),
@@ -392,7 +376,7 @@ impl GradScaler {
             step.name(&found.parameters);
             shared.leaves = found.leaves;
             let before = shared.scaler;
-            let transition = shared.scaler.update(outcome);
+            let transition = shared.scaler.update_at(scale, outcome);
             let after = shared.scaler;
             shared.history.take(&step, &after);
             shared.last_step = Some(step.clone());
@@ -411,8 +395,8 @@ impl GradScaler {
         transition
     }
 
-    /// Names the parameters of the last step, where that was not done yet, given the nodes of those
-    /// of the module in its order.
+    /// Names the parameters of the last step, unless they are already named. `nodes` holds the
+    /// module's nodes and paths, in module order.
     #[cfg(feature = "train")]
     pub(crate) fn explained(&self, nodes: &[(u64, String)]) -> Option<LastStep> {
         let mut shared = self.shared();
@@ -428,14 +412,14 @@ impl GradScaler {
         shared.last_step.clone()
     }
 
-    /// From now on `listener` is told what happens.
+    /// Notifies `listener` from now on.
     #[cfg(feature = "train")]
     pub(crate) fn listen(&self, listener: &Arc<impl Listener + 'static>) {
         let listener: Arc<dyn Listener> = listener.clone();
         self.shared().listeners.push(Arc::downgrade(&listener));
     }
 
-    /// Tells that an optimizer took or skipped a batch.
+    /// Reports that an optimizer took or skipped a batch.
     #[cfg(feature = "train")]
     pub(crate) fn batch(&self, taken: bool) {
         for listener in self.listeners() {
@@ -443,7 +427,7 @@ impl GradScaler {
         }
     }
 
-    /// Whether an optimizer tells of batches.
+    /// Whether an optimizer reports batches.
     #[cfg(feature = "train")]
     pub(crate) fn has_batches(&self) -> bool {
         self.listeners().iter().any(|l| l.makes_batches())
@@ -466,27 +450,12 @@ impl GradScaler {
         listeners.iter().filter_map(Weak::upgrade).collect()
     }
 
-    pub(super) fn shared(&self) -> MutexGuard<'_, Shared> {
+    pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
         lock(&self.shared)
-    }
-
-    /// Leaves the next backward pass of this thread that nobody waits for to the explicit protocol.
-    #[cfg(feature = "train")]
-    pub(super) fn waits_for_backward(&self) {
-        WAITING.with_borrow_mut(|waiting| waiting.push_back(self.clone()));
-    }
-
-    /// Undoes [`waits_for_backward`](GradScaler::waits_for_backward) where that pass never came, so
-    /// that no other loss's pass is taken for it.
-    pub(super) fn waits_no_longer(&self) {
-        #[cfg(feature = "train")]
-        WAITING.with_borrow_mut(|waiting| {
-            waiting.retain(|scaler| !Arc::ptr_eq(&scaler.shared, &self.shared));
-        });
     }
 }
 
-/// A scaler of its own that goes on from a state.
+/// A new scaler that continues from a state.
 impl From<LossScaler> for GradScaler {
     fn from(scaler: LossScaler) -> Self {
         Self {
@@ -495,44 +464,28 @@ impl From<LossScaler> for GradScaler {
     }
 }
 
-/// The scaler that a backward pass uses.
-pub(crate) enum InForce {
-    /// The pass itself checks the gradients and takes or skips the step.
-    Implicit(GradScaler),
-    /// The explicit protocol does.
-    #[cfg(feature = "train")]
-    Explicit(GradScaler),
+/// What a scaled loss, and every tensor computed from it, carries to the backward pass: the scaler
+/// of the explicit protocol, and the scale.
+#[derive(Debug, Clone)]
+pub(crate) struct ScaledLoss {
+    pub(crate) scaler: GradScaler,
+    pub(crate) scale: f32,
 }
 
-impl InForce {
-    pub(crate) fn handle(&self) -> &GradScaler {
-        match self {
-            InForce::Implicit(scaler) => scaler,
-            #[cfg(feature = "train")]
-            InForce::Explicit(scaler) => scaler,
-        }
+impl ScaledLoss {
+    /// Whether the gradients of both have the same scale and the same scaler.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.scaler.shared, &other.scaler.shared) && self.scale == other.scale
     }
 }
 
-/// The scaler in force for the backward pass that now begins on this thread, if one `is_wanted`:
-/// the explicit protocol's, else the innermost scope's, else the device's.
-pub(crate) fn in_force<B: Backend>(device: &B::Device, is_wanted: bool) -> Option<InForce> {
-    // Whatever becomes of this pass, it is the one that the protocol waited for.
-    #[cfg(feature = "train")]
-    if let Some(scaler) = WAITING.with_borrow_mut(VecDeque::pop_front) {
-        return is_wanted.then_some(InForce::Explicit(scaler));
-    }
-    is_wanted.then(|| {
-        InForce::Implicit(
-            IN_SCOPE
-                .with_borrow(|scalers| scalers.last().cloned())
-                .unwrap_or_else(|| GradScaler::of::<B>(device)),
-        )
-    })
+/// The scaler of the innermost scope of this thread.
+pub(crate) fn in_scope() -> Option<GradScaler> {
+    IN_SCOPE.with_borrow(|scalers| scalers.last().cloned())
 }
 
-/// One line an event, with its values as fields. Of those that repeat the 1st, 2nd, 4th, 8th .. are
-/// told, which say how many there were.
+/// Logs one line per event, with its values as fields. Of repeated events, only the 1st, 2nd, 4th,
+/// 8th, .. are logged, with the count so far.
 fn tell_log(step: &LastStep, transition: Transition, before: &LossScaler, after: &LossScaler) {
     let mut named = match step.parameters.is_empty() {
         true => String::new(),
@@ -581,8 +534,7 @@ fn tell_log(step: &LastStep, transition: Transition, before: &LossScaler, after:
     }
 }
 
-/// A poisoned lock is taken as it is: nothing is called while these are held, and so nothing
-/// panics.
+/// Ignores poisoning: nothing is called while these locks are held, so nothing panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! How a loss scale came to be what it is. Knows no tensor, no backend and no device.
+//! The history of a loss scale. Independent of tensors, backends and devices.
 
 use std::collections::VecDeque;
 
@@ -6,31 +6,31 @@ use serde::{Deserialize, Serialize};
 
 use super::{LastStep, LossScaler, Outcome};
 
-/// How many entries are kept. In a healthy training there is one or two to a growth interval: they
-/// then reach back a million steps.
+/// The number of entries kept. A healthy training run adds one or two per growth interval, so the
+/// history reaches back a million steps.
 const KEPT: usize = 1024;
 
-/// The skipped steps of a training and the changes of its loss scale, the oldest first. Steps are
-/// counted from 1, with the skipped ones.
+/// The skipped steps and loss-scale changes of a training run, oldest first. Steps are counted from
+/// 1, including skipped steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ScaleHistory {
-    /// The scale that it begins with.
+    /// The scale at the start of the history.
     pub first_scale: f32,
-    /// The last step before it begins: 0, or where a state was loaded.
+    /// The last step before the history starts: 0, or the step of a loaded state.
     pub first_step: u64,
-    /// What happened since. At most 1,024 entries: the oldest make room, and what they led to is
-    /// what the history then begins with.
+    /// What happened since. At most 1,024 entries: the oldest are dropped, and the history then
+    /// starts with the scale and step of the last one dropped.
     pub entries: VecDeque<ScaleEntry>,
 }
 
 /// A skipped step, or a change of the scale.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ScaleEntry {
-    /// The step after which it happened.
+    /// The skipped step, or the step after which the scale changed.
     pub step: u64,
     /// The scale from then on.
     pub scale: f32,
-    /// What was skipped, if that step was.
+    /// Why the step was skipped, if it was.
     pub skipped: Option<Skipped>,
 }
 
@@ -39,25 +39,25 @@ pub struct ScaleEntry {
 pub struct Skipped {
     /// [`Overflow`](Outcome::Overflow) or [`NonFiniteLoss`](Outcome::NonFiniteLoss).
     pub outcome: Outcome,
-    /// What its loss was multiplied with.
+    /// What the step's loss was multiplied by.
     pub scale: f32,
-    /// How many parameters had a gradient that was not finite.
+    /// How many parameters had a non-finite gradient.
     pub non_finite_gradients: usize,
-    /// The first of them, as [`LastStep::parameters`], where they are named.
+    /// The first of these parameters, as in [`LastStep::parameters`], if they are named.
     pub first_parameter: Option<String>,
-    /// Where anomaly detection is on, the first operation whose result was not finite, as text.
+    /// With anomaly detection on, the first operation with a non-finite result, as text.
     pub first_operation: Option<String>,
 }
 
 impl Default for ScaleHistory {
-    /// That of the default configuration.
+    /// The history of a new scaler with the default configuration.
     fn default() -> Self {
         Self::from(&LossScaler::default())
     }
 }
 
 impl ScaleHistory {
-    /// That of a state from which a training begins or goes on.
+    /// An empty history of a training run that starts or resumes from `state`.
     pub(super) fn from(state: &LossScaler) -> Self {
         Self {
             first_scale: state.scale(),
@@ -66,7 +66,7 @@ impl ScaleHistory {
         }
     }
 
-    /// Takes a step, after which the state is `state`.
+    /// Adds a step that left the scaler in `state`.
     pub(super) fn take(&mut self, step: &LastStep, state: &LossScaler) {
         let skipped = (!step.stepped()).then(|| Skipped {
             outcome: step.outcome,
@@ -78,7 +78,7 @@ impl ScaleHistory {
         self.push(skipped, state);
     }
 
-    /// Takes a scale that was set between steps.
+    /// Adds a scale that was set between steps.
     pub(super) fn set(&mut self, state: &LossScaler) {
         self.push(None, state);
     }
@@ -100,7 +100,7 @@ impl ScaleHistory {
         }
     }
 
-    /// Names the parameters of the step that was taken last, where it was skipped.
+    /// Names the parameters of the last step, if it was skipped.
     #[cfg(feature = "train")]
     pub(super) fn name(&mut self, step: &LastStep, state: &LossScaler) {
         if let Some(entry) = self.entries.back_mut()
@@ -112,14 +112,14 @@ impl ScaleHistory {
         }
     }
 
-    /// The skipped steps by their numbers, the oldest first.
+    /// The skipped steps with their numbers, oldest first.
     pub fn skipped(&self) -> impl DoubleEndedIterator<Item = (u64, &Skipped)> {
         self.entries
             .iter()
             .filter_map(|entry| Some((entry.step, entry.skipped.as_ref()?)))
     }
 
-    /// Every scale that was in force, the oldest first; again where a skipped step has kept it.
+    /// Every scale that was in force, oldest first. A skipped step that kept the scale repeats it.
     pub fn scales(&self) -> impl Iterator<Item = f32> {
         std::iter::once(self.first_scale).chain(self.entries.iter().map(|entry| entry.scale))
     }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     fn take(scaler: &GradScaler, outcome: Outcome) {
-        scaler.record(outcome, Default::default());
+        scaler.record(scaler.loss_scale(), outcome, Default::default());
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
         (0..KEPT + 3).for_each(|_| take(&scaler, Outcome::Overflow));
         let history = scaler.history();
         assert_eq!(history.entries.len(), KEPT);
-        // 4, 2, 1: what the third overflow led to.
+        // 4, 2, 1: the scale after the third overflow.
         assert_eq!((history.first_step, history.first_scale), (3, 1.0));
         assert_eq!(history.entries[0].step, 4);
     }

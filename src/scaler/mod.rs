@@ -1,20 +1,23 @@
-//! Loss scaling: the configuration, the state machine, and the handle that a backward pass uses.
+//! Loss scaling: configuration, state machine, history, saved form, and the handle that a backward
+//! pass uses. Independent of tensors and modules.
 
+mod anomaly;
 mod config;
-#[cfg(feature = "train")]
-pub(crate) mod explicit;
 mod handle;
 mod history;
+#[cfg(feature = "train")]
+mod pending_step;
 mod saved;
 mod state;
 
+pub use anomaly::{Anomaly, Pass};
 pub use config::{Dynamic, LossScaleConfig};
 pub use handle::{GradScaler, LastStep};
 pub use history::{ScaleEntry, ScaleHistory, Skipped};
 pub use state::{LossScaler, Outcome, Transition};
 
 #[cfg(feature = "train")]
-pub(crate) use explicit::Begun;
-#[cfg(feature = "train")]
 pub(crate) use handle::Listener;
-pub(crate) use handle::{InForce, NonFinite, in_force};
+pub(crate) use handle::{NonFinite, ScaledLoss, in_scope};
+#[cfg(feature = "train")]
+pub(crate) use pending_step::{PendingStep, PendingStepRecord, UnscaledGradient};

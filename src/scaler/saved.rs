@@ -1,18 +1,18 @@
-//! The scaler's state as it is saved: every field, a version, and a checksum over the values, so
-//! that a damaged state is refused whatever format it was kept in.
+//! The saved form of the scaler's state: every field, a version, and a checksum over the values.
+//! With the checksum, a damaged state is refused in any format.
 
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 use super::{Dynamic, LossScaleConfig, LossScaler};
 
-/// Grows when a field is added or changes its meaning.
+/// Increased when a field is added or changes its meaning.
 const VERSION: u32 = 1;
 
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Saved {
-    /// First in every format, so that it is read before any field that a newer version changed.
+    /// First in every format, so the version is read before any field that a newer version changed.
     #[serde(deserialize_with = "known")]
     version: u32,
     config: LossScaleConfig,
@@ -86,7 +86,7 @@ fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
 }
 
 impl Saved {
-    /// The CRC-32 of every value but itself.
+    /// The CRC-32 of every value except the checksum.
     fn sum(&self) -> u32 {
         let (kind, floats, counts) = match self.config {
             LossScaleConfig::Disabled => (0, [0.0; 5], [0; 3]),

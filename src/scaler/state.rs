@@ -1,5 +1,5 @@
-//! The state machine of loss scaling: one outcome a step in, the next scale out.
-//! Knows no tensor, no backend and no device.
+//! The state machine of loss scaling: takes the outcome of each step and gives the next scale.
+//! Independent of tensors, backends and devices.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::AmpError;
 /// How a step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Outcome {
-    /// Every gradient is finite: the step is taken.
+    /// Every gradient is finite. The step is taken.
     Finite,
     /// A gradient is infinite or NaN although the loss is finite: the scale was too large.
     Overflow,
@@ -19,7 +19,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// A loss that is not finite explains gradients that are not.
+    /// A non-finite loss comes first, because it explains non-finite gradients.
     pub(crate) fn of(loss_is_finite: bool, gradients_are_finite: bool) -> Self {
         match (loss_is_finite, gradients_are_finite) {
             (true, true) => Outcome::Finite,
@@ -29,17 +29,17 @@ impl Outcome {
     }
 }
 
-/// What an outcome did to the scale.
+/// How an outcome changed the scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transition {
-    /// The scale is as before.
+    /// The scale is unchanged.
     Kept,
-    /// The scale was multiplied with the growth factor, or went up to its maximum.
+    /// The scale was multiplied by the growth factor, or raised to its maximum.
     Grown,
-    /// The scale was multiplied with the backoff factor, or went down to its minimum.
+    /// The scale was multiplied by the backoff factor, or lowered to its minimum.
     BackedOff,
-    /// The scale is at its minimum, and `stuck_after` steps have overflowed there with none taken
-    /// between them. Reported once, and again only after a step was taken.
+    /// The scale is at its minimum, and `stuck_after` steps have overflowed there without a step
+    /// taken between them. Reported once, and again only after a step was taken.
     StuckAtMinimum,
 }
 
@@ -54,12 +54,12 @@ pub enum Transition {
 /// non-finite loss:  the scale and both counts stay
 /// ```
 ///
-/// With hysteresis 1 and away from the bounds this is the rule of PyTorch's `_amp_update_scale_`;
-/// hysteresis is Megatron-LM's and Apex's: so many overflows are needed before the scale backs off,
-/// then each one counts until a growth interval is complete.
+/// With hysteresis 1 and away from the bounds, this is the rule of PyTorch's `_amp_update_scale_`.
+/// Hysteresis follows Megatron-LM and Apex: the scale backs off only after `hysteresis` overflows,
+/// and then at every overflow until a growth interval is complete.
 ///
-/// Saved with serde or as a Burn record, every field is restored, and a state that is damaged or of
-/// a newer version is refused.
+/// Serde and Burn records save and restore every field. A damaged state, or one from a newer
+/// version, is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Saved", try_from = "Saved")]
 pub struct LossScaler {
@@ -108,7 +108,7 @@ impl LossScaler {
         self.config != LossScaleConfig::Disabled
     }
 
-    /// What the next loss is multiplied with; 1 when disabled.
+    /// What the next loss is multiplied by; 1 when disabled.
     pub fn scale(&self) -> f32 {
         self.scale
     }
@@ -123,7 +123,7 @@ impl LossScaler {
         self.taken
     }
 
-    /// Steps that were skipped, for whatever reason.
+    /// Skipped steps, for any reason.
     pub fn skipped_steps(&self) -> u64 {
         self.skipped
     }
@@ -133,22 +133,22 @@ impl LossScaler {
         self.taken + self.skipped
     }
 
-    /// Steps skipped since the last one that was taken.
+    /// Steps skipped since the last step taken.
     pub fn skipped_in_a_row(&self) -> u64 {
         self.skipped_in_a_row
     }
 
-    /// Steps that were skipped because the loss itself was not finite.
+    /// Steps skipped because the loss itself was not finite.
     pub fn non_finite_losses(&self) -> u64 {
         self.non_finite_losses
     }
 
-    /// Goes on with another scale; the counts stay, the growth interval starts anew.
+    /// Sets the scale. The counts are kept, and the growth interval starts over.
     ///
     /// # Errors
     ///
     /// [`AmpError::InvalidLossScale`] when `scale` is not positive and finite, or outside a dynamic
-    /// configuration's bounds, or anything but 1 where loss scaling is disabled.
+    /// configuration's bounds, or not 1 while loss scaling is disabled.
     pub fn set_scale(&mut self, scale: f32) -> Result<(), AmpError> {
         let (holds, expected) = match self.config {
             LossScaleConfig::Dynamic(dynamic) => (
@@ -173,9 +173,29 @@ impl LossScaler {
         Ok(())
     }
 
-    /// Takes the outcome of one step, and gives what that did to the scale. Counts every step; the
-    /// scale moves where it is dynamic.
+    /// Updates the scale from the outcome of one step and returns the change. Counts every step;
+    /// only a dynamic scale moves.
     pub fn update(&mut self, outcome: Outcome) -> Transition {
+        self.count(outcome);
+        match (self.config, outcome) {
+            (LossScaleConfig::Dynamic(dynamic), Outcome::Finite) => self.finite(&dynamic),
+            (LossScaleConfig::Dynamic(dynamic), Outcome::Overflow) => self.overflow(&dynamic),
+            _ => Transition::Kept,
+        }
+    }
+
+    /// Like [`update`](LossScaler::update), for a step whose loss was multiplied by `scale`. If the
+    /// current scale is smaller, another step has already backed off for the same overflow, and
+    /// this overflow is only counted.
+    pub(super) fn update_at(&mut self, scale: f32, outcome: Outcome) -> Transition {
+        if outcome == Outcome::Overflow && scale > self.scale {
+            self.count(outcome);
+            return Transition::Kept;
+        }
+        self.update(outcome)
+    }
+
+    fn count(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Finite => {
                 self.taken += 1;
@@ -191,11 +211,6 @@ impl LossScaler {
                 self.skipped_in_a_row += 1;
                 self.non_finite_losses += 1;
             }
-        }
-        match (self.config, outcome) {
-            (LossScaleConfig::Dynamic(dynamic), Outcome::Finite) => self.finite(&dynamic),
-            (LossScaleConfig::Dynamic(dynamic), Outcome::Overflow) => self.overflow(&dynamic),
-            _ => Transition::Kept,
         }
     }
 
@@ -253,7 +268,7 @@ mod tests {
         LossScaler::new(LossScaleConfig::Dynamic(dynamic)).unwrap()
     }
 
-    /// Takes an outcome and gives everything it changed: the transition, the scale, the growth
+    /// Applies an outcome and returns everything it changed: the transition, the scale, the growth
     /// tracker, and the counts of taken, skipped, skipped in a row and non-finite losses.
     fn step(scaler: &mut LossScaler, outcome: Outcome) -> (Transition, f32, u32, [u64; 4]) {
         let transition = scaler.update(outcome);
@@ -336,6 +351,30 @@ mod tests {
         assert_eq!(step(&mut s, Finite), (Kept, 2.0, 1, [2, 3, 0, 0]));
         assert_eq!(step(&mut s, Finite), (Grown, 4.0, 0, [3, 3, 0, 0]));
         assert_eq!(step(&mut s, Overflow), (Kept, 4.0, 0, [3, 4, 1, 0]));
+    }
+
+    #[test]
+    fn an_overflow_at_a_scale_that_was_left_is_only_counted() {
+        let mut s = scaler(|d| {
+            d.init_scale = 8.0;
+            d.hysteresis = 2;
+            d.growth_interval = 2;
+        });
+        let mut at = |scale, outcome| {
+            let transition = s.update_at(scale, outcome);
+            let counts = [s.taken_steps(), s.skipped_steps(), s.skipped_in_a_row()];
+            (transition, s.scale(), s.growth_tracker(), counts)
+        };
+        // Two overflows at 8 use up the hysteresis; the third was computed before the scale was 4.
+        assert_eq!(at(8.0, Overflow), (Kept, 8.0, 0, [0, 1, 1]));
+        assert_eq!(at(8.0, Overflow), (BackedOff, 4.0, 0, [0, 2, 2]));
+        assert_eq!(at(4.0, Finite), (Kept, 4.0, 1, [1, 2, 0]));
+        assert_eq!(at(8.0, Overflow), (Kept, 4.0, 1, [1, 3, 1]));
+        assert_eq!(at(8.0, Finite), (Grown, 8.0, 0, [2, 3, 0]));
+        // An overflow at a smaller scale than the current one is an overflow at both scales.
+        assert_eq!(at(4.0, Overflow), (Kept, 8.0, 0, [2, 4, 1]));
+        assert_eq!(at(4.0, Overflow), (BackedOff, 4.0, 0, [2, 5, 2]));
+        assert_eq!(at(4.0, NonFiniteLoss), (Kept, 4.0, 0, [2, 6, 3]));
     }
 
     #[test]

@@ -1,15 +1,15 @@
-//! Inputs and outputs of any shape, with their float tensors in one dtype.
+//! Casts the float tensors of inputs and outputs of any structure to one dtype.
 
 use burn_core::tensor::backend::Backend;
 use burn_core::tensor::{Bool, FloatDType, Int, Tensor};
 
-/// Values whose float tensors can be brought to a dtype, however they are nested: tensors of any
-/// shape, tuples of up to four, arrays, vectors and options of them. Integer and boolean tensors
-/// stay as they are.
+/// Values whose float tensors can be cast to one dtype, however nested: tensors of any shape, and
+/// tuples of up to four, arrays, vectors and options of such values. Integer and boolean tensors
+/// are unchanged.
 ///
 /// For a batch type of your own, convert its fields.
 pub trait ConvertFloat {
-    /// Brings every float tensor to `dtype`, on its device, with [`Tensor::cast`], which autodiff
+    /// Casts every float tensor to `dtype`, on its device, with [`Tensor::cast`], which autodiff
     /// tracks.
     fn convert_float(self, dtype: FloatDType) -> Self;
 }

@@ -1,4 +1,4 @@
-//! What became of a step, in the words of a module.
+//! What happened in a step, with the module's parameter names.
 
 use burn_core::module::{AutodiffModule, ModuleVisitor, Param};
 use burn_core::tensor::Tensor;
@@ -8,10 +8,10 @@ use crate::autodiff::tape;
 use crate::{GradScaler, LastStep};
 
 impl GradScaler {
-    /// The last step, with its parameters named by the module that was trained: before the next
-    /// step is taken with it. `None` before the first. For a training loop on `AmpAutodiff` that
-    /// calls `backward()` itself; by the explicit protocol, a trainer and an
-    /// [`AmpOptimizer`](crate::AmpOptimizer) they are named anyway.
+    /// The last step, with its parameters named after the trained module; `None` before the first
+    /// step. Call it before the module takes its next step. For training loops on `AmpAutodiff`
+    /// that call `backward()` themselves. The explicit protocol, a trainer and an
+    /// [`AmpOptimizer`](crate::AmpOptimizer) already name the parameters.
     ///
     /// ```
     /// # use burn::{backend::Flex, nn::LinearConfig, tensor::Tensor};
@@ -39,8 +39,8 @@ impl GradScaler {
     }
 }
 
-/// The nodes of a module's parameters on the tape, with their paths, in its order. None where the
-/// backend is no `AmpAutodiff`.
+/// The tape nodes of a module's parameters with their paths, in module order. Empty if the backend
+/// is not an `AmpAutodiff`.
 pub(crate) fn nodes<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec<(u64, String)> {
     let mut nodes = Nodes::default();
     module.visit(&mut nodes);

@@ -7,12 +7,12 @@ use burn_core::tensor::backend::{AutodiffBackend, Backend};
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorData};
 use burn_optim::GradientsParams;
 
-use crate::finite::FiniteCheck;
+use crate::diagnostics::FiniteCheck;
 
-/// The parameters of a module that have a gradient, with their paths, in the order of the module.
+/// The module's parameters that have a gradient, with their paths, in module order.
 pub(crate) struct Found<B: Backend> {
     pub parameters: Vec<(ParamId, String)>,
-    /// The device of the first of them.
+    /// The device of the first gradient.
     pub device: B::Device,
 }
 
@@ -46,7 +46,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Find<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
             self.device.get_or_insert_with(|| grad.device());
-            // A parameter that two places share counts once.
+            // A shared parameter counts once.
             if self.seen.insert(param.id) {
                 self.parameters.push((param.id, self.path.join(".")));
             }
@@ -62,9 +62,9 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Find<'_, B> {
     }
 }
 
-/// The gradients, those of which `is_scaled` holds times `factor`, in FP32 or wider while that is
-/// done, and added to `check` in the order of [`found`].
-pub(crate) fn unscaled<B: AutodiffBackend, M: AutodiffModule<B>>(
+/// Multiplies the gradients that satisfy `is_scaled` by `factor`, in FP32 or wider, and adds them
+/// to `check` in the order of [`found`]. The other gradients are returned as they are.
+pub(crate) fn unscale<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     grads: GradientsParams,
     is_scaled: impl Fn(ParamId) -> bool,
@@ -87,8 +87,8 @@ struct Unscale<'a, B: AutodiffBackend> {
     grads: GradientsParams,
     is_scaled: &'a dyn Fn(ParamId) -> bool,
     factor: Option<f64>,
-    /// What is FP32 here may be f16 on a server that computes in it. There it stays f16 times a
-    /// scalar, and becomes FP32 times a tensor.
+    /// An FP32 gradient here may be f16 on a server that computes in f16. On the server, f16 times
+    /// a scalar stays f16, and f16 times an FP32 tensor becomes FP32.
     factor_tensor: Option<Tensor<B::InnerBackend, 1>>,
     check: &'a mut FiniteCheck<B::InnerBackend>,
     unscaled: GradientsParams,
@@ -122,14 +122,14 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Unscale<'_, B> {
     }
 }
 
-/// The gradients of a model, scaled down if the norm of all of them together is above `max_norm`:
-/// times `min(1, max_norm / (norm + 1e-6))`, as PyTorch's `torch.nn.utils.clip_grad_norm_`. Reads
-/// nothing back from the device. For a loop with the explicit protocol, between
-/// [`GradScaler::unscale`](crate::GradScaler::unscale) and [`step`](crate::GradScaler::step); where
-/// a gradient is not finite, so are all of them after.
+/// Scales a model's gradients down if their total norm is above `max_norm`: multiplies them by
+/// `min(1, max_norm / (norm + 1e-6))`, like PyTorch's `torch.nn.utils.clip_grad_norm_`. Reads
+/// nothing back from the device. With the explicit protocol, call it between
+/// [`GradScaler::unscale`](crate::GradScaler::unscale) and [`step`](crate::GradScaler::step). One
+/// non-finite gradient spoils all of them.
 ///
-/// Gradients keep shape and dtype; those of other models are dropped. With no gradient of the model
-/// they are given back as they are.
+/// Gradients keep their shape and dtype. Gradients of other models are dropped, unless none belongs
+/// to this model: then all are returned unchanged.
 ///
 /// ```
 /// # use burn::{backend::Flex, nn::LinearConfig, optim::GradientsParams, tensor::Tensor};
@@ -205,7 +205,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Scale<B> {
     }
 }
 
-/// The gradients, the one with the fewest elements times `factor`. Reads nothing back.
+/// Multiplies the gradient with the fewest elements by `factor`. Reads nothing back.
 pub(crate) fn smallest_times<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     grads: GradientsParams,
@@ -226,7 +226,7 @@ pub(crate) fn smallest_times<B: AutodiffBackend, M: AutodiffModule<B>>(
 
 struct Smallest<'a> {
     grads: &'a GradientsParams,
-    /// Its number of elements and its parameter.
+    /// The smallest gradient's number of elements, and its parameter.
     smallest: Option<(usize, ParamId)>,
 }
 
@@ -234,7 +234,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Smallest<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
             let elements = grad.shape().num_elements();
-            // Of several the first, to which the backward pass comes last.
+            // On a tie the first gradient wins: the backward pass reaches it last.
             if self.smallest.is_none_or(|(least, _)| elements < least) {
                 self.smallest = Some((elements, param.id));
             }
@@ -265,7 +265,7 @@ fn times<B: Backend, const D: usize>(grad: Tensor<B, D>, factor: &Tensor<B, 1>) 
     grad * factor
 }
 
-/// The gradients as data, by parameter, in the order of the module.
+/// The gradients as data, with their parameter ids, in module order.
 pub(crate) fn to_data<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     grads: &GradientsParams,
@@ -283,7 +283,7 @@ pub(crate) fn to_data<B: AutodiffBackend, M: AutodiffModule<B>>(
     collect.1
 }
 
-/// The gradients that [`to_data`] gave, each on its parameter's device.
+/// Restores the gradients from [`to_data`], each on its parameter's device.
 pub(crate) fn from_data<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     data: Vec<(u64, TensorData)>,

@@ -1,4 +1,4 @@
-//! Burn's `Learner` with a word on the precision.
+//! Mixed precision for Burn's `Learner`.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use burn_train::{
 };
 
 use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
-use crate::autodiff::Trained;
+use crate::autodiff::AutodiffInner;
 use crate::scaler::Listener;
 use crate::{
     AmpAutodiff, AmpConfig, AmpError, GradScaler, LastStep, Precision, Transition, WhenStuck,
 };
 
-/// What [`SupervisedTraining`] says of its precision, after all else that Burn is told; a strategy
-/// of several devices comes after it, to [`AmpTraining::with_training_strategy`]. `to_fp16` and its
-/// like have the names of fastai's `Learner`. Nothing is checked before
+/// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. Only a strategy of
+/// several devices comes later, with [`AmpTraining::with_training_strategy`]. `to_fp16` and the
+/// others are named as in fastai's `Learner`. Nothing is checked before
 /// [`launch`](AmpTraining::launch).
 ///
 /// ```no_run
@@ -40,7 +40,7 @@ pub trait AmpTrainingExt<LC: LearningComponentsTypes>: Sized {
     /// scale helps.
     fn with_amp(self, config: AmpConfig) -> AmpTraining<LC>;
 
-    /// Trains in f16, with dynamic loss scaling by default settings.
+    /// Trains in f16, with the default dynamic loss scaling.
     fn to_fp16(self) -> AmpTraining<LC> {
         self.with_amp(AmpConfig::new().with_precision(Precision::F16))
     }
@@ -59,7 +59,7 @@ pub trait AmpTrainingExt<LC: LearningComponentsTypes>: Sized {
 impl<LC, B, C> AmpTrainingExt<LC> for SupervisedTraining<LC>
 where
     LC: LearningComponentsTypes<Backend = AmpAutodiff<B, C>>,
-    B: Trained,
+    B: AutodiffInner,
     C: CheckpointStrategy,
 {
     fn with_amp(self, config: AmpConfig) -> AmpTraining<LC> {
@@ -76,9 +76,9 @@ where
 pub struct AmpTraining<LC: LearningComponentsTypes> {
     training: SupervisedTraining<LC>,
     config: AmpConfig,
-    /// None: those of the model.
+    /// If empty, the model's devices.
     devices: Vec<Device<LC::Backend>>,
-    /// How many devices share a batch whose gradients Burn adds up.
+    /// How many devices share a batch. Burn sums their gradients.
     sharing: usize,
 }
 
@@ -86,12 +86,12 @@ impl<LC> AmpTraining<LC>
 where
     LC: LearningComponentsTypes + Send + 'static,
 {
-    /// As [`SupervisedTraining::with_training_strategy`], and its devices are configured at launch.
-    /// Burn keeps a strategy that it was given before to itself.
+    /// Like [`SupervisedTraining::with_training_strategy`], and the strategy's devices are
+    /// configured at launch. Burn does not reveal a strategy that was set earlier.
     ///
-    /// Where several devices share a batch, f16 wants an [`AmpOptimizer`](crate::AmpOptimizer),
-    /// which skips the whole batch if one of them overflows. The devices of a custom strategy are
-    /// told by [`with_devices`](AmpTraining::with_devices).
+    /// If several devices share a batch, f16 needs an [`AmpOptimizer`](crate::AmpOptimizer), which
+    /// skips the whole batch if one device overflows. Give the devices of a custom strategy to
+    /// [`with_devices`](AmpTraining::with_devices).
     pub fn with_training_strategy(mut self, strategy: impl Into<TrainingStrategy<LC>>) -> Self {
         let strategy = strategy.into();
         if let TrainingStrategy::Default(strategy) = &strategy {
@@ -112,35 +112,35 @@ where
         self
     }
 
-    /// More devices to configure at launch; where none are told, it is those of the model.
+    /// Adds devices to configure at launch. Without any, the model's devices are configured.
     pub fn with_devices(mut self, devices: impl IntoIterator<Item = Device<LC::Backend>>) -> Self {
         self.devices.extend(devices);
         self
     }
 
-    /// Stops the training from elsewhere.
+    /// A handle to stop the training from elsewhere.
     pub fn interrupter(&self) -> Interrupter {
         self.training.interrupter()
     }
 
     /// Configures the devices, registers the metrics and trains.
     ///
-    /// Where f16 is in force the metrics are [`LossScaleMetric`] and [`SkippedStepsMetric`], and
-    /// everywhere [`PrecisionMetric`]. The loss scalers start anew, before a checkpoint is loaded:
-    /// with an [`AmpLrScheduler`](crate::AmpLrScheduler) they go on from where they were.
+    /// The metrics are [`PrecisionMetric`] and, in f16, also [`LossScaleMetric`] and
+    /// [`SkippedStepsMetric`]. The loss scalers start over before a checkpoint is loaded; with an
+    /// [`AmpLrScheduler`](crate::AmpLrScheduler) the checkpoint restores them.
     ///
     /// # Errors
     ///
-    /// Before the first step, and every device is then as it was:
+    /// Before the first step, with every device unchanged:
     ///
-    /// - as [`AmpConfig::apply`], when a device cannot do the precision, and when a loss scale is
-    ///   given that has no effect;
+    /// - as [`AmpConfig::apply`], when a device cannot do the precision, or a given loss scale has
+    ///   no effect;
     /// - [`AmpError::PartialBatch`] when losses are scaled on several devices that share a batch,
-    ///   and no [`AmpOptimizer`](crate::AmpOptimizer) follows the scalers of all.
+    ///   unless an [`AmpOptimizer`](crate::AmpOptimizer) follows every device's scaler.
     ///
     /// # Panics
     ///
-    /// As [`SupervisedTraining::launch`].
+    /// Where [`SupervisedTraining::launch`] panics.
     pub fn launch(
         self,
         learner: Learner<LC>,
@@ -185,7 +185,7 @@ where
     }
 }
 
-/// Stops a training that no loss scale helps.
+/// Stops a training run when no loss scale helps.
 struct StopWhenStuck(Interrupter);
 
 impl std::fmt::Debug for StopWhenStuck {

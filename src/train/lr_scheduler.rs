@@ -1,4 +1,4 @@
-//! A learning rate scheduler that waits for the steps that are taken.
+//! A learning-rate scheduler that advances only with steps that are taken.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,25 +12,25 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use super::outcomes::{Heard, Outcomes};
+use super::outcomes::{Outcomes, StepsSeen};
 use crate::scaler::Listener;
 use crate::{GradScaler, LossScaler};
 
-/// A learning rate scheduler that does not advance over skipped steps, around any other one.
+/// Wraps any learning-rate scheduler so that it does not advance over skipped steps.
 ///
-/// The learning rates of the steps that are taken are those of a training without skipped steps.
-/// That holds however a `Learner` calls it: before each backward pass, also under gradient
-/// accumulation, or after those of several devices. With an [`AmpOptimizer`](crate::AmpOptimizer)
-/// on the same scalers, what counts is whether a batch was taken; without it, a batch of which a
-/// part was applied counts as taken.
+/// The steps taken get the same learning rates as in a training run without skipped steps. This
+/// holds however a `Learner` calls the scheduler: before each backward pass, also with gradient
+/// accumulation, or after the passes of several devices. With an
+/// [`AmpOptimizer`](crate::AmpOptimizer) on the same scalers, the scheduler follows whole batches.
+/// Without one, a partly applied batch counts as taken.
 ///
-/// Its record holds the scheduler's and the scalers' state, so Burn's own checkpoints save and
-/// restore them, where loss scaling is configured as it was. A checkpoint of the scheduler alone,
-/// from before there was AMP, is read as well, in JSON and in message pack, if the scheduler's own
-/// record is a number, a map or nothing, as those of Burn's schedulers: the scalers then keep the
-/// state they have, and the log says so.
+/// The record holds the scheduler's and the scalers' state, so Burn's checkpoints save and restore
+/// both. The scalers are restored only if loss scaling is configured as before. A checkpoint of the
+/// scheduler alone, written without AMP, also loads from JSON and MessagePack, if the scheduler's
+/// own record is a number, a map or nothing, as with Burn's schedulers. The scalers then keep their
+/// state, and the log says so.
 ///
-/// A loop of one's own asks for the learning rate before the backward pass.
+/// A custom training loop asks for the learning rate before the backward pass.
 ///
 /// ```
 /// use burn::{backend::Flex, lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig};
@@ -43,24 +43,35 @@ use crate::{GradScaler, LossScaler};
 /// ```
 #[derive(Debug)]
 pub struct AmpLrScheduler<S> {
-    /// As of the steps that are known to be taken.
+    /// The scheduler after the steps known to be taken.
     settled: S,
-    /// As of the last step, of which that may not be known yet.
+    /// The scheduler after the last step, whose outcome may not be known yet.
     current: S,
     scalers: Vec<GradScaler>,
     outcomes: Arc<Outcomes>,
+    /// Known from the first learning rate on.
+    order: Option<Order>,
 }
 
-/// What became of the last learning rate.
+/// Whether a learning rate is requested before or after the passes it applies to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// Burn on one device, and custom loops. The passes may run on any thread.
+    Before,
+    /// Burn on several devices, when the threads of all devices are done.
+    After,
+}
+
+/// What happened to the step of the last learning rate.
 #[derive(Clone, Copy)]
-enum Fate {
+enum LastRate {
     Taken,
     Skipped,
     /// Its batch is not complete.
     Open,
 }
 
-/// A clone hears of steps by itself.
+/// A clone observes steps on its own.
 impl<S: Clone> Clone for AmpLrScheduler<S> {
     fn clone(&self) -> Self {
         let outcomes = Arc::new(self.outcomes.copied());
@@ -71,13 +82,13 @@ impl<S: Clone> Clone for AmpLrScheduler<S> {
             current: self.current.clone(),
             scalers,
             outcomes,
+            order: self.order,
         }
     }
 }
 
 impl<S: Clone> AmpLrScheduler<S> {
-    /// A scheduler that gives the learning rates of `scheduler`, and follows these scalers: of the
-    /// devices of the training.
+    /// Wraps `scheduler` and follows these scalers: those of the training devices.
     pub fn new(scheduler: S, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
         let scalers: Vec<_> = scalers.into_iter().collect();
         let outcomes = Arc::<Outcomes>::default();
@@ -87,22 +98,32 @@ impl<S: Clone> AmpLrScheduler<S> {
             current: scheduler,
             scalers,
             outcomes,
+            order: None,
         }
     }
 
-    fn fate(&self, heard: &Heard) -> Fate {
-        match heard.batch {
-            Some(true) => Fate::Taken,
-            Some(false) => Fate::Skipped,
-            None if self.has_batches() => Fate::Open,
-            // A replica is asked for as many learning rates as there are replicas before its pass.
-            None if heard.is_nothing() && self.is_replica() => Fate::Open,
-            // Nothing heard is a step that nothing was scaled for, as in bf16 and FP32.
-            None if heard.taken || !heard.skipped => Fate::Taken,
-            // The devices of a batch are done before its learning rate is asked for: what was
-            // skipped is the batch that comes, and the one before was dealt with.
-            None if heard.elsewhere => Fate::Taken,
-            None => Fate::Skipped,
+    /// The order of this training run, known at the first learning rate: earlier passes on other
+    /// threads mean that learning rates come after the passes.
+    fn order(&self, seen: &StepsSeen) -> Order {
+        self.order.unwrap_or(match seen.elsewhere {
+            true => Order::After,
+            false => Order::Before,
+        })
+    }
+
+    fn last_rate(&self, seen: &StepsSeen) -> LastRate {
+        match seen.batch {
+            Some(true) => LastRate::Taken,
+            Some(false) => LastRate::Skipped,
+            None if self.has_batches() => LastRate::Open,
+            // Before its pass, a replica is asked for as many learning rates as there are replicas.
+            None if seen.is_nothing() && self.is_replica() => LastRate::Open,
+            // If nothing was seen, the step scaled nothing, as in bf16 and FP32.
+            None if seen.taken || !seen.skipped => LastRate::Taken,
+            // The devices finish a batch before its learning rate is requested. The skipped batch
+            // is therefore the current one, and the previous batch is already handled.
+            None if self.order(seen) == Order::After => LastRate::Taken,
+            None => LastRate::Skipped,
         }
     }
 
@@ -114,11 +135,11 @@ impl<S: Clone> AmpLrScheduler<S> {
         self.scalers.iter().any(GradScaler::is_replica)
     }
 
-    /// The scheduler inside, as of the steps that were taken.
+    /// The inner scheduler after the steps that were taken.
     fn inner(&self) -> &S {
-        match self.fate(&self.outcomes.look(self.is_replica())) {
-            Fate::Taken | Fate::Open => &self.current,
-            Fate::Skipped => &self.settled,
+        match self.last_rate(&self.outcomes.look(self.is_replica())) {
+            LastRate::Taken | LastRate::Open => &self.current,
+            LastRate::Skipped => &self.settled,
         }
     }
 }
@@ -127,15 +148,16 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
     type Record<B: Backend> = AmpLrSchedulerRecord<S::Record<B>>;
 
     fn step(&mut self) -> LearningRate {
-        let heard = self.outcomes.take(self.is_replica());
-        match self.fate(&heard) {
-            Fate::Taken => self.settled = self.current.clone(),
-            Fate::Skipped => self.current = self.settled.clone(),
-            Fate::Open => {}
+        let seen = self.outcomes.take(self.is_replica());
+        let order = *self.order.insert(self.order(&seen));
+        match self.last_rate(&seen) {
+            LastRate::Taken => self.settled = self.current.clone(),
+            LastRate::Skipped => self.current = self.settled.clone(),
+            LastRate::Open => {}
         }
         let lr = self.current.step();
-        // The batch of this learning rate is skipped already.
-        if !self.has_batches() && heard.elsewhere && heard.skipped && !heard.taken {
+        // The batch of this learning rate was already skipped.
+        if !self.has_batches() && order == Order::After && seen.skipped && !seen.taken {
             self.current = self.settled.clone();
         }
         lr
@@ -148,7 +170,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
         }
     }
 
-    /// Also puts the scalers in the state that they had.
+    /// Also restores the state of the scalers.
     fn load_record<B: Backend>(self, record: Self::Record<B>) -> Self {
         let states = record.loss_scalers.unwrap_or_default();
         if states.is_empty() && !self.scalers.is_empty() {
@@ -184,15 +206,16 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
         Self {
             settled: scheduler.clone(),
             current: scheduler,
+            order: None,
             ..self
         }
     }
 }
 
-/// The state of an [`AmpLrScheduler`]: `R`, of the scheduler inside, and that of the loss scalers.
+/// The state of an [`AmpLrScheduler`]: the inner scheduler's record `R`, and the loss scalers.
 #[derive(Debug, Clone)]
 pub struct AmpLrSchedulerRecord<R> {
-    /// Absent in a record that was written without AMP.
+    /// `None` in a record that was written without AMP.
     loss_scalers: Option<Vec<LossScaler>>,
     scheduler: R,
 }
@@ -215,7 +238,7 @@ impl<B: Backend, R: Record<B>> Record<B> for AmpLrSchedulerRecord<R> {
     }
 }
 
-/// What an [`AmpLrSchedulerRecord`] is written as; `I` is that of the scheduler inside.
+/// The serialized form of an [`AmpLrSchedulerRecord`]; `I` is that of the inner scheduler.
 #[derive(Debug, Clone, Serialize)]
 pub struct AmpLrSchedulerItem<I> {
     loss_scalers: Option<Vec<LossScaler>>,
@@ -224,8 +247,8 @@ pub struct AmpLrSchedulerItem<I> {
 
 const FIELDS: &[&str] = &["loss_scalers", "scheduler"];
 
-/// Reads its own fields, or else what the scheduler inside has written by itself. A format that
-/// does not describe itself (bincode) has to hold the former.
+/// Reads its own fields, or else the record of the inner scheduler alone. A format that is not
+/// self-describing (bincode) must hold the item's own fields.
 impl<'de, I: Deserialize<'de>> Deserialize<'de> for AmpLrSchedulerItem<I> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let either = Either(PhantomData);
@@ -295,7 +318,7 @@ impl<'de, I: Deserialize<'de>> Visitor<'de> for Either<I> {
     }
 }
 
-/// A map of which the first key was read.
+/// A map whose first key was already read.
 struct Rest<A> {
     first: Option<String>,
     map: A,

@@ -13,22 +13,21 @@ use burn_train::metric::{
 use crate::scaler::Listener;
 use crate::{GradScaler, LastStep, Transition, precision_of};
 
-/// What the loss of the step was multiplied with: in f16 the scaler's scale, else 1. A factor,
-/// without a unit.
+/// What the step's loss was multiplied by: the scaler's scale in f16, else 1. A unitless factor.
 ///
-/// A `Learner` computes its metrics on another thread, some steps later. Each value here is that of
-/// its own step: the scaler leaves it behind at the backward pass, one for each item of the
-/// training. Several devices leave theirs in the order in which they end.
+/// A `Learner` computes its metrics on another thread, some steps later. Each value here still
+/// belongs to its own step: the scaler queues one value per training item at the backward pass.
+/// Several devices queue their values in the order in which they finish.
 #[derive(Debug, Clone)]
 pub struct LossScaleMetric(Followed);
 
-/// How many steps were skipped so far, on all devices, as of the step; see [`LossScaleMetric`]. The
-/// replicas of a distributed training skip together, and that counts once.
+/// How many steps were skipped on all devices up to this step; see [`LossScaleMetric`]. Replicas in
+/// distributed training skip together, which counts once.
 #[derive(Debug, Clone)]
 pub struct SkippedStepsMetric(Followed);
 
-/// The precision in force on a device, as text; where losses are scaled also by how much, and how
-/// many steps were skipped: `f16, scale 65536, 0 skipped`.
+/// The precision in force on a device, as text. Where losses are scaled, also the scale and the
+/// number of skipped steps: `f16, scale 65536, 0 skipped`.
 #[derive(Clone)]
 pub struct PrecisionMetric {
     precision: Arc<dyn Fn() -> String + Send + Sync>,
@@ -36,21 +35,21 @@ pub struct PrecisionMetric {
 }
 
 impl LossScaleMetric {
-    /// Follows these scalers: of the devices of the training.
+    /// Follows these scalers: those of the training devices.
     pub fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
         Self(Followed::new(scalers))
     }
 }
 
 impl SkippedStepsMetric {
-    /// Follows these scalers: of the devices of the training.
+    /// Follows these scalers: those of the training devices.
     pub fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
         Self(Followed::new(scalers))
     }
 }
 
 impl PrecisionMetric {
-    /// Shows the precision of a device, and follows these scalers: of the devices of the training.
+    /// Shows the precision of a device, and follows these scalers: those of the training devices.
     pub fn new<B: Backend>(
         device: &B::Device,
         scalers: impl IntoIterator<Item = GradScaler>,
@@ -85,7 +84,7 @@ impl fmt::Debug for PrecisionMetric {
     }
 }
 
-/// Steps of scalers that metrics have not come to yet.
+/// The scalers' steps that the metrics have not processed yet.
 #[derive(Debug, Clone)]
 struct Followed {
     steps: Arc<Steps>,
@@ -96,7 +95,7 @@ struct Steps {
     scalers: Vec<GradScaler>,
     waiting: Mutex<VecDeque<Step>>,
     latest: Mutex<Option<Step>>,
-    /// Whether the scalers are of replicas, which skip together.
+    /// Whether the scalers belong to replicas, which skip together.
     of_replicas: OnceLock<bool>,
 }
 
@@ -106,8 +105,8 @@ struct Step {
     skipped: u64,
 }
 
-/// Metrics are at most a few items behind. If more steps wait, there are more of them than items,
-/// and the newest counts.
+/// Metrics are at most a few items behind. If more steps wait, there are more steps than items, and
+/// the newest step counts.
 const WAITING: usize = 64;
 
 impl Listener for Steps {
@@ -149,7 +148,7 @@ impl Followed {
         Self { steps }
     }
 
-    /// The step of the item at hand; the last one where its backward pass scaled nothing.
+    /// Moves to the current item's step. Stays at the last step if the item scaled nothing.
     fn next(&self) {
         if let Some(step) = self.steps.waiting().pop_front() {
             *lock(&self.steps.latest) = Some(step);
@@ -195,7 +194,7 @@ macro_rules! followed_metric {
                 entry(self.value().serialize())
             }
 
-            /// The counts go on from epoch to epoch.
+            /// The counts continue across epochs.
             fn clear(&mut self) {}
         }
 

@@ -10,12 +10,12 @@ use crate::{
     AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, Transition, with_precision,
 };
 
-/// Mixed precision for a training framework of your own: a precision and a scaler, with what a loop
-/// does with them. The shape of Lightning Fabric's precision plugin.
+/// Mixed precision for your own training framework: a precision, a scaler, and the operations a
+/// loop needs. Shaped like Lightning Fabric's precision plugin.
 ///
-/// The precision holds where this type is asked to do something, whatever the device is configured
-/// to; on a backend that is not an [`AmpAutodiff`](crate::AmpAutodiff) the model computes as ever,
-/// and only the loss is scaled.
+/// The precision applies inside the methods of this type, whatever the device's configuration. On a
+/// backend that is not an [`AmpAutodiff`](crate::AmpAutodiff), the model computes as usual, and
+/// only the loss is scaled.
 #[derive(Debug, Clone)]
 pub struct MixedPrecision {
     precision: Precision,
@@ -23,18 +23,18 @@ pub struct MixedPrecision {
 }
 
 impl MixedPrecision {
-    /// From a precision string, as `"16-mixed"` or `"bf16"`, and a scaler. Without one, f16 and
-    /// `auto` get a dynamic one of their own. No device is asked whether it can do the precision.
+    /// From a precision string such as `"16-mixed"` or `"bf16"`, and a scaler. Without a scaler,
+    /// f16 and `auto` get a new dynamic one. Does not check whether a device can do the precision.
     ///
     /// # Errors
     ///
-    /// - [`AmpError::UnknownPrecision`] when the string is no precision.
+    /// - [`AmpError::UnknownPrecision`] when the string is not a precision.
     /// - [`AmpError::LossScaleWithoutF16`] when a scaler is given with bf16 or FP32.
     pub fn new(precision: &str, scaler: Option<GradScaler>) -> Result<Self, AmpError> {
         Self::of(precision.parse()?, scaler)
     }
 
-    /// As [`new`](MixedPrecision::new), from a [`Precision`].
+    /// Like [`new`](MixedPrecision::new), from a [`Precision`].
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl MixedPrecision {
         Ok(Self { precision, scaler })
     }
 
-    /// The precision as it was given, which may be [`Auto`](Precision::Auto).
+    /// The given precision, possibly [`Auto`](Precision::Auto).
     pub fn precision(&self) -> Precision {
         self.precision
     }
@@ -61,32 +61,32 @@ impl MixedPrecision {
         &self.scaler
     }
 
-    /// An input as the model gets it: its float tensors in FP32, F64 too, which the policy takes
-    /// from there.
+    /// Casts a model input's float tensors to FP32, even from F64. The policy casts further from
+    /// FP32.
     pub fn convert_input<T: ConvertFloat>(&self, input: T) -> T {
         input.convert_float(FloatDType::F32)
     }
 
-    /// An output as the loop gets it: its float tensors in FP32, F64 too.
+    /// Casts a model output's float tensors to FP32, even from F64.
     pub fn convert_output<T: ConvertFloat>(&self, output: T) -> T {
         output.convert_float(FloatDType::F32)
     }
 
-    /// Runs `f`, a forward pass and the loss, in the precision.
+    /// Runs `f`, the forward pass and the loss, in this precision.
     ///
     /// # Panics
     ///
-    /// As [`with_precision`], on a device that cannot do the precision.
+    /// Where [`with_precision`] panics, on a device that cannot do the precision.
     pub fn forward_context<T>(&self, f: impl FnOnce() -> T) -> T {
         with_precision(self.precision, f)
     }
 
-    /// The backward pass of a loss that is scaled here, for a model's parameters, see
+    /// Scales a loss and runs its backward pass for a model's parameters; see
     /// [`GradScaler::backward`].
     ///
     /// # Panics
     ///
-    /// Where [`GradScaler::backward`] does.
+    /// Where [`GradScaler::backward`] panics.
     pub fn backward<B: AutodiffBackend, M: AutodiffModule<B>, const D: usize>(
         &self,
         loss: Tensor<B, D>,
@@ -95,7 +95,7 @@ impl MixedPrecision {
         self.forward_context(|| self.scaler.backward(loss, model))
     }
 
-    /// The gradients without the scale, to look at or to clip, see [`GradScaler::unscale`].
+    /// Unscales the gradients, to inspect or clip them; see [`GradScaler::unscale`].
     ///
     /// # Errors
     ///
@@ -108,8 +108,9 @@ impl MixedPrecision {
         self.forward_context(|| self.scaler.unscale::<B, M>(model, grads))
     }
 
-    /// The optimizer's step, or the model as it was, and the scale for the next one. Says whether
-    /// the step was taken. See [`GradScaler::step`] and [`GradScaler::update`].
+    /// Takes or skips the optimizer step, then updates the scale. Returns the model, unchanged if
+    /// skipped, and whether the step was taken. See [`GradScaler::step`] and
+    /// [`GradScaler::update`].
     ///
     /// # Errors
     ///
@@ -148,14 +149,14 @@ impl MixedPrecision {
         })
     }
 
-    /// The scaler's state, to be saved.
+    /// The scaler's state, to save.
     pub fn state(&self) -> LossScaler {
         self.scaler.state()
     }
 
-    /// Goes on from a state that was saved, its settings included. A state of bf16 or FP32, where
-    /// nothing is scaled, is none for f16, nor the other way round: the scaler then stays fresh,
-    /// and the log says so.
+    /// Continues from a saved state, including its settings. A state saved in bf16 or FP32, where
+    /// nothing is scaled, does not fit f16, or the reverse: the scaler then starts over, and the
+    /// log says so.
     pub fn load_state(&self, state: LossScaler) {
         if state.is_enabled() == self.scaler.state().is_enabled() {
             self.scaler.load_state(state);

@@ -1,8 +1,9 @@
-//! What belongs to a training loop: the pieces of mixed precision, and a trainer made of them.
+//! Training loops: the pieces of mixed precision, and a trainer built from them.
 
 mod convert;
-pub(crate) mod explain;
-pub(crate) mod gradients;
+mod explain;
+mod explicit;
+mod gradients;
 mod learner;
 mod lr_scheduler;
 mod metrics;

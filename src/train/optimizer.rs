@@ -1,4 +1,4 @@
-//! An optimizer that takes a batch whole or not at all.
+//! An optimizer that applies a whole batch or nothing.
 
 use std::sync::Arc;
 
@@ -10,14 +10,13 @@ use super::outcomes::Outcomes;
 use crate::scaler::Listener;
 use crate::{GradScaler, LastStep};
 
-/// An optimizer for gradients that come from several backward passes: of several devices, or of
-/// several micro-batches. If one of them overflowed, nothing is applied.
+/// Wraps any optimizer for gradients from several backward passes, on several devices or over
+/// several micro-batches. If one pass overflowed, nothing is applied.
 ///
-/// A pass that overflows gives no gradients, and Burn adds up what there is: with
-/// `ExecutionStrategy::MultiDevice` (`OptimMainDevice` and `OptimSharded`) or `grads_accumulation`
-/// the rest would be applied as if it were the whole batch. Around any optimizer, this one skips
-/// such a batch, and neither parameters nor the optimizer's state change. Its record is that of the
-/// optimizer inside.
+/// A pass that overflows gives no gradients, and Burn sums the gradients that remain. With
+/// `ExecutionStrategy::MultiDevice` (`OptimMainDevice` and `OptimSharded`) or `grads_accumulation`,
+/// Burn would apply that sum as if it were the whole batch. This optimizer skips such a batch:
+/// neither parameters nor optimizer state change. Its record is that of the inner optimizer.
 ///
 /// ```
 /// use burn::{backend::Flex, nn::Linear, optim::AdamConfig};
@@ -29,9 +28,9 @@ use crate::{GradScaler, LastStep};
 /// let optimizer = AmpOptimizer::new(AdamConfig::new().init::<B, Linear<B>>(), scalers);
 /// ```
 ///
-/// A [`Learner`](burn_train::Learner) calls it when every pass of a batch is done. What an
-/// accumulation leaves over at the end of an epoch, Burn drops; an overflow in it skips the batch
-/// that follows.
+/// A [`Learner`](burn_train::Learner) calls it when every pass of a batch is done. Burn drops an
+/// incomplete accumulation at the end of an epoch. An overflow in the dropped part skips the next
+/// batch.
 #[derive(Debug)]
 pub struct AmpOptimizer<O> {
     inner: O,
@@ -44,9 +43,9 @@ pub struct AmpOptimizer<O> {
 struct Passes(Outcomes);
 
 impl Listener for Passes {
-    /// A step of the explicit protocol is over before it is told of: it knows of the whole window.
+    /// Not called for steps of the explicit protocol, which already cover a whole window.
     fn pass(&self, step: &LastStep) {
-        self.0.hear(step);
+        self.0.see(step);
     }
 
     fn forget(&self) {
@@ -58,22 +57,21 @@ impl Listener for Passes {
     }
 }
 
-/// A clone hears of passes by itself.
+/// A clone observes passes on its own.
 impl<O: Clone> Clone for AmpOptimizer<O> {
     fn clone(&self) -> Self {
         let passes = Passes(self.passes.0.copied());
-        Self::following(self.inner.clone(), self.scalers.clone(), passes)
+        Self::keep_dtypes(self.inner.clone(), self.scalers.clone(), passes)
     }
 }
 
 impl<O> AmpOptimizer<O> {
-    /// An optimizer around `inner` that follows these scalers: of every device that a batch is
-    /// spread over.
+    /// Wraps `inner` and follows these scalers: those of every device that shares a batch.
     pub fn new(inner: O, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        Self::following(inner, scalers.into_iter().collect(), Passes::default())
+        Self::keep_dtypes(inner, scalers.into_iter().collect(), Passes::default())
     }
 
-    fn following(inner: O, scalers: Vec<GradScaler>, passes: Passes) -> Self {
+    fn keep_dtypes(inner: O, scalers: Vec<GradScaler>, passes: Passes) -> Self {
         let passes = Arc::new(passes);
         scalers.iter().for_each(|scaler| scaler.listen(&passes));
         Self {
@@ -83,7 +81,7 @@ impl<O> AmpOptimizer<O> {
         }
     }
 
-    /// Whether the batch is whole; if not, what was wrong is said in the module's words.
+    /// Whether the batch is whole. If not, logs the parameters with non-finite gradients.
     fn is_whole<B: AutodiffBackend, M: AutodiffModule<B>>(&self, module: &M) -> bool {
         let is_replica = self.scalers.iter().any(GradScaler::is_replica);
         let whole = !self.passes.0.take(is_replica).skipped;

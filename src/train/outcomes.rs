@@ -1,4 +1,4 @@
-//! What became of the passes of a training, for those who follow it from pass to pass.
+//! The outcomes of backward passes, for observers that follow a training run pass by pass.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,75 +7,74 @@ use std::thread::{self, ThreadId};
 use crate::scaler::Listener;
 use crate::{LastStep, Transition};
 
-/// What was heard since one last asked, by the thread on which it happened.
-///
-/// A training on one device asks on the thread of its passes, and so does each replica of a
-/// distributed one. One on several devices asks on the thread that waits for theirs.
+/// The outcomes since they were last taken. In distributed training, each replica has its own
+/// thread and sees only its own passes, because the replicas' steps end at different times.
 #[derive(Debug, Default)]
-pub(super) struct Outcomes(Mutex<HashMap<ThreadId, Heard>>);
+pub(super) struct Outcomes(Mutex<HashMap<ThreadId, StepsSeen>>);
 
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Heard {
+pub(super) struct StepsSeen {
     /// Whether a pass was taken.
     pub taken: bool,
-    /// Whether one was skipped.
+    /// Whether a pass was skipped.
     pub skipped: bool,
     /// Whether the last batch of an `AmpOptimizer` was taken.
     pub batch: Option<bool>,
-    /// Whether all of it happened on other threads.
+    /// Whether everything happened on other threads.
     pub elsewhere: bool,
 }
 
 impl Outcomes {
-    /// What was heard, once; by a replica, on its own thread.
-    pub fn take(&self, is_replica: bool) -> Heard {
-        let mut heard = self.lock();
-        match heard.remove(&thread::current().id()) {
-            Some(here) => here,
-            None if is_replica => Heard::default(),
-            None => Heard::elsewhere(heard.drain().map(|(_, heard)| heard)),
+    /// Takes the outcomes; for a replica, only those of its own thread.
+    pub fn take(&self, is_replica: bool) -> StepsSeen {
+        let mut seen = self.lock();
+        match is_replica {
+            true => seen.remove(&thread::current().id()).unwrap_or_default(),
+            false => StepsSeen::all(std::mem::take(&mut *seen)),
         }
     }
 
-    /// The same, which is still there to be taken.
-    pub fn look(&self, is_replica: bool) -> Heard {
-        let heard = self.lock();
-        match heard.get(&thread::current().id()) {
-            Some(here) => *here,
-            None if is_replica => Heard::default(),
-            None => Heard::elsewhere(heard.values().copied()),
+    /// Like `take`, but leaves the outcomes in place.
+    pub fn look(&self, is_replica: bool) -> StepsSeen {
+        let seen = self.lock();
+        match is_replica {
+            true => seen
+                .get(&thread::current().id())
+                .copied()
+                .unwrap_or_default(),
+            false => StepsSeen::all(seen.clone()),
         }
     }
 
-    /// What happened so far, for somebody else.
+    /// A copy of the outcomes, for another observer.
     pub fn copied(&self) -> Self {
         Self(Mutex::new(self.lock().clone()))
     }
 
-    /// A pass ended.
-    pub fn hear(&self, step: &LastStep) {
-        self.here(|heard| {
-            heard.taken |= step.stepped();
-            heard.skipped |= !step.stepped();
+    /// Records the outcome of a pass.
+    pub fn see(&self, step: &LastStep) {
+        self.here(|seen| {
+            seen.taken |= step.stepped();
+            seen.skipped |= !step.stepped();
         });
     }
 
-    fn here(&self, change: impl FnOnce(&mut Heard)) {
+    fn here(&self, change: impl FnOnce(&mut StepsSeen)) {
         change(self.lock().entry(thread::current().id()).or_default());
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ThreadId, Heard>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ThreadId, StepsSeen>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Listener for Outcomes {
     fn step(&self, step: &LastStep, _: Transition) {
-        self.hear(step);
+        self.see(step);
     }
 
     fn batch(&self, taken: bool) {
-        self.here(|heard| heard.batch = Some(taken));
+        self.here(|seen| seen.batch = Some(taken));
     }
 
     fn forget(&self) {
@@ -83,17 +82,22 @@ impl Listener for Outcomes {
     }
 }
 
-impl Heard {
-    fn elsewhere(others: impl Iterator<Item = Heard>) -> Self {
-        others.fold(Self::default(), |all, other| Self {
+impl StepsSeen {
+    fn all(seen: HashMap<ThreadId, StepsSeen>) -> Self {
+        let elsewhere = !seen.is_empty() && !seen.contains_key(&thread::current().id());
+        let none = Self {
+            elsewhere,
+            ..Self::default()
+        };
+        seen.into_values().fold(none, |all, other| Self {
             taken: all.taken || other.taken,
             skipped: all.skipped || other.skipped,
             batch: all.batch.or(other.batch),
-            elsewhere: true,
+            elsewhere,
         })
     }
 
-    /// Whether nothing was heard.
+    /// Whether nothing was seen.
     pub fn is_nothing(&self) -> bool {
         !self.taken && !self.skipped && self.batch.is_none()
     }

@@ -11,20 +11,19 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::path::PathBuf;
 
+use super::explicit::is_amp;
 use super::{MixedPrecision, gradients};
-use crate::scaler::Begun;
-use crate::scaler::explicit::is_amp;
+use crate::scaler::PendingStepRecord;
 use crate::{
     AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, Transition, precision_of,
     with_precision,
 };
 
-/// Trains a model in mixed precision, a call a batch: forward and backward pass, loss scaling,
-/// accumulation, clipping, learning rate, and the state of all of it in one record.
+/// Trains a model in mixed precision with one call per batch: forward and backward pass, loss
+/// scaling, gradient accumulation, clipping and learning rate. One record holds the whole state.
 ///
-/// An overflow anywhere in an accumulation window skips the whole window; the scale is updated once
-/// for each optimizer step, and the learning-rate scheduler advances over steps that are taken
-/// alone.
+/// An overflow anywhere in an accumulation window skips the whole window. The scale is updated once
+/// per optimizer step. The learning-rate scheduler advances only when a step is taken.
 ///
 /// ```
 /// use burn::{backend::Flex, nn::{Linear, LinearConfig}, optim::SgdConfig, tensor::Tensor};
@@ -54,7 +53,7 @@ where
     O: Optimizer<M, B>,
     S: LrScheduler,
 {
-    /// Absent only while the optimizer has it.
+    /// `None` only while the optimizer holds the model.
     model: Option<M>,
     optimizer: O,
     scheduler: S,
@@ -67,30 +66,30 @@ where
     backend: std::marker::PhantomData<B>,
 }
 
-/// What became of a batch.
+/// What happened to a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum StepProgress {
     /// Its gradients wait for the rest of the accumulation window.
     Accumulated,
     /// The optimizer's step was taken.
     Stepped,
-    /// The step was skipped, with all of its window.
+    /// The step was skipped, with its whole window.
     Skipped,
 }
 
-/// A batch's figures.
+/// The metrics of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The loss of this batch as `loss_fn` gave it, without any scale and not divided by the
-    /// batches of a window. Reading it waits for the device, once a batch.
+    /// The loss of this batch as `loss_fn` returned it: not scaled, and not divided by the number
+    /// of batches in a window. Reading the loss waits for the device once per batch.
     pub loss: f64,
-    /// What the loss was multiplied with; 1 in bf16 and FP32.
+    /// What the loss was multiplied by; 1 in bf16 and FP32.
     pub scale: f32,
-    /// What became of the batch.
+    /// What happened to the batch.
     pub progress: StepProgress,
     /// Steps skipped so far.
     pub skipped_steps: u64,
-    /// The precision of the trainer as it was given, which may be [`Auto`](Precision::Auto).
+    /// The precision given to the trainer, possibly [`Auto`](Precision::Auto).
     pub precision: Precision,
 }
 
@@ -101,8 +100,8 @@ impl StepMetrics {
     }
 }
 
-/// Everything a trainer needs to go on exactly: the model, the optimizer, the scheduler and the
-/// scaler, and the part of an accumulation window that was there.
+/// Everything a trainer needs to resume exactly: the model, the optimizer, the scheduler, the
+/// scaler, and an incomplete accumulation window.
 pub type TrainerRecord<B, M, O, S> = (
     <M as burn_core::module::Module<B>>::Record,
     <O as Optimizer<M, B>>::Record,
@@ -110,11 +109,12 @@ pub type TrainerRecord<B, M, O, S> = (
     AccumulationRecord,
 );
 
-/// The part of an accumulation window that was there when a trainer was recorded.
+/// A trainer's incomplete accumulation window at the time of the record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AccumulationRecord {
     micro_batches: u32,
-    begun: Begun,
+    #[serde(alias = "begun")]
+    pending: PendingStepRecord,
     gradients: Vec<(u64, TensorData)>,
 }
 
@@ -136,18 +136,18 @@ where
     M: AutodiffModule<B>,
     O: Optimizer<M, B>,
 {
-    /// A trainer at a learning rate of 1e-3, until
+    /// A trainer with a learning rate of 1e-3, unless
     /// [`with_learning_rate`](MixedPrecisionTrainer::with_learning_rate) or
-    /// [`with_scheduler`](MixedPrecisionTrainer::with_scheduler) say otherwise.
+    /// [`with_scheduler`](MixedPrecisionTrainer::with_scheduler) sets another.
     ///
-    /// `loss_scale` is for f16; with bf16 and FP32 it has to be the default or disabled, and is not
-    /// used.
+    /// `loss_scale` applies to f16. With bf16 and FP32 it must be the default or disabled, and is
+    /// not used.
     ///
     /// # Errors
     ///
     /// - [`AmpError::InvalidLossScale`] when a setting is out of its range.
-    /// - [`AmpError::LossScaleWithoutF16`] when another than the default is given with bf16 or
-    ///   FP32.
+    /// - [`AmpError::LossScaleWithoutF16`] when `loss_scale` is neither the default nor disabled,
+    ///   with bf16 or FP32.
     /// - [`AmpError::UnsupportedPrecision`] when a device of the model cannot do the precision.
     pub fn new(
         model: M,
@@ -177,7 +177,7 @@ where
         })
     }
 
-    /// Sets a learning rate that stays as it is. Default 1e-3.
+    /// Sets a constant learning rate. Default 1e-3.
     pub fn with_learning_rate(mut self, learning_rate: LearningRate) -> Self {
         self.scheduler = learning_rate;
         self
@@ -191,8 +191,7 @@ where
     O: Optimizer<M, B>,
     S: LrScheduler,
 {
-    /// Sets a learning-rate scheduler. It advances with every step that is taken, and with no
-    /// other.
+    /// Sets a learning-rate scheduler. The scheduler advances only when a step is taken.
     pub fn with_scheduler<T: LrScheduler>(self, scheduler: T) -> MixedPrecisionTrainer<B, M, O, T> {
         MixedPrecisionTrainer {
             model: self.model,
@@ -208,24 +207,24 @@ where
         }
     }
 
-    /// Takes a step after so many batches, on the mean of their losses. Default 1.
+    /// Takes one step per `batches` batches, on the mean of their losses. Default 1.
     ///
     /// # Panics
     ///
-    /// For 0 batches.
+    /// If `batches` is 0.
     pub fn with_accumulation(mut self, batches: u32) -> Self {
         assert!(batches > 0, "a step needs at least 1 batch, 0 were given");
         self.accumulation = batches;
         self
     }
 
-    /// Scales the unscaled gradients of a step down where the L2 norm of all of them together, in
-    /// FP32, is above `max_norm`: times `min(1, max_norm / (norm + 1e-6))`, as PyTorch's
-    /// `torch.nn.utils.clip_grad_norm_`. By default they are not clipped.
+    /// Clips a step's unscaled gradients if their total L2 norm, in FP32, is above `max_norm`:
+    /// multiplies them by `min(1, max_norm / (norm + 1e-6))`, like PyTorch's
+    /// `torch.nn.utils.clip_grad_norm_`. By default gradients are not clipped.
     ///
     /// # Panics
     ///
-    /// For a norm that is not positive.
+    /// If `max_norm` is not positive.
     pub fn with_grad_clipping_norm(mut self, max_norm: f32) -> Self {
         assert!(
             max_norm > 0.0,
@@ -235,26 +234,26 @@ where
         self
     }
 
-    /// Makes [`AmpError::StuckAtMinimum`] of a scale that is stuck at its minimum, which otherwise
-    /// only the log tells.
+    /// Returns [`AmpError::StuckAtMinimum`] when the scale is stuck at its minimum. By default a
+    /// stuck scale is only logged.
     pub fn with_stuck_as_error(mut self) -> Self {
         self.stuck_is_error = true;
         self
     }
 
-    /// Trains on one batch. `loss_fn` gives the loss, of shape `[1]` and any float dtype, from the
-    /// model, `input` and `target`, of whatever types it takes.
+    /// Trains on one batch. `loss_fn` computes the loss from the model, `input` and `target`, which
+    /// may have any type. The loss has shape `[1]` and any float dtype.
     ///
     /// # Errors
     ///
     /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
-    ///   is then dropped with its window.
-    /// - [`AmpError::StuckAtMinimum`] when that was asked for. The trainer can go on.
+    ///   and its window are then dropped.
+    /// - [`AmpError::StuckAtMinimum`] after `with_stuck_as_error`. The trainer can continue.
     ///
     /// # Panics
     ///
-    /// - As the backend's `backward()`, for a loss that no tape knows.
+    /// - Where the backend's `backward()` panics, for a loss that is not on a tape.
     /// - When the loss cannot be read back synchronously, as on WebAssembly.
     pub fn train_step<I, T>(
         &mut self,
@@ -300,11 +299,11 @@ where
     fn optimizer_step(&mut self) -> Result<StepProgress, AmpError> {
         self.micro_batches = 0;
         let grads = self.accumulator.grads();
-        // Whatever may fail does so here, before the model is out of hand.
+        // Everything that can fail does so here, before the model is moved out.
         let grads = self
             .mixed
             .unscale::<B, M>(self.model(), grads)
-            .inspect_err(|_| self.mixed.scaler().resume(Begun::default()))?;
+            .inspect_err(|_| self.mixed.scaler().resume(PendingStepRecord::default()))?;
         let grads = match self.max_norm {
             Some(max_norm) => gradients::clip_grad_norm::<B, M>(self.model(), grads, max_norm),
             None => grads,
@@ -345,7 +344,7 @@ where
             .expect("the model is here between steps")
     }
 
-    /// The model, to be changed between steps.
+    /// The model, to modify between steps.
     pub fn model_mut(&mut self) -> &mut M {
         self.model
             .as_mut()
@@ -362,17 +361,17 @@ where
         &self.optimizer
     }
 
-    /// The scheduler as it will be for the next step.
+    /// The scheduler in its state for the next step.
     pub fn scheduler(&self) -> &S {
         &self.scheduler
     }
 
-    /// The precision as it was given, which may be [`Auto`](Precision::Auto).
+    /// The given precision, possibly [`Auto`](Precision::Auto).
     pub fn precision(&self) -> Precision {
         self.mixed.precision()
     }
 
-    /// What the next loss is multiplied with; 1 in bf16 and FP32.
+    /// What the next loss is multiplied by; 1 in bf16 and FP32.
     pub fn loss_scale(&self) -> f32 {
         let device = self.model().devices().into_iter().next();
         let scale = || {
@@ -392,13 +391,13 @@ where
         self.mixed.scaler()
     }
 
-    /// Everything that is needed to go on exactly, also in the middle of an accumulation window,
-    /// for any of Burn's recorders. One of full precision is needed for that.
+    /// Everything needed to resume exactly, even within an accumulation window, for any of Burn's
+    /// recorders. To resume exactly, use a full-precision recorder.
     pub fn to_record(&mut self) -> TrainerRecord<B, M, O, S> {
         let grads: GradientsParams = self.accumulator.grads();
         let accumulation = AccumulationRecord {
             micro_batches: self.micro_batches,
-            begun: self.mixed.scaler().begun::<B>(),
+            pending: self.mixed.scaler().pending_record::<B>(),
             gradients: gradients::to_data::<B, M>(self.model(), &grads),
         };
         let model = self
@@ -414,20 +413,21 @@ where
         )
     }
 
-    /// Goes on from a record. Precision, accumulation and clipping are this trainer's own; the
-    /// scaler's settings are the record's, but for one of a precision that scales where this one
-    /// does not, or the other way round: see [`MixedPrecision::load_state`].
+    /// Resumes from a record. Precision, accumulation and clipping stay this trainer's own. The
+    /// scaler's settings come from the record, unless only one of the two precisions scales the
+    /// loss: see [`MixedPrecision::load_state`].
     ///
     /// # Panics
     ///
-    /// As Burn's `Module::load_record`, for the record of another model. Nothing is changed then.
+    /// Where Burn's `Module::load_record` panics, for another model's record. Nothing is changed
+    /// then.
     pub fn load_record(&mut self, record: TrainerRecord<B, M, O, S>) {
         let (model, optimizer, (scheduler, scaler), accumulation) = record;
         let model = self.model().clone().load_record(model);
         self.optimizer = self.optimizer.clone().load_record(optimizer);
         self.scheduler = self.scheduler.clone().load_record(scheduler);
         self.mixed.load_state(scaler);
-        self.mixed.scaler().resume(accumulation.begun);
+        self.mixed.scaler().resume(accumulation.pending);
         self.micro_batches = accumulation.micro_batches;
         self.accumulator = GradientsAccumulator::new();
         let grads = gradients::from_data::<B, M>(&model, accumulation.gradients);
@@ -435,12 +435,12 @@ where
         self.model = Some(model);
     }
 
-    /// Saves [`to_record`](MixedPrecisionTrainer::to_record) to a file, which afterwards holds all
-    /// of it or is as it was before. The recorder sets the file's extension.
+    /// Saves [`to_record`](MixedPrecisionTrainer::to_record) to a file. The file ends up complete,
+    /// or stays as it was. The recorder sets the file's extension.
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when it cannot be written.
+    /// [`AmpError::State`] when the file cannot be written.
     pub fn save_file<R: FileRecorder<B>>(
         &mut self,
         path: impl Into<PathBuf>,
@@ -453,7 +453,7 @@ where
         let mut part = path.file_stem().unwrap_or_default().to_owned();
         part.push("-part");
         let part = path.with_file_name(part);
-        // The recorder puts its extension on the one, and so do we on the other.
+        // The recorder sets its extension on the path, so this code does too.
         let file = |path: &PathBuf| path.with_extension(R::file_extension());
         let whole = || {
             File::open(file(&part))?.sync_all()?;
@@ -464,22 +464,22 @@ where
             .map_err(|error| error.to_string())
             .and_then(|()| whole().map_err(|error| error.to_string()))
             .map_err(|error| {
-                // Half a file helps nobody, and may not even be there.
+                // A partial file is useless, and may not exist.
                 let _ = fs::remove_file(file(&part));
                 AmpError::unwritten(file(&path).display(), error)
             })
     }
 
-    /// Goes on from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote, with the
+    /// Resumes from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote, with the
     /// model on `device`.
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when it is missing or damaged; the trainer is then as it was.
+    /// [`AmpError::State`] when the file is missing or damaged. The trainer is then unchanged.
     ///
     /// # Panics
     ///
-    /// As [`load_record`](MixedPrecisionTrainer::load_record).
+    /// Where [`load_record`](MixedPrecisionTrainer::load_record) panics.
     pub fn load_file<R: FileRecorder<B>>(
         &mut self,
         path: impl Into<PathBuf>,

@@ -323,6 +323,35 @@ fn different_precisions_are_an_error_on_every_replica() {
     assert!(ended.iter().all(Result::is_err));
 }
 
+/// A replica that panics before it votes wakes the others, with an error that names it: they would
+/// wait for it for ever.
+#[test]
+fn a_replica_that_panics_is_an_error_on_every_replica() {
+    let model = Mlp::<B>::new();
+    let devices = devices(3, Precision::F16);
+    // Its gradients are reduced, and their check cannot be read.
+    devices[1].before_each(|op, _| assert!(op != "float_into_data", "the device is lost"));
+    let name = format!("{:?}", devices[1]);
+    let ended = outcomes(ReduceOperation::Sum, &devices, move |replica| {
+        let model = replica.model(&model);
+        replica.loss(&model, 0).backward();
+    });
+    for (i, ended) in ended.into_iter().enumerate() {
+        let panic = ended.unwrap_err();
+        let text = match panic.downcast_ref::<String>() {
+            Some(text) => text.as_str(),
+            None => panic.downcast_ref::<&str>().unwrap(),
+        };
+        match i {
+            1 => assert_eq!(text, "the device is lost"),
+            _ => assert!(
+                text.contains(&format!("the replica on checked on {name}")),
+                "{text}"
+            ),
+        }
+    }
+}
+
 /// A scale of 1 is a scale: its replica may skip a step.
 #[test]
 fn a_scale_of_one_beside_none_is_an_error() {

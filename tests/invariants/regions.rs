@@ -2,10 +2,10 @@
 
 use burn::backend::Autodiff;
 use burn::nn::LinearConfig;
-use burn::tensor::activation::softmax;
+use burn::tensor::activation::{relu, softmax};
 use burn::tensor::{DType, Tensor};
 use burn_amp::policy::{Class, class};
-use burn_amp::{Amp, Precision, full_precision, with_precision};
+use burn_amp::{Amp, GradScaler, LossScaleConfig, Precision, full_precision, with_precision};
 
 use crate::checked::{Checked, CheckedDevice, Counts};
 use crate::common::HALVES;
@@ -137,4 +137,42 @@ fn a_wider_operand_is_not_narrowed_in_full_precision() {
         let [sum, third] = [sum, third].map(|t| t.into_data().to_vec::<f64>().unwrap());
         assert_eq!(sum, third);
     }
+}
+
+/// FP32 that bf16 holds as well, and f16 does not, is left in FP32 by a region in f16.
+#[test]
+fn what_one_half_holds_is_not_brought_to_the_other() {
+    type B = burn_amp::AmpAutodiff<Checked>;
+    let device = CheckedDevice::new();
+    let ones = || Tensor::<B, 2>::ones([1, 1], &device);
+    // 1e6 to the rounding of bf16, by a contraction.
+    let large = || (ones() * 1e6).matmul(ones().matmul(ones()));
+    let bf16 = |f: &dyn Fn() -> Tensor<B, 2>| with_precision(Precision::Bf16, f);
+    let f16 = |f: &dyn Fn() -> Tensor<B, 2>| with_precision(Precision::F16, f);
+    let value = |x: Tensor<B, 2>| x.into_scalar();
+    let scaler = GradScaler::new(LossScaleConfig::Fixed(1.0)).unwrap();
+
+    // A sum of it and of a small FP32 tensor that autodiff tracks, as a norm composes it.
+    let sum = || {
+        let x = large().expand([4, 16]);
+        assert_eq!(x.dtype(), DType::BF16);
+        x + ones().require_grad()
+    };
+    let wide = bf16(&sum);
+    assert_eq!(wide.dtype(), DType::F32);
+    let out = f16(&|| relu(wide.clone()));
+    assert_eq!(out.dtype(), DType::F32);
+    let held = bf16(&|| relu(wide.clone()));
+    assert_eq!(held.dtype(), DType::BF16);
+    for out in [out, held] {
+        let out = value(out.slice([0..1, 0..1]));
+        assert!((out - 1e6).abs() <= 1e6 / 256.0, "{out}");
+    }
+
+    // FP32 that was cast from bf16, kept for a backward pass.
+    let exact = bf16(&|| large().cast(DType::F32));
+    let w = ones().require_grad();
+    let grads = scaler.scope(|| f16(&|| exact.clone() * w.clone()).sum().backward());
+    let grad = w.grad(&grads).expect("a finite gradient").into_scalar();
+    assert!((grad - 1e6).abs() <= 1e6 / 256.0, "{grad}");
 }

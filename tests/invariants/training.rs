@@ -5,7 +5,7 @@ use burn::nn::LayerNormConfig;
 use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::module::attention as attend;
 use burn::tensor::{DType, Tensor};
-use burn_amp::policy::{Class, TABLE};
+use burn_amp::policy::{self, Class};
 use burn_amp::{Amp, Precision};
 
 use crate::checked::{Checked, CheckedDevice, Counts, is_contraction};
@@ -65,11 +65,11 @@ const SENSITIVE: &[&str] = &[
 #[track_caller]
 fn assert_policy(what: &str, counts: &Counts, half: DType) {
     for (op, dtype, _) in counts.ops() {
-        let row = TABLE.iter().find(|row| row.op == op);
+        let row = policy::rows().find(|row| row.op == op);
         let class = row.unwrap_or_else(|| panic!("{op} has no row")).class;
         let allowed: &[DType] = match class {
             _ if is_contraction(op) => &[half],
-            Class::Full | Class::Wide => &[DType::F32],
+            Class::Fp32 | Class::Fp32Inside => &[DType::F32],
             _ if SENSITIVE.contains(&op) => &[DType::F32],
             _ => &[half, DType::F32],
         };

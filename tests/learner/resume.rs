@@ -173,12 +173,13 @@ fn a_training_that_dies() {
 
 /// Lets a training die at a step, counted from its start or its last checkpoint.
 fn dies(folder: &Path, at: usize) {
-    let status = Command::new(std::env::current_exe().unwrap())
+    let this = std::env::current_exe().unwrap();
+    let status = Command::new(&this)
         .args(["resume::a_training_that_dies", "--exact"])
         .env(FOLDER, folder)
         .env(DIES_AT, at.to_string())
         .output()
-        .unwrap()
+        .unwrap_or_else(|error| panic!("cannot start {}: {error}", this.display()))
         .status;
     assert!(!status.success(), "it died at step {at}");
 }

@@ -327,6 +327,16 @@ fn overflow(scaler: &GradScaler) {
     });
 }
 
+/// A backward pass of this thread that is taken.
+fn finite(scaler: &GradScaler) {
+    with_precision(Precision::F16, || {
+        scaler.scope(|| {
+            let w = Tensor::<A, 1>::ones([1], &Default::default()).require_grad();
+            w.clone().sqrt().backward();
+        });
+    });
+}
+
 #[test]
 fn clones_each_hear_of_a_skipped_step() {
     let scaler = fresh();
@@ -346,6 +356,31 @@ fn clones_each_hear_of_a_skipped_step() {
     for scheduler in &mut schedulers {
         assert_ne!(scheduler.step(), first);
     }
+}
+
+/// One device whose passes run on other threads than the one that asks for learning rates.
+#[test]
+fn a_pass_on_a_worker_thread_belongs_to_the_step_before_it() {
+    let overflows = [true, false, false, true, true, false];
+    let mut expected = linear();
+    let expected: Vec<f64> = (0..3).map(|_| expected.step()).collect();
+    let scaler = fresh();
+    let mut scheduler = Scheduler::new(linear(), [scaler.clone()]);
+    let mut taken = Vec::new();
+    for overflows in overflows {
+        let lr = scheduler.step();
+        std::thread::scope(|threads| {
+            let pass = || match overflows {
+                true => overflow(&scaler),
+                false => finite(&scaler),
+            };
+            threads.spawn(pass).join().unwrap();
+        });
+        if !overflows {
+            taken.push(lr);
+        }
+    }
+    assert_eq!(taken, expected);
 }
 
 #[test]

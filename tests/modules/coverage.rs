@@ -139,15 +139,29 @@ fn cases() -> impl Iterator<Item = String> {
     .flat_map(|(file, names)| names.iter().map(move |name| format!("{file}::{name}")))
 }
 
-/// The folder of a dependency's sources.
-fn sources(package: &str) -> PathBuf {
-    let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
-    let output = Command::new(cargo)
-        .args(["metadata", "--format-version", "1", "--offline"])
+/// What a cargo command prints.
+fn cargo(args: &[&str]) -> Vec<u8> {
+    let output = Command::new(std::env::var("CARGO").unwrap_or("cargo".into()))
+        .args(args)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
-        .expect("cargo metadata");
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("metadata");
+        .unwrap_or_else(|error| panic!("cannot start cargo: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    let (command, status) = (args.join(" "), output.status);
+    assert!(status.success(), "cargo {command}: {status}\n{said}");
+    output.stdout
+}
+
+/// The folder of a dependency's sources.
+fn sources(package: &str) -> PathBuf {
+    // Without a platform, cargo would want the crates of all of them.
+    let version = String::from_utf8(cargo(&["-vV"])).expect("text");
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.expect("cargo -vV names the host");
+    let format = ["metadata", "--format-version", "1"];
+    let only = ["--locked", "--filter-platform", host];
+    let metadata = cargo(&[format, only].concat());
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata).expect("metadata");
     let packages = metadata["packages"].as_array().expect("packages");
     let manifests: Vec<&str> = packages
         .iter()

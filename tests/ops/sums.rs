@@ -2,18 +2,18 @@
 
 use burn::module::Param;
 use burn::nn::{BatchNormConfig, GroupNormConfig, LayerNormConfig, RmsNormConfig};
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::{
     ConvOptions, ConvTransposeOptions, DeformConvOptions, GridSampleOptions, InterpolateMode,
     InterpolateOptions, UnfoldOptions,
 };
-use burn::tensor::{IndexingUpdateOp as Update, Tensor, activation, linalg, module, s};
+use burn::tensor::{DType, IndexingUpdateOp as Update, Tensor, activation, linalg, module, s};
 use burn_amp::{GradScaler, LossScaleConfig, full_precision, with_precision};
 
 use crate::common::{ON_LIBTORCH, ON_WGSL, assert_close, halves};
 use crate::harness::{
-    Amp, Balanced, Case, Plain, Rng, activation as half_activation, cases, check, fp32, full, half,
-    values, x,
+    Amp, Balanced, Case, Inference, Plain, Rng, activation as half_activation, cases, check, fp32,
+    full, half, values, x,
 };
 
 /// How many ones are summed.
@@ -206,5 +206,49 @@ fn scales_and_shifts_of_norms() {
                 }
             }
         }
+    }
+}
+
+/// Makes an accumulator.
+type Start<B> = fn([usize; 2], &<B as burn_backend::backend::BackendTypes>::Device) -> Tensor<B, 2>;
+
+/// An accumulator in FP32, to which ones are added in half: 4,096 of them, as with PyTorch.
+#[test]
+fn an_fp32_accumulator_stays_fp32() {
+    fn accumulated<B: Backend>(start: Start<B>) -> [Tensor<B, 2>; 3] {
+        let one = half_activation(fp32::<B, 2>(&[1.0], [1, 1]));
+        assert!(matches!(one.dtype(), DType::F16 | DType::BF16));
+        let start = start([1, 1], &Default::default());
+        let (mut left, mut right, mut less) = (start.clone(), start.clone(), start);
+        for _ in 0..N {
+            left = left + one.clone();
+            right = one.clone() + right;
+            less = less - one.clone();
+        }
+        [left, right, less]
+    }
+    fn sums<B: Backend>() -> Vec<f64> {
+        let starts: [Start<B>; 3] = [
+            |shape, device| Tensor::zeros(shape, device),
+            |shape, device| Tensor::ones(shape, device),
+            |shape, device| Tensor::full(shape, 2.0, device),
+        ];
+        starts
+            .into_iter()
+            .flat_map(accumulated::<B>)
+            .flat_map(|sum| {
+                assert_eq!(sum.dtype(), DType::F32);
+                values(sum)
+            })
+            .collect()
+    }
+    let n = N as f64;
+    let expected: Vec<f64> = [0.0, 1.0, 2.0]
+        .into_iter()
+        .flat_map(|start| [start + n, start + n, start - n])
+        .collect();
+    for precision in halves() {
+        let sums = with_precision(precision, || [sums::<Inference>(), sums::<Amp>()]);
+        assert_eq!(sums, [expected.clone(), expected.clone()], "{precision}");
     }
 }

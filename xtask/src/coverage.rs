@@ -2,11 +2,12 @@
 //! that is left to its default silently loses the inner backend's own kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
 
 use anyhow::{Context, ensure};
-use burn_amp::policy::{Row, TABLE};
+use burn_amp::policy::{self, Row};
 use cargo_metadata::MetadataCommand;
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
@@ -51,11 +52,11 @@ pub fn coverage(table: bool) -> anyhow::Result<()> {
     }
     if table {
         println!("\n| operation | class | why |\n|---|---|---|");
-        for row in TABLE {
+        for row in policy::rows() {
             println!("| `{}` | {:?} | {} |", row.op, row.class, row.why);
         }
     }
-    let missing = missing(&traits, &overridden, TABLE);
+    let missing = missing(&traits, &overridden, &policy::rows().collect::<Vec<_>>());
     ensure!(missing.is_empty(), "{}", missing.join("\n"));
     Ok(())
 }
@@ -109,7 +110,12 @@ fn missing(
 
 /// Where the sources of the resolved `burn-backend` are, and its version.
 pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
-    let metadata = MetadataCommand::new().exec().context("cargo metadata")?;
+    let metadata = MetadataCommand::new()
+        .manifest_path(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        // Without a platform, cargo would want the crates of all of them.
+        .other_options(["--locked", "--filter-platform", &host()?].map(String::from))
+        .exec()
+        .context("cargo metadata")?;
     let found: Vec<_> = metadata
         .packages
         .iter()
@@ -122,6 +128,20 @@ pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
     );
     let folder = found[0].manifest_path.parent().context("a folder")?;
     Ok((folder.join("src").into(), found[0].version.to_string()))
+}
+
+/// The platform that cargo runs on.
+fn host() -> anyhow::Result<String> {
+    let cargo = env::var_os("CARGO").unwrap_or("cargo".into());
+    let output = Command::new(cargo)
+        .arg("-vV")
+        .output()
+        .context("cannot start cargo")?;
+    let (status, said) = (output.status, String::from_utf8_lossy(&output.stderr));
+    ensure!(status.success(), "cargo -vV: {status}\n{said}");
+    let version = String::from_utf8(output.stdout)?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("cargo -vV names no host")?.into())
 }
 
 fn files(folder: &Path) -> impl Iterator<Item = anyhow::Result<syn::File>> {

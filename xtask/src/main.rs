@@ -3,6 +3,7 @@
 mod bench;
 mod coverage;
 mod docs;
+mod layers;
 mod test;
 
 use clap::{Parser, Subcommand};
@@ -22,12 +23,14 @@ enum Command {
         #[arg(long)]
         table: bool,
     },
-    /// Writes the op reference, src/guide/ops.md, from the policy table.
+    /// Writes the op reference, src/guide/ops.md, and the layers in src/guide/how_it_works.md.
     Docs {
-        /// Only fails where the page is not what would be written.
+        /// Only fails where a page is not what would be written.
         #[arg(long)]
         check: bool,
     },
+    /// Checks that no module of the library uses one of a higher layer.
+    Layers,
     /// Measures what mixed precision costs and saves, against Burn without it in the same run.
     Bench(bench::Options),
     /// Runs the behaviour suite on one of Burn's backends.
@@ -38,6 +41,7 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().command {
         Command::Coverage { table } => coverage::coverage(table),
         Command::Docs { check } => docs::docs(check),
+        Command::Layers => layers::layers(),
         Command::Bench(options) => bench::bench(&options),
         Command::Test(options) => test::test(&options),
     }

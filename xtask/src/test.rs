@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::{env, fs};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use libloading::Library;
 
@@ -58,7 +58,7 @@ pub fn test(options: &Options) -> anyhow::Result<()> {
         cargo.arg("--release");
     }
     if options.backend == Choice::Tch
-        && let Some(folder) = libtorch()
+        && let Ok(folder) = libtorch()
     {
         // The linker finds it by itself, the tests that are started do not.
         let known = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -69,7 +69,8 @@ pub fn test(options: &Options) -> anyhow::Result<()> {
         // Debug builds overflow the stack of the thread that tunes.
         cargo.env("RUST_MIN_STACK", (128 << 20).to_string());
     }
-    let status = cargo.arg("--").args(&options.arguments).status()?;
+    let status = cargo.arg("--").args(&options.arguments).status();
+    let status = status.context("cannot start cargo")?;
     exit(status.code().unwrap_or(1))
 }
 
@@ -177,26 +178,36 @@ fn cuda() -> Vec<String> {
 }
 
 fn tch() -> Vec<String> {
-    if libtorch().is_some() {
+    let Err(why) = libtorch() else {
         return Vec::new();
-    }
+    };
     vec![format!(
         "no LibTorch {TORCH}: LIBTORCH is to name its folder, or `pip install torch=={TORCH}` and \
-         LIBTORCH_USE_PYTORCH=1"
+         LIBTORCH_USE_PYTORCH=1 ({why})"
     )]
 }
 
-/// The folder of LibTorch's libraries.
-fn libtorch() -> Option<PathBuf> {
+/// The folder of LibTorch's libraries, or why there is none.
+fn libtorch() -> Result<PathBuf, String> {
     if let Some(folder) = env::var_os("LIBTORCH") {
         let folder = Path::new(&folder).join("lib");
-        return folder.exists().then_some(folder);
+        return match folder.exists() {
+            true => Ok(folder),
+            false => Err(format!("LIBTORCH is set and {} missing", folder.display())),
+        };
     }
-    env::var_os("LIBTORCH_USE_PYTORCH")?;
+    if env::var_os("LIBTORCH_USE_PYTORCH").is_none() {
+        return Err("neither LIBTORCH nor LIBTORCH_USE_PYTORCH is set".into());
+    }
     let script = "import torch, pathlib; print(pathlib.Path(torch.__file__).parent / 'lib')";
-    let python = Command::new("python3").args(["-c", script]).output().ok()?;
-    let folder = PathBuf::from(String::from_utf8(python.stdout).ok()?.trim());
-    python.status.success().then_some(folder)
+    let python = Command::new("python3").args(["-c", script]).output();
+    let python = python.map_err(|error| format!("cannot start python3: {error}"))?;
+    if !python.status.success() {
+        let said = String::from_utf8_lossy(&python.stderr);
+        return Err(format!("python3: {}\n{}", python.status, said.trim()));
+    }
+    let folder = String::from_utf8(python.stdout).map_err(|error| format!("python3: {error}"))?;
+    Ok(folder.trim().into())
 }
 
 #[cfg(test)]

@@ -66,6 +66,11 @@ impl FloatTensorOps<Self> for Checked {
         tensor.seen(&mut call);
         call.check();
         tensor.device.count_read(|reads| reads.float += 1);
+        if tensor.device.is_unreadable() {
+            return Err(ExecutionError::WithContext {
+                reason: "the device cannot be read".into(),
+            });
+        }
         Flex::float_into_data(tensor.inner).await
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use burn_backend::{DType, DTypeUsage, DTypeUsageSet, Device, DeviceId, DeviceOps, Shape};
 
@@ -39,13 +39,18 @@ pub struct Reads {
     pub bool: usize,
 }
 
-#[derive(Debug, Clone)]
+/// Called before each operation, with its name and dtype.
+type Hook = Arc<dyn Fn(&'static str, DType) + Send + Sync>;
+
+#[derive(Clone)]
 struct State {
     f16: DTypeUsageSet,
     bf16: DTypeUsageSet,
     seed: u64,
     draws: u64,
     counts: Counts,
+    hook: Option<Hook>,
+    unreadable: bool,
 }
 
 static DEVICES: LazyLock<Mutex<HashMap<u16, State>>> = LazyLock::new(Mutex::default);
@@ -80,6 +85,25 @@ impl CheckedDevice {
         self.with(|state| state.counts = Counts::default());
     }
 
+    /// Calls `hook` before each operation from now on, with its name and dtype.
+    pub fn before_each(&self, hook: impl Fn(&'static str, DType) + Send + Sync + 'static) {
+        self.with(|state| state.hook = Some(Arc::new(hook)));
+    }
+
+    /// Calls no hook any more.
+    pub fn without_hook(&self) {
+        self.with(|state| state.hook = None);
+    }
+
+    /// Whether reading data from the device fails from now on.
+    pub fn set_unreadable(&self, unreadable: bool) {
+        self.with(|state| state.unreadable = unreadable);
+    }
+
+    pub(super) fn is_unreadable(&self) -> bool {
+        self.with(|state| state.unreadable)
+    }
+
     /// The support of a dtype, Flex's own where nothing was configured.
     pub(super) fn usage(&self, dtype: DType) -> Option<DTypeUsageSet> {
         match dtype {
@@ -105,7 +129,13 @@ impl CheckedDevice {
     }
 
     pub(super) fn count_op(&self, op: &'static str, dtype: DType) {
-        self.with(|state| *state.counts.ops.entry((op, dtype)).or_default() += 1);
+        let hook = self.with(|state| {
+            *state.counts.ops.entry((op, dtype)).or_default() += 1;
+            state.hook.clone()
+        });
+        if let Some(hook) = hook {
+            hook(op, dtype);
+        }
     }
 
     pub(super) fn count_cast(&self, id: u64, shape: Shape, from: DType, to: DType) {
@@ -202,6 +232,8 @@ impl Default for State {
             seed: 0,
             draws: 0,
             counts: Counts::default(),
+            hook: None,
+            unreadable: false,
         }
     }
 }

@@ -108,13 +108,14 @@ pub fn bench(options: &Options) -> anyhow::Result<()> {
 /// Runs this command again, optimized and with a backend's feature.
 fn again(feature: Option<&str>) -> anyhow::Result<()> {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["run", "--release", "--package", "xtask"]);
+    cargo.args(["run", "--profile", "bench", "--package", "xtask"]);
     match feature {
         // May take minutes to compile, and better says so.
         Some(feature) => cargo.args(["--features", feature]),
         None => cargo.arg("--quiet"),
     };
-    let status = cargo.arg("--").args(std::env::args().skip(1)).status()?;
+    let status = cargo.arg("--").args(std::env::args().skip(1)).status();
+    let status = status.context("cannot start cargo")?;
     exit(status.code().unwrap_or(1))
 }
 

@@ -93,9 +93,8 @@ pub fn autocast(model: Model, dims: Dims, precision: Precision) -> Autocast {
 
 /// Measures the same steps with PyTorch and shows its ratios beside `ours`.
 pub fn compare(options: &Options, ours: &[Value], folder: &Path) -> anyhow::Result<Vec<Value>> {
-    let torch = python().args(["-c", "import torch"]).output();
-    if !torch.is_ok_and(|output| output.status.success()) {
-        println!("\nPyTorch is missing: python3 with torch would be measured beside");
+    if let Err(why) = has_torch() {
+        println!("\nPyTorch is not measured beside: {why}");
         return Ok(Vec::new());
     }
     let json = folder.join("pytorch.json");
@@ -138,6 +137,17 @@ fn python() -> Command {
     Command::new("python3")
 }
 
+/// Whether python3 has PyTorch, or what it says instead.
+fn has_torch() -> Result<(), String> {
+    let output = python().args(["-c", "import torch"]).output();
+    let output = output.map_err(|error| format!("cannot start python3: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("python3: {}\n{}", output.status, said.trim())),
+    }
+}
+
 fn measure(options: &Options, json: &Path) -> anyhow::Result<()> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/bench.py");
     let device = match options.backend {
@@ -153,8 +163,9 @@ fn measure(options: &Options, json: &Path) -> anyhow::Result<()> {
     if let Some(model) = options.model {
         python.args(["--model", model.name()]);
     }
-    let status = python.arg("--json").arg(json).status()?;
-    ensure!(status.success(), "bench.py: {status}");
+    let status = python.arg("--json").arg(json).status();
+    let status = status.context("cannot start python3")?;
+    ensure!(status.success(), "python3 bench.py: {status}");
     Ok(())
 }
 

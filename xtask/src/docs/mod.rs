@@ -1,4 +1,5 @@
-//! The op reference, `src/guide/ops.md`: the policy table as a page, beside what PyTorch does.
+//! The op reference, `src/guide/ops.md`: the policy table as a page, beside what PyTorch does. And
+//! the table of the layers in `src/guide/how_it_works.md`.
 
 mod pytorch;
 
@@ -7,14 +8,22 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use burn_amp::policy::{Class, Row, TABLE};
+use burn_amp::policy::{self, Class, Row, Rows, TABLE};
 use syn::{Attribute, Expr, ExprLit, Item, ItemEnum, Lit, Meta};
 
 use crate::coverage::{self, Methods, OPERATIONS};
+use crate::layers;
 use pytorch::{Autocast, Counterpart};
 
 const PAGE: &str = "src/guide/ops.md";
-const POLICY: &str = "src/policy.rs";
+const POLICY: &str = "src/policy/mod.rs";
+
+const LAYERS_PAGE: &str = "src/guide/how_it_works.md";
+
+/// What the table of the layers stands between.
+const LAYERS_START: &str =
+    "<!-- Made from xtask/src/layers.rs by `cargo xtask docs`: change that. -->";
+const LAYERS_END: &str = "<!-- End of the layers. -->";
 
 /// Reasons that say no more than the class does.
 const SAID_BY_THE_CLASS: [&str; 2] = ["moves data", "operands of one dtype, the widest of them"];
@@ -28,16 +37,16 @@ const BEYOND_THE_CLASS: [Beyond; 5] = [
         "FP32 that half holds as well is brought to half; in PyTorch it stays FP32",
     ),
     (
-        |row| row.why.contains("when the scalar does not fit"),
+        |row| stands_with(row, "float_add_scalar") || row.op == "float_remainder_scalar",
         "a scalar that half does not hold takes it to FP32; in PyTorch it stays in half, or \
          refuses the scalar",
     ),
     (
-        |row| row.why.contains("follows half tensors"),
+        |row| stands_with(row, "float_zeros") || stands_with(row, "float_full"),
         "what is made in FP32 follows half tensors; in PyTorch it takes them to FP32",
     ),
     (
-        |row| row.why.starts_with("data that leaves is FP32"),
+        |row| stands_with(row, "float_into_data"),
         "data leaves in FP32; in PyTorch in half",
     ),
     (
@@ -46,29 +55,62 @@ const BEYOND_THE_CLASS: [Beyond; 5] = [
     ),
 ];
 
-/// Writes the page, or with `check` fails where it is not what would be written.
+/// Whether the operation stands in the table under the reason of another one.
+fn stands_with(row: &Row, op: &str) -> bool {
+    let has = |rows: &&Rows| rows.ops.contains(&op);
+    TABLE
+        .iter()
+        .find(has)
+        .is_some_and(|rows| rows.ops.contains(&row.op))
+}
+
+/// The policy, an operation a row.
+fn table() -> Vec<Row> {
+    policy::rows().collect()
+}
+
+/// Writes the pages, or with `check` fails where one is not what would be written.
 pub fn docs(check: bool) -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let policy = syn::parse_file(&fs::read_to_string(root.join(POLICY))?)?;
     let (burn, _) = coverage::burn_backend()?;
-    let page = page(&coverage::traits(&burn)?, TABLE, class_enum(&policy)?)?;
-    let path = root.join(PAGE);
-    if check {
-        // A missing page is a stale one.
-        return compare(&fs::read_to_string(&path).unwrap_or_default(), &page);
+    let ops = page(&coverage::traits(&burn)?, &table(), class_enum(&policy)?)?;
+    let found = fs::read_to_string(root.join(LAYERS_PAGE))
+        .with_context(|| format!("reading {LAYERS_PAGE}"))?;
+    for (name, page) in [(PAGE, ops), (LAYERS_PAGE, with_layers(&found)?)] {
+        let path = root.join(name);
+        if check {
+            // A missing page is a stale one.
+            compare(name, &fs::read_to_string(&path).unwrap_or_default(), &page)?;
+        } else {
+            fs::create_dir_all(path.parent().context("a folder")?)?;
+            fs::write(&path, page).with_context(|| format!("writing {name}"))?;
+        }
     }
-    fs::create_dir_all(path.parent().context("a folder")?)?;
-    fs::write(&path, page).with_context(|| format!("writing {PAGE}"))
+    Ok(())
 }
 
-fn compare(found: &str, page: &str) -> anyhow::Result<()> {
+fn compare(name: &str, found: &str, page: &str) -> anyhow::Result<()> {
     let same = found.lines().zip(page.lines());
     let line = 1 + same.take_while(|(found, made)| found == made).count();
     ensure!(
         found == page,
-        "{PAGE} is stale from line {line} on: `cargo xtask docs` renews it"
+        "{name} is stale from line {line} on: `cargo xtask docs` renews it"
     );
     Ok(())
+}
+
+/// The page with the table of the layers renewed.
+fn with_layers(page: &str) -> anyhow::Result<String> {
+    let parts = page
+        .split_once(LAYERS_START)
+        .and_then(|(before, rest)| Some((before, rest.split_once(LAYERS_END)?.1)));
+    let (before, after) =
+        parts.with_context(|| format!("{LAYERS_PAGE} has no place for the layers"))?;
+    let table = aligned(["layer", "holds", "knows nothing of"], &layers::rows());
+    Ok(format!(
+        "{before}{LAYERS_START}\n\n{table}\n{LAYERS_END}{after}"
+    ))
 }
 
 /// A row as the page has it.
@@ -92,11 +134,14 @@ impl Entry<'_> {
     fn difference(&self) -> Option<(String, &str)> {
         let (class, autocast) = (self.row.class, self.pytorch?.autocast);
         let alike = match autocast {
-            Autocast::LowerPrecision => class == Class::Half,
-            Autocast::Float32 => class == Class::Full,
-            Autocast::Widest => class == Class::Widest,
+            Autocast::LowerPrecision => class == Class::LowerPrecision,
+            Autocast::Float32 => class == Class::Fp32,
+            Autocast::Widest => class == Class::Promote,
             // What takes several operands promotes them itself.
-            Autocast::AsGiven => !matches!(class, Class::Half | Class::Full | Class::Wide),
+            Autocast::AsGiven => !matches!(
+                class,
+                Class::LowerPrecision | Class::Fp32 | Class::Fp32Inside
+            ),
         };
         if !alike {
             let sort = format!("`{class:?}`, in PyTorch {autocast}");
@@ -149,7 +194,7 @@ fn page(
     let mut page = format!(
         "Which precision each operation of Burn runs in, and what PyTorch's autocast does with it.
 
-<!-- Made from {POLICY} by `cargo xtask docs`: change that. -->
+<!-- Made from src/policy by `cargo xtask docs`: change that. -->
 
 Every operation that takes or gives a float tensor is in the table of its trait in Burn, in
 alphabetical order. Names from PyTorch, such as `pow` or `index_select`, are in the last column.
@@ -171,7 +216,7 @@ of the same meaning:
   operands, as `add` does, it mostly brings them to the widest dtype itself
 - **—**: PyTorch has no such operation
 
-A row that differs ends in **≠**. Where `Wide` stands beside *as given*, the results have the same
+A row that differs ends in **≠**. Where `Fp32Inside` stands beside *as given*, the results have the same
 dtype: it is what happens inside that PyTorch leaves to its kernels. A backward function is set
 beside the forward operation, for PyTorch's backward pass runs in the dtypes of the forward pass.
 
@@ -312,7 +357,7 @@ fn aligned<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {
 mod tests {
     use super::*;
 
-    const ENUM: &str = "/// How.\npub enum Class {\n/// Cast\n/// down.\nHalf }";
+    const ENUM: &str = "/// How.\npub enum Class {\n/// Cast\n/// down.\nLowerPrecision }";
 
     fn made(table: &[Row]) -> anyhow::Result<String> {
         let (burn, _) = coverage::burn_backend()?;
@@ -325,8 +370,8 @@ mod tests {
 
     #[test]
     fn every_policy_row_is_on_the_page_once() {
-        let page = made(TABLE).unwrap();
-        for Row { op, class, .. } in TABLE {
+        let page = made(&table()).unwrap();
+        for Row { op, class, .. } in policy::rows() {
             let rows: Vec<_> = page
                 .lines()
                 .filter(|line| line.starts_with(&format!("| `{op}` ")))
@@ -334,12 +379,15 @@ mod tests {
             assert_eq!(rows.len(), 1, "{op}");
             assert!(rows[0].contains(&format!("| `{class:?}` ")), "{}", rows[0]);
         }
-        assert!(page.contains("| `Half` | Cast down.   |"), "{page}");
+        assert!(
+            page.contains("| `LowerPrecision` | Cast down.   |"),
+            "{page}"
+        );
     }
 
     #[test]
     fn a_row_that_is_unknown_or_renamed_fails() {
-        let mut table = TABLE.to_vec();
+        let mut table = table();
         table[0].op = "float_matrix_product";
         assert_eq!(
             made(&table).unwrap_err().to_string(),
@@ -355,15 +403,29 @@ mod tests {
 
     #[test]
     fn a_changed_line_is_noticed() {
-        compare("one\ntwo\n", "one\ntwo\n").unwrap();
+        compare(PAGE, "one\ntwo\n", "one\ntwo\n").unwrap();
         for (found, line) in [("one\n2\n", 2), ("one\n", 2), ("one\ntwo", 3), ("", 1)] {
             assert_eq!(
-                compare(found, "one\ntwo\n").unwrap_err().to_string(),
+                compare(PAGE, found, "one\ntwo\n").unwrap_err().to_string(),
                 format!(
                     "src/guide/ops.md is stale from line {line} on: `cargo xtask docs` renews it"
                 )
             );
         }
+    }
+
+    #[test]
+    fn the_table_of_the_layers_is_renewed_between_its_marks() {
+        let page = |table: &str| format!("above\n{LAYERS_START}{table}{LAYERS_END}\nbelow\n");
+        let table = aligned(["layer", "holds", "knows nothing of"], &layers::rows());
+        assert!(table.contains("\n| `ops`, `backend` "), "{table}");
+        let renewed = page(&format!("\n\n{table}\n"));
+        assert_eq!(with_layers(&page("\nstale\n")).unwrap(), renewed);
+        assert_eq!(with_layers(&renewed).unwrap(), renewed);
+        assert_eq!(
+            with_layers("above\n").unwrap_err().to_string(),
+            "src/guide/how_it_works.md has no place for the layers"
+        );
     }
 
     #[test]
@@ -385,7 +447,7 @@ mod tests {
             ),
             ("q_matmul", "its scales", "—"),
         ] {
-            let row = TABLE.iter().find(|row| row.op == op).unwrap();
+            let row = &policy::rows().find(|row| row.op == op).unwrap();
             let cells = Entry::new(row).unwrap().cells();
             assert!(cells[2].starts_with(why), "{cells:?}");
             assert_eq!(cells[2].is_empty(), why.is_empty(), "{cells:?}");
@@ -396,10 +458,10 @@ mod tests {
     #[test]
     fn every_phrase_is_of_the_policy() {
         for said in SAID_BY_THE_CLASS {
-            assert!(TABLE.iter().any(|row| row.why == said), "{said}");
+            assert!(policy::rows().any(|row| row.why == said), "{said}");
         }
         for (has, what) in BEYOND_THE_CLASS {
-            assert!(TABLE.iter().any(has), "{what}");
+            assert!(table().iter().any(has), "{what}");
         }
     }
 

@@ -1,0 +1,179 @@
+//! Trains a small language model on the Book of Genesis, character by character, with Burn's
+//! `Learner`: its dashboard, its metrics, and checkpoints to resume from. Where there is no
+//! terminal, each epoch prints a line.
+//!
+//! ```sh
+//! cargo run --release -p learner
+//! cargo run --release -p learner -- --resume
+//! cargo run --release -p learner -- --precision bf16 --epochs 4 --output target/mine
+//! ```
+//!
+//! In the dashboard `q` and then `s` stop the training, and so does Ctrl+C where there is none.
+//! However it ends, it goes on with `--resume` after the last epoch that was completed, and comes
+//! to the same result.
+
+mod data;
+#[path = "../../epoch_lines/mod.rs"]
+mod epoch_lines;
+mod model;
+mod run;
+
+use std::error::Error;
+use std::f64::consts::LN_2;
+use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use burn::backend::Flex;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::lr_scheduler::cosine::{CosineAnnealingLrScheduler, CosineAnnealingLrSchedulerConfig};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig};
+use burn::prelude::*;
+use burn::train::metric::LossMetric;
+use burn::train::{InferenceStep, Learner, SupervisedTraining};
+use burn_amp::{
+    Amp, AmpAutodiff, AmpConfig, AmpLrScheduler, AmpTrainingExt, GradScaler, precision_of,
+};
+use clap::Parser;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use data::{Batch, Corpus, Epochs, WindowBatcher};
+use epoch_lines::EpochLines;
+use model::Model;
+use run::{FileRecorder, MetricFiles, Settings};
+
+type Inner = Amp<Flex>;
+type B = AmpAutodiff<Flex>;
+type Optim = OptimizerAdaptor<AdamW, Model<B>, B>;
+type Schedule = AmpLrScheduler<CosineAnnealingLrScheduler>;
+
+const LEARNING_RATE: f64 = 4e-3;
+const PROMPT: &str = "And God said";
+const SAMPLE: usize = 400;
+/// The reason that Burn's dashboard gives for `q` and `s`.
+const BY_USER: &str = "Stopping training from user input.";
+
+/// Trains a small language model with Burn's learner and its dashboard.
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    settings: Settings,
+    /// Where checkpoints and metrics go. Without --resume, those of an earlier run are removed.
+    #[arg(long, default_value = "target/learner")]
+    output: PathBuf,
+    /// Continue a run that was stopped or killed, after the last epoch that has a checkpoint.
+    #[arg(long)]
+    resume: bool,
+}
+
+fn main() -> ExitCode {
+    match learn(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn learn(args: &Args) -> Result<(), Box<dyn Error>> {
+    let (settings, output) = (&args.settings, &args.output);
+    let epochs = usize::from(settings.epochs);
+    let batch_size = usize::from(settings.batch_size);
+    let done = match args.resume {
+        true => run::resume(output, settings)?,
+        false => run::begin(output, settings)?,
+    };
+    if done >= epochs {
+        println!("All {epochs} epochs are done: there is nothing to resume.");
+        return Ok(());
+    }
+
+    let device = Default::default();
+    B::seed(&device, settings.seed);
+    let corpus = Corpus::load();
+    let windows = corpus.train.clone();
+    let steps = epochs * windows.len().div_ceil(batch_size);
+    let train = Epochs::<B>::new(windows, batch_size, settings.seed, done..epochs);
+    let valid = DataLoaderBuilder::<Inner, _, _>::new(WindowBatcher)
+        .batch_size(batch_size)
+        .build(InMemDataset::new(corpus.valid.clone()));
+
+    let model = Model::<B>::new(corpus.characters.len(), &device);
+    let optimizer: Optim = AdamWConfig::new()
+        .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
+        .init();
+    let cosine = CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, steps).init()?;
+    // With this the learning rate waits where a step is skipped, and Burn's checkpoints hold the
+    // loss scale.
+    let schedule: Schedule = AmpLrScheduler::new(cosine, [GradScaler::of::<B>(&device)]);
+
+    let mut training = SupervisedTraining::new(output, Arc::new(train), valid.clone())
+        .metrics((LossMetric::<Flex>::new(),))
+        .with_metric_logger(MetricFiles::new(output, done))
+        .num_epochs(epochs)
+        .with_file_checkpointer(FileRecorder::new())
+        .summary();
+    if done > 0 {
+        training = training.checkpoint(done);
+    }
+    if !stdout().is_terminal() {
+        training = training.renderer(EpochLines::new());
+    }
+    let training = training.with_amp(AmpConfig::new().with_precision(settings.precision));
+    let interrupter = training.interrupter();
+    let on_signal = interrupter.clone();
+    ctrlc::set_handler(move || on_signal.stop(Some(BY_USER)))?;
+    // What else is in the result is the dashboard, which leaves the terminal as it is dropped.
+    let model = training
+        .launch(Learner::new(model, optimizer, schedule))?
+        .model;
+    match interrupter.get_message() {
+        Some(reason) if reason == BY_USER => stopped(run::last_epoch(output), epochs),
+        Some(reason) => return Err(reason.into()),
+        None => {
+            println!("\nprecision: {}", precision_of::<B>(&device)?);
+            let loss = mean_loss(&model, &*valid);
+            let bits = loss / LN_2;
+            println!("validation loss: {loss:.4} nats, {bits:.4} bits per character");
+            println!("\n{}", sample(&model, &corpus, settings.seed)?);
+        }
+    }
+    Ok(())
+}
+
+fn stopped(done: Option<usize>, epochs: usize) {
+    match done {
+        Some(done) => println!(
+            "Stopped, {done} of {epochs} epochs are done. The same command with --resume goes on."
+        ),
+        None => println!("Stopped before an epoch was done. There is nothing to resume."),
+    }
+}
+
+/// The mean cross entropy of a character in the validation set, in nats.
+fn mean_loss(model: &Model<Inner>, valid: &dyn DataLoader<Inner, Batch<Inner>>) -> f64 {
+    let (mut sum, mut windows) = (0.0, 0);
+    for batch in valid.iter() {
+        let [size, _] = batch.tokens.dims();
+        let loss: f64 = model.step(batch).loss.into_scalar().elem();
+        sum += loss * size as f64;
+        windows += size;
+    }
+    sum / windows as f64
+}
+
+/// A text of the model's own.
+fn sample(model: &Model<Inner>, corpus: &Corpus, seed: u64) -> Result<String, Box<dyn Error>> {
+    let prompt = corpus
+        .encode(PROMPT)
+        .ok_or("a character of the prompt is not in the text")?;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let tokens = model.generate(prompt, SAMPLE, &Default::default(), &mut rng)?;
+    Ok(corpus.decode(&tokens))
+}

@@ -1,0 +1,51 @@
+//! State that a backward pass leaves for a step of the explicit protocol.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
+
+use super::replicas::{Replicas, Vote, agreed};
+use crate::GradScaler;
+use crate::diagnostics::{FiniteCheck, anomaly};
+
+/// Adds the value of a scaled loss. A later check tells whether the value is finite.
+pub(crate) fn add_loss<I: Backend>(scaler: &GradScaler, device: &I::Device, value: FloatTensor<I>) {
+    let losses = {
+        let pending = &mut scaler.shared().pending;
+        pending.scaled = true;
+        pending.losses.take()
+    };
+    let mut losses = check_of::<I>(losses, device);
+    losses.add(value);
+    scaler.shared().pending.losses = Some(Box::new(losses));
+}
+
+/// The check that has begun on a backend, or a new one.
+pub(crate) fn check_of<I: Backend>(
+    begun: Option<Box<dyn Any + Send>>,
+    device: &I::Device,
+) -> FiniteCheck<I> {
+    begun
+        .and_then(|begun| begun.downcast::<FiniteCheck<I>>().ok())
+        .map(|begun| *begun)
+        .unwrap_or_else(|| FiniteCheck::new(device.clone()))
+}
+
+/// Ends the pass of a loss whose gradients may have been reduced across replicas. The replicas wait
+/// for each other here and decide on the step together.
+pub(super) fn end_pass<B: Backend>(
+    scaler: &GradScaler,
+    replicas: Option<Arc<Replicas>>,
+    device: &B::Device,
+    scale: f32,
+) {
+    agreed::<B>(replicas.as_deref(), device, Vote::scaled(Some(scale)));
+    let found = anomaly::take();
+    let pending = &mut scaler.shared().pending;
+    if let Some(replicas) = replicas {
+        pending.replicas = Some(replicas);
+    }
+    pending.anomalies.extend(found);
+}

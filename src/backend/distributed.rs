@@ -1,0 +1,73 @@
+//! Burn's distributed data parallel below AMP. The backend below reduces the gradients while they
+//! are still scaled, and one outcome is decided for all replicas.
+
+use burn_backend::DeviceId;
+use burn_backend::distributed::{
+    CollectiveTensor, DistributedBackend, DistributedConfig, DistributedParams, ReduceOperation,
+    TensorRef,
+};
+use burn_backend::tensor::FloatTensor;
+
+use crate::autodiff::replicas;
+use crate::{Amp, AmpTensor, GradScaler};
+
+/// Forwards to the backend below. All replicas start with the loss scale of the first device, and
+/// step or skip together: each waits for the others in `backward()`, and in `unscale` or `step` of
+/// the explicit protocol. All replicas panic if their losses are scaled differently, or if a
+/// replica has ended or was silent for [`AmpConfig::with_replica_timeout`].
+///
+/// [`AmpConfig::with_replica_timeout`]: crate::AmpConfig::with_replica_timeout
+impl<B: DistributedBackend> DistributedBackend for Amp<B> {
+    fn start_communication_server(devices: &[Self::Device], config: DistributedConfig) {
+        if let [first, ..] = devices
+            && !B::ad_enabled(first)
+        {
+            let state = GradScaler::of::<B>(first).state();
+            for device in devices {
+                GradScaler::of::<B>(device).load_state(state);
+            }
+            replicas::start::<B>(devices);
+        }
+        B::start_communication_server(devices, config);
+    }
+
+    fn close_communication_server(device: &Self::Device) {
+        if !B::ad_enabled(device) {
+            replicas::stop::<B>();
+        }
+        B::close_communication_server(device);
+    }
+
+    fn register_sync_parameters(device: &Self::Device, params: Vec<DistributedParams>) {
+        B::register_sync_parameters(device, params);
+    }
+
+    fn submit_sync_collective(device: &Self::Device) {
+        B::submit_sync_collective(device);
+    }
+
+    fn submit_gradient_sync(tensor: TensorRef<Self>, params: DistributedParams) {
+        // The gradient stays in the tape's container until the pass ends; nothing else touches it
+        // there.
+        let gradient = unsafe { &mut *tensor.0 };
+        // Drops the cast cache: its half copies would hold the values before the reduction.
+        *gradient = AmpTensor::new(gradient.primitive.clone(), gradient.flags());
+        B::submit_gradient_sync(TensorRef(&mut gradient.primitive), params);
+    }
+
+    fn all_reduce(
+        tensor: FloatTensor<Self>,
+        op: ReduceOperation,
+        devices: Vec<DeviceId>,
+    ) -> CollectiveTensor<Self> {
+        let flags = tensor.flags();
+        let reduced = B::all_reduce(tensor.into_primitive(), op, devices);
+        // Resolved when the caller resolves the returned tensor.
+        let reduced = unsafe { reduced.assume_resolved() };
+        CollectiveTensor::new(AmpTensor::new(reduced, flags))
+    }
+
+    fn sync_collective(device: &Self::Device) {
+        B::sync_collective(device);
+    }
+}

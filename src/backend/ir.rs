@@ -1,0 +1,115 @@
+//! [`Amp`] as a backend that runs Burn's intermediate representation, as a `burn-remote` server
+//! does.
+
+use burn_backend::Backend;
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
+use burn_ir::{BackendIr, HandleKind, TensorHandle};
+
+use crate::Amp;
+
+/// A handle is the tensor itself. Its holder assumes that a float tensor is FP32, and never sees
+/// otherwise: data read back is FP32.
+impl<B: Backend> BackendIr for Amp<B> {
+    type Handle = HandleKind<Self>;
+
+    fn float_tensor(handle: TensorHandle<Self::Handle>) -> FloatTensor<Self> {
+        match handle.handle {
+            HandleKind::Float(tensor) => tensor,
+            other => mistaken("float", &other),
+        }
+    }
+
+    fn int_tensor(handle: TensorHandle<Self::Handle>) -> IntTensor<Self> {
+        match handle.handle {
+            HandleKind::Int(tensor) => tensor,
+            other => mistaken("int", &other),
+        }
+    }
+
+    fn bool_tensor(handle: TensorHandle<Self::Handle>) -> BoolTensor<Self> {
+        match handle.handle {
+            HandleKind::Bool(tensor) => tensor,
+            other => mistaken("bool", &other),
+        }
+    }
+
+    fn quantized_tensor(handle: TensorHandle<Self::Handle>) -> QuantizedTensor<Self> {
+        match handle.handle {
+            HandleKind::Quantized(tensor) => tensor,
+            other => mistaken("quantized", &other),
+        }
+    }
+
+    fn float_tensor_handle(tensor: FloatTensor<Self>) -> Self::Handle {
+        HandleKind::Float(tensor)
+    }
+
+    fn int_tensor_handle(tensor: IntTensor<Self>) -> Self::Handle {
+        HandleKind::Int(tensor)
+    }
+
+    fn bool_tensor_handle(tensor: BoolTensor<Self>) -> Self::Handle {
+        HandleKind::Bool(tensor)
+    }
+
+    fn quantized_tensor_handle(tensor: QuantizedTensor<Self>) -> Self::Handle {
+        HandleKind::Quantized(tensor)
+    }
+}
+
+fn mistaken<B: Backend>(expected: &str, handle: &HandleKind<B>) -> ! {
+    panic!(
+        "an operation on {expected} tensors was given the handle of a {} tensor: client and \
+         server disagree on what a tensor is, are they of the same version of Burn?",
+        handle.name()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_backend::{DType, Shape, TensorMetadata};
+
+    use super::*;
+
+    type B = Amp<burn::backend::Flex>;
+
+    fn of(handle: HandleKind<B>) -> TensorHandle<HandleKind<B>> {
+        let shape = Shape::new([2]);
+        TensorHandle { handle, shape }
+    }
+
+    #[test]
+    fn a_tensor_of_each_kind_comes_back_from_its_handle() {
+        use burn_backend::QTensorPrimitive;
+        use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps, QTensorOps};
+        use burn_backend::quantization::QuantizationParametersPrimitive;
+
+        let (device, shape) = (Default::default(), || Shape::new([2]));
+        let float = B::float_ones(shape(), &device, burn_backend::FloatDType::F32);
+        let scale = B::float_ones(Shape::new([1]), &device, burn_backend::FloatDType::F32);
+        let scheme = <B as burn_backend::BackendTypes>::QuantizedTensorPrimitive::default_scheme();
+        let scales = QuantizationParametersPrimitive { scales: scale };
+        let quantized = B::quantize(float.clone(), &scheme, scales);
+        let int = B::int_ones(shape(), &device, burn_backend::IntDType::I32);
+        let boolean = B::bool_zeros(shape(), &device, burn_backend::BoolDType::Native);
+
+        let float = B::float_tensor(of(B::float_tensor_handle(float)));
+        assert_eq!(float.dtype(), DType::F32);
+        let int = B::int_tensor(of(B::int_tensor_handle(int)));
+        assert_eq!(int.dtype(), DType::I32);
+        let boolean = B::bool_tensor(of(B::bool_tensor_handle(boolean)));
+        assert!(boolean.dtype().is_bool());
+        let quantized = B::quantized_tensor(of(B::quantized_tensor_handle(quantized)));
+        assert!(matches!(quantized.dtype(), DType::QFloat(_)));
+    }
+
+    #[test]
+    #[should_panic(expected = "an operation on int tensors was given the handle of a float tensor")]
+    fn a_handle_of_another_kind_is_refused() {
+        use burn_backend::ops::FloatTensorOps;
+
+        let dtype = burn_backend::FloatDType::F32;
+        let float = B::float_ones(Shape::new([2]), &Default::default(), dtype);
+        B::int_tensor(of(B::float_tensor_handle(float)));
+    }
+}

@@ -1,0 +1,87 @@
+//! The decorator as a backend: [`Amp`] is a backend wherever `B` is one.
+
+use burn_backend::backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError};
+use burn_backend::{DType, DeviceOps, TensorData};
+
+use crate::autodiff::tape;
+use crate::device;
+use crate::{Amp, AmpTensor};
+
+#[cfg(feature = "distributed")]
+mod distributed;
+mod ir;
+
+impl<B: Backend> BackendTypes for Amp<B> {
+    type Device = B::Device;
+
+    type FloatTensorPrimitive = AmpTensor<B>;
+    type FloatElem = B::FloatElem;
+
+    type IntTensorPrimitive = B::IntTensorPrimitive;
+    type IntElem = B::IntElem;
+
+    type BoolTensorPrimitive = B::BoolTensorPrimitive;
+    type BoolElem = B::BoolElem;
+
+    type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
+}
+
+impl<B: Backend> Backend for Amp<B> {
+    /// Depends on the type of `B` alone. A device that enables autodiff by itself, such as one of
+    /// `DispatchDevice::autodiff`, is used without its autodiff:
+    /// [`AmpAutodiff`](crate::AmpAutodiff) has its own, and one tape is enough.
+    fn ad_enabled(device: &Self::Device) -> bool {
+        B::ad_enabled(device.inner())
+    }
+
+    fn memory_persistent_allocations<
+        Output: Send,
+        Input: Send,
+        Func: Fn(Input) -> Output + Send,
+    >(
+        device: &Self::Device,
+        input: Input,
+        func: Func,
+    ) -> Output {
+        B::memory_persistent_allocations(device.inner(), input, func)
+    }
+
+    fn memory_cleanup(device: &Self::Device) {
+        B::memory_cleanup(device.inner())
+    }
+
+    fn name(device: &Self::Device) -> String {
+        format!("amp<{}>", B::name(device.inner()))
+    }
+
+    fn seed(device: &Self::Device, seed: u64) {
+        B::seed(device.inner(), seed)
+    }
+
+    fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
+        B::sync(device.inner())
+    }
+
+    fn staging<'a, Iter>(data: Iter, device: &Self::Device)
+    where
+        Iter: Iterator<Item = &'a mut TensorData>,
+    {
+        B::staging(data, device.inner())
+    }
+
+    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
+        B::supports_dtype(device.inner(), dtype)
+    }
+
+    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        let device = device.inner();
+        // The upper layer calls this through autodiff; only this layer can name autodiff's tape.
+        tape::register::<B>();
+        device::register_trials::<B>(device);
+        B::dtype_usage(device, dtype)
+    }
+
+    fn device_count(type_id: u16) -> usize {
+        B::device_count(type_id)
+    }
+}

@@ -1,0 +1,253 @@
+//! The configuration of a device.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use burn_backend::Backend;
+use serde::{Deserialize, Serialize};
+
+use super::{DeviceState, capabilities, name, trial};
+use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision};
+
+/// How a device computes: its precision and its loss scaling.
+///
+/// ```
+/// use burn::backend::Flex;
+/// use burn_amp::{AmpAutodiff, AmpConfig, Precision};
+///
+/// let device = Default::default();
+/// AmpConfig::new()
+///     .with_precision(Precision::Bf16)
+///     .apply::<AmpAutodiff<Flex>>(&device)?;
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AmpConfig {
+    precision: Precision,
+    loss_scale: Option<LossScaleConfig>,
+    when_stuck: WhenStuck,
+    anomaly_detection: bool,
+    op_qualification: bool,
+    replica_timeout: Duration,
+}
+
+/// What to do when consecutive steps are skipped at the smallest loss scale
+/// ([`Transition::StuckAtMinimum`](crate::Transition)): the gradients are not finite at any scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhenStuck {
+    /// Only log an error.
+    #[default]
+    Log,
+    /// Log the error, and stop a `Learner` after the step. Outside a `Learner`, the same as `Log`.
+    Stop,
+}
+
+impl Default for AmpConfig {
+    fn default() -> Self {
+        Self {
+            precision: Precision::Auto,
+            loss_scale: None,
+            when_stuck: WhenStuck::Log,
+            anomaly_detection: false,
+            op_qualification: true,
+            replica_timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+impl AmpConfig {
+    /// Precision [`Auto`](Precision::Auto), dynamic loss scaling where needed.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the precision. Default [`Auto`](Precision::Auto).
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
+    /// Sets how the loss is scaled in f16. Default [`Dynamic`](crate::Dynamic) with its defaults.
+    /// [`apply`](AmpConfig::apply) checks the ranges.
+    pub fn with_loss_scale(mut self, loss_scale: LossScaleConfig) -> Self {
+        self.loss_scale = Some(loss_scale);
+        self
+    }
+
+    /// Sets what to do when no loss scale helps. Default [`WhenStuck::Log`].
+    pub fn with_when_stuck(mut self, when_stuck: WhenStuck) -> Self {
+        self.when_stuck = when_stuck;
+        self
+    }
+
+    /// Looks for the first operation of a step whose result is not finite, in the forward and in
+    /// the backward pass. After a skipped step, [`LastStep::anomalies`](crate::LastStep::anomalies)
+    /// names the operation. Default off. The counterpart of PyTorch's
+    /// `torch.autograd.set_detect_anomaly`.
+    ///
+    /// For debugging, not for training: every operation waits for the device, up to three times for
+    /// each operand and result. The environment variable `BURN_AMP_DETECT_ANOMALY=1` turns
+    /// detection on for all devices.
+    pub fn with_anomaly_detection(mut self, anomaly_detection: bool) -> Self {
+        self.anomaly_detection = anomaly_detection;
+        self
+    }
+
+    /// Sets whether a trial checks a device's kernels before the device computes in half, once for
+    /// each half dtype. Default on: some kernels accumulate products in half, so that 4,096 ones
+    /// sum to 2,048, or lose the last bits of a function. Such an operation then computes in FP32
+    /// and returns half; the log and [`AmpReport::inexact`](crate::AmpReport) name it.
+    pub fn with_op_qualification(mut self, op_qualification: bool) -> Self {
+        self.op_qualification = op_qualification;
+        self
+    }
+
+    /// Sets how long a replica of Burn's distributed data parallel (feature `distributed`) waits
+    /// for the others to report whether their gradients are finite. After that time the replica
+    /// panics and names the missing replicas. Default 10 minutes, like PyTorch's for NCCL.
+    pub fn with_replica_timeout(mut self, replica_timeout: Duration) -> Self {
+        self.replica_timeout = replica_timeout;
+        self
+    }
+
+    #[cfg(feature = "train")]
+    pub(crate) fn when_stuck(&self) -> WhenStuck {
+        self.when_stuck
+    }
+
+    /// Applies the configuration to `device`, for every thread, and returns the precision that is
+    /// now in force there (never `Auto`). Resets the device's loss scaler and counts, and discards
+    /// a step of the explicit protocol that has begun on the scaler.
+    ///
+    /// `B` may be the backend itself, its `Amp` or its `AmpAutodiff`: all three share the device.
+    ///
+    /// # Errors
+    ///
+    /// The device is left unchanged if
+    /// - the device does not support the precision: [`AmpError::UnsupportedPrecision`],
+    /// - a loss scale setting is out of range: [`AmpError::InvalidLossScale`],
+    /// - a loss scale is given with bf16 or FP32: [`AmpError::LossScaleWithoutF16`]. With `Auto`
+    ///   this is only a warning in the log, because the device chose the precision.
+    pub fn apply<B: Backend>(&self, device: &B::Device) -> Result<Precision, AmpError> {
+        let in_force = self.checked::<B>(device)?;
+        self.put_in_force::<B>(device, in_force)
+    }
+
+    /// As [`apply`](AmpConfig::apply) on several devices; returns whether any of them scales
+    /// losses. If a device fails, or `accept` rejects that answer, all devices are left unchanged.
+    #[cfg(feature = "train")]
+    pub(crate) fn apply_to<B: Backend>(
+        &self,
+        devices: &[B::Device],
+        accept: impl FnOnce(bool) -> Result<(), AmpError>,
+    ) -> Result<bool, AmpError> {
+        let all: Vec<_> = devices
+            .iter()
+            .map(|device| self.checked::<B>(device))
+            .collect::<Result<_, _>>()?;
+        let scales = self.loss_scale != Some(LossScaleConfig::Disabled)
+            && all.iter().any(|in_force| in_force.precision.scales_loss());
+        accept(scales)?;
+        for (device, in_force) in devices.iter().zip(all) {
+            self.put_in_force::<B>(device, in_force)?;
+        }
+        Ok(scales)
+    }
+
+    /// The configuration that `device` would get, if the device supports it.
+    fn checked<B: Backend>(&self, device: &B::Device) -> Result<InForce, AmpError> {
+        let capabilities = DeviceState::of::<B>(device).capabilities::<B>(device);
+        let is_chosen = self.precision != Precision::Auto;
+        let precision = match is_chosen {
+            true => capabilities.check::<B>(self.precision, device)?,
+            false => capabilities.auto,
+        };
+        if self.has_idle_loss_scale(precision) && is_chosen {
+            return Err(AmpError::LossScaleWithoutF16 { precision });
+        }
+        LossScaler::new(self.loss_scale.unwrap_or_default())?;
+        Ok(InForce {
+            precision,
+            is_chosen,
+            watched: self.anomaly_detection || is_watched_by_environment(),
+            tried: self.op_qualification,
+            replica_timeout: self.replica_timeout,
+        })
+    }
+
+    fn put_in_force<B: Backend>(
+        &self,
+        device: &B::Device,
+        in_force: InForce,
+    ) -> Result<Precision, AmpError> {
+        let state = DeviceState::of::<B>(device);
+        let precision = in_force.precision;
+        if !in_force.is_chosen {
+            capabilities::log_auto::<B>(state.capabilities::<B>(device), device);
+        }
+        if self.has_idle_loss_scale(precision) {
+            log::warn!(
+                "burn-amp: {} computes in {precision}, which never scales the loss: the loss scale \
+                 that was configured has no effect",
+                name::<B>(device)
+            );
+        }
+        GradScaler::of::<B>(device).configure(self.loss_scale.unwrap_or_default())?;
+        state.statistics().reset();
+        state.put_in_force(in_force);
+        if let Some(half) = precision.compute_dtype() {
+            trial::begin::<B>(device, half);
+        }
+        Ok(precision)
+    }
+
+    /// Whether a loss scale was given although `precision` never scales the loss.
+    fn has_idle_loss_scale(&self, precision: Precision) -> bool {
+        let scaled = self
+            .loss_scale
+            .is_some_and(|s| s != LossScaleConfig::Disabled);
+        scaled && !precision.scales_loss()
+    }
+}
+
+/// A configuration that passed the checks, in the form that operations read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InForce {
+    /// Never `Auto`.
+    pub precision: Precision,
+    /// Whether the user asked for this precision; false if `Auto` selected it.
+    pub is_chosen: bool,
+    /// Whether operations look for values that are not finite.
+    pub watched: bool,
+    /// Whether the device is tried before it computes in half.
+    pub tried: bool,
+    #[cfg_attr(not(feature = "distributed"), allow(dead_code))]
+    pub replica_timeout: Duration,
+}
+
+impl InForce {
+    /// The configuration of a device that nobody has configured.
+    pub(super) fn auto(precision: Precision) -> Self {
+        Self {
+            precision,
+            is_chosen: false,
+            watched: is_watched_by_environment(),
+            tried: true,
+            replica_timeout: AmpConfig::default().replica_timeout,
+        }
+    }
+}
+
+/// The environment variable that turns anomaly detection on for every device.
+const DETECT_ANOMALY: &str = "BURN_AMP_DETECT_ANOMALY";
+
+/// Whether the environment turns anomaly detection on. Read once per process.
+fn is_watched_by_environment() -> bool {
+    static ASKED: LazyLock<bool> = LazyLock::new(|| {
+        let value = std::env::var(DETECT_ANOMALY);
+        value.is_ok_and(|value| !matches!(value.trim(), "" | "0" | "false"))
+    });
+    *ASKED
+}

@@ -1,0 +1,143 @@
+//! A device: its capabilities, configuration, trial results, scaler and statistics, in one
+//! [`DeviceState`]. Independent of the policy's operations and of autodiff.
+
+mod capabilities;
+mod config;
+mod state;
+mod statistics;
+mod trial;
+
+use std::any::TypeId;
+
+use burn_backend::{Backend, DeviceId, DeviceOps};
+
+pub(crate) use config::InForce;
+pub use config::{AmpConfig, WhenStuck};
+pub(crate) use state::DeviceState;
+pub(crate) use statistics::CastStatistics;
+pub use statistics::Casts;
+pub(crate) use trial::{OpSet, register as register_trials};
+
+use crate::policy::{Mode, Support};
+use crate::precision::region;
+use crate::{AmpError, GradScaler, Precision};
+
+/// The precision in force on a device for this thread, never `Auto`: the innermost region's, else
+/// the device's own.
+///
+/// # Errors
+///
+/// [`AmpError::UnsupportedPrecision`] if a region requests a precision that the device lacks.
+pub fn precision_of<B: Backend>(device: &B::Device) -> Result<Precision, AmpError> {
+    Ok(explained::<B>(device)?.0)
+}
+
+/// The precision in force on a device for this thread, and the reason for it.
+pub(crate) fn explained<B: Backend>(
+    device: &B::Device,
+) -> Result<(Precision, &'static str), AmpError> {
+    let state = DeviceState::of::<B>(device);
+    let in_force = state.in_force::<B>(device);
+    let capabilities = || state.capabilities::<B>(device);
+    Ok(match (region(), in_force.is_chosen) {
+        (None, true) => (in_force.precision, "asked for with AmpConfig"),
+        (None, false) => (in_force.precision, capabilities().why_auto),
+        (Some(Precision::Auto), _) => (capabilities().auto, capabilities().why_auto),
+        (Some(precision), _) => {
+            let precision = capabilities().check::<B>(precision, device)?;
+            (precision, "asked for in a region")
+        }
+    })
+}
+
+/// A device's state as one operation sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceContext {
+    pub state: &'static DeviceState,
+    pub in_force: InForce,
+    /// How the policy applies before the operands are considered.
+    pub mode: Mode,
+}
+
+impl DeviceContext {
+    /// Looks a device up. If half precision is in force and has not been tried on the device, for
+    /// example because a region is the first to request it, the trial runs now.
+    ///
+    /// # Panics
+    ///
+    /// If a region requests a precision that the device does not support, with the text of
+    /// [`AmpError::UnsupportedPrecision`].
+    #[inline]
+    pub(crate) fn of<B: Backend>(device: &B::Device) -> Self {
+        let state = DeviceState::of::<B>(device);
+        let in_force = state.in_force::<B>(device);
+        let precision = match region() {
+            None => in_force.precision,
+            Some(_) => in_region::<B>(device),
+        };
+        let mode = match precision.compute_dtype() {
+            Some(half) => {
+                if in_force.tried && state.is_untried(half) {
+                    trial::begin::<B>(device, half);
+                }
+                Mode::On(half)
+            }
+            None => Mode::Off,
+        };
+        Self {
+            state,
+            in_force,
+            mode,
+        }
+    }
+
+    pub(crate) fn support<B: Backend>(&self, device: &B::Device) -> Support {
+        self.state.capabilities::<B>(device).support
+    }
+}
+
+fn in_region<B: Backend>(device: &B::Device) -> Precision {
+    precision_of::<B>(device).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The half support of a device on which a tensor is created. Operations look at the device only
+/// once half precision is wanted, so a device whose default is half announces half precision here.
+pub(crate) fn registered<B: Backend>(device: &B::Device) -> Support {
+    let state = DeviceState::of::<B>(device);
+    state.in_force::<B>(device);
+    state.capabilities::<B>(device).support
+}
+
+impl GradScaler {
+    /// The scaler of a device: one per process, with the default configuration until the device is
+    /// configured. Backends that share a device type (`Cuda`, `Amp<Cuda>`, `AmpAutodiff<Cuda>`)
+    /// share the scaler.
+    pub fn of<B: Backend>(device: &B::Device) -> Self {
+        DeviceState::of::<B>(device).scaler().clone()
+    }
+}
+
+/// The backend's name, without the layers that share its devices, and the device.
+pub(crate) fn name<B: Backend>(device: &B::Device) -> String {
+    format!("{} on {:?}", bare_name::<B>(device), device.inner())
+}
+
+fn bare_name<B: Backend>(device: &B::Device) -> String {
+    let name = B::name(device.inner());
+    let mut bare = name.as_str();
+    while let Some(inner) = ["amp<", "autodiff<"]
+        .iter()
+        .find_map(|layer| bare.strip_prefix(layer)?.strip_suffix('>'))
+    {
+        bare = inner;
+    }
+    bare.into()
+}
+
+/// The key of a device. Backends that share a device type share the key, and a device that enables
+/// autodiff by itself has the key of the plain device.
+pub(crate) type DeviceKey = (TypeId, DeviceId);
+
+pub(crate) fn key<B: Backend>(device: &B::Device) -> DeviceKey {
+    (TypeId::of::<B::Device>(), device.inner().id())
+}

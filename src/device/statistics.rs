@@ -1,0 +1,80 @@
+//! Counts the work that automatic mixed precision adds to a device: casts and read-backs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn_backend::DType;
+use serde::{Deserialize, Serialize};
+
+use crate::policy::is_half;
+
+/// Casts of float tensors from one dtype to another. `Display` gives the bytes in powers of 1,024:
+/// `8 (1.5 KiB)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Casts {
+    /// The number of casts.
+    pub count: u64,
+    /// Bytes that the casts read and wrote: each element counts in both dtypes.
+    pub bytes: u64,
+}
+
+/// The counters of a device, kept for the life of the process.
+#[derive(Debug, Default)]
+pub(crate) struct CastStatistics {
+    to_half: Counter,
+    from_half: Counter,
+    read_backs: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Counter {
+    count: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl CastStatistics {
+    /// Counts a cast of `elements` elements.
+    pub(crate) fn cast(&self, elements: usize, from: DType, to: DType) {
+        let counter = match is_half(to) {
+            true => &self.to_half,
+            false => &self.from_half,
+        };
+        counter.count.fetch_add(1, Ordering::Relaxed);
+        let bytes = elements * (from.size() + to.size());
+        counter.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Counts one read-back: the host waited for the device.
+    pub(crate) fn read_back(&self) {
+        self.read_backs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Resets all counters to zero.
+    pub(crate) fn reset(&self) {
+        for counter in [&self.to_half, &self.from_half] {
+            counter.count.store(0, Ordering::Relaxed);
+            counter.bytes.store(0, Ordering::Relaxed);
+        }
+        self.read_backs.store(0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn casts_to_half(&self) -> Casts {
+        self.to_half.casts()
+    }
+
+    pub(crate) fn casts_from_half(&self) -> Casts {
+        self.from_half.casts()
+    }
+
+    pub(crate) fn read_backs(&self) -> u64 {
+        self.read_backs.load(Ordering::Relaxed)
+    }
+}
+
+impl Counter {
+    fn casts(&self) -> Casts {
+        Casts {
+            count: self.count.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+        }
+    }
+}

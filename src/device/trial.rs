@@ -1,0 +1,322 @@
+//! Trials: which operations a device computes in half as exactly as half allows.
+//!
+//! Some kernels accumulate products in half, so that 4,096 ones sum to 2,048. Others compute a
+//! function in half throughout and lose its last bits or its small results. An inexact operation
+//! runs in FP32 on that device: operands are rounded to half first, and the result is half, so the
+//! values are those of an exact device. An operation that could not be tried runs the same way.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, FloatDType, TensorData, try_read_sync};
+
+use super::DeviceState;
+use crate::policy::{self, Class, HalfSupport, same};
+
+/// A set of tried operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OpSet(u32);
+
+impl OpSet {
+    pub(crate) const NONE: Self = Self(0);
+
+    /// The set of one named operation; empty if the operation is not tried.
+    pub(crate) const fn of(name: &str) -> Self {
+        let mut i = 0;
+        while i < TRIED.len() {
+            if same(TRIED[i], name) {
+                return Self(1 << i);
+            }
+            i += 1;
+        }
+        Self::NONE
+    }
+
+    pub(crate) fn is_none(self) -> bool {
+        self == Self::NONE
+    }
+
+    pub(crate) fn contains(self, op: Self) -> bool {
+        self.0 & op.0 != 0
+    }
+
+    pub(crate) fn names(self) -> impl Iterator<Item = &'static str> {
+        TRIED
+            .into_iter()
+            .filter(move |op| self.contains(Self::of(op)))
+    }
+}
+
+/// Makes the operands of a trial.
+struct TrialInputs<'a, B: Backend> {
+    device: &'a B::Device,
+    half: FloatDType,
+    /// The dtype that the trial computes in: `half` or FP32.
+    dtype: FloatDType,
+}
+
+impl<B: Backend> TrialInputs<'_, B> {
+    fn ones<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
+        self.make(vec![1.0; shape.iter().product()], shape)
+    }
+
+    /// Ones, with 2,048 in the middle: from there, neither f16 nor bf16 can count in steps of one.
+    /// For sums of few terms, in any order.
+    fn peak<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
+        let mut values = vec![1.0; shape.iter().product()];
+        let middle = values.len() / 2;
+        values[middle] = 2048.0;
+        self.make(values, shape)
+    }
+
+    /// Points at which precision is lost: near zero, at a bend and at the end of the range.
+    fn points(&self) -> FloatTensor<B> {
+        let points = [
+            6.2e-5, -1e-3, 0.02, -0.1, 0.5, -1.0, 1.7, -3.0, 3.93, -7.0, 256.0, 60_000.0,
+        ];
+        self.make(points.to_vec(), [12])
+    }
+
+    /// Values rounded to half, even if the trial computes in FP32.
+    fn make<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> FloatTensor<B> {
+        let values = B::float_from_data(TensorData::new(values, shape), self.device);
+        B::float_cast(B::float_cast(values, self.half), self.dtype)
+    }
+}
+
+type Trial<B> = fn(&TrialInputs<B>) -> FloatTensor<B>;
+
+/// The tried operations, each with the calls that try it.
+macro_rules! trials {
+    ($($op:ident [$($of:ident => $call:expr),+ $(,)?];)*) => {
+        const TRIED: [&str; [$(stringify!($op)),*].len()] = [$(stringify!($op)),*];
+
+        struct Trials<B>(PhantomData<B>);
+
+        impl<B: Backend> Trials<B> {
+            const OF: [&'static [Trial<B>]; TRIED.len()] = [$(&[$(|$of| $call),+]),*];
+        }
+    };
+}
+
+/// The number of terms in a sum: beyond what f16 (2,048) and bf16 (256) can count to.
+const N: usize = 4096;
+
+// One row selects a different kernel than many. So do few channels, and taps instead of channels.
+#[rustfmt::skip]
+trials! {
+    float_matmul [
+        m => B::float_matmul(m.ones([1, N]), m.ones([N, 1])),
+        m => B::float_matmul(m.ones([1, N]), m.ones([N, 8])),
+        m => B::float_matmul(m.ones([8, N]), m.ones([N, 8])),
+        m => B::float_matmul(m.ones([2, 1, N]), m.ones([2, N, 8])),
+    ];
+    linear [
+        m => B::linear(m.ones([1, N]), m.ones([N, 8]), None),
+        m => B::linear(m.ones([8, N]), m.ones([N, 8]), None),
+    ];
+    linear_x_backward [
+        m => B::linear_x_backward(m.ones([8, N]), m.ones([1, N])),
+        m => B::linear_x_backward(m.ones([8, N]), m.ones([8, N])),
+    ];
+    linear_weight_backward [
+        m => B::linear_weight_backward(m.ones([N, 8]), m.ones([N, 8])),
+        m => B::linear_weight_backward(m.ones([N, 1]), m.ones([N, 1])),
+    ];
+    conv1d [
+        m => B::conv1d(m.ones([1, N, 2]), m.ones([4, N, 1]), None, conv()),
+        m => B::conv1d(m.ones([1, 1, 64]), m.peak([1, 1, 64]), None, conv()),
+    ];
+    conv1d_x_backward [
+        m => B::conv1d_x_backward(m.ones([1, 4, 2]), m.ones([N, 4, 1]), m.ones([1, N, 2]), conv()),
+        m => B::conv1d_x_backward(m.ones([1, 1, 127]), m.peak([1, 1, 64]), m.ones([1, 1, 64]), conv()),
+    ];
+    conv1d_weight_backward [
+        m => B::conv1d_weight_backward(m.ones([2, 8, N / 2]), m.ones([8, 8, 1]), m.ones([2, 8, N / 2]), conv()),
+        m => B::conv1d_weight_backward(m.ones([2, 1, N / 2]), m.ones([1, 1, 1]), m.ones([2, 1, N / 2]), conv()),
+    ];
+    conv2d [
+        m => B::conv2d(m.ones([1, N, 2, 2]), m.ones([4, N, 1, 1]), None, conv()),
+        m => B::conv2d(m.ones([1, 1, 8, 8]), m.peak([1, 1, 8, 8]), None, conv()),
+    ];
+    conv2d_x_backward [
+        m => B::conv2d_x_backward(m.ones([1, 4, 2, 2]), m.ones([N, 4, 1, 1]), m.ones([1, N, 2, 2]), conv()),
+        m => B::conv2d_x_backward(m.ones([1, 1, 15, 15]), m.peak([1, 1, 8, 8]), m.ones([1, 1, 8, 8]), conv()),
+    ];
+    conv2d_weight_backward [
+        m => B::conv2d_weight_backward(m.ones([4, 8, 32, 32]), m.ones([8, 8, 1, 1]), m.ones([4, 8, 32, 32]), conv()),
+        m => B::conv2d_weight_backward(m.ones([4, 1, 32, 32]), m.ones([1, 1, 1, 1]), m.ones([4, 1, 32, 32]), conv()),
+    ];
+    conv3d [
+        m => B::conv3d(m.ones([1, N, 1, 2, 2]), m.ones([4, N, 1, 1, 1]), None, conv()),
+        m => B::conv3d(m.ones([1, 1, 4, 4, 4]), m.peak([1, 1, 4, 4, 4]), None, conv()),
+    ];
+    conv3d_x_backward [
+        m => B::conv3d_x_backward(m.ones([1, 4, 1, 2, 2]), m.ones([N, 4, 1, 1, 1]), m.ones([1, N, 1, 2, 2]), conv()),
+        m => B::conv3d_x_backward(m.ones([1, 1, 7, 7, 7]), m.peak([1, 1, 4, 4, 4]), m.ones([1, 1, 4, 4, 4]), conv()),
+    ];
+    conv3d_weight_backward [
+        m => B::conv3d_weight_backward(m.ones([1, 8, 16, 16, 16]), m.ones([8, 8, 1, 1, 1]), m.ones([1, 8, 16, 16, 16]), conv()),
+        m => B::conv3d_weight_backward(m.ones([1, 1, 16, 16, 16]), m.ones([1, 1, 1, 1, 1]), m.ones([1, 1, 16, 16, 16]), conv()),
+    ];
+    conv_transpose1d [
+        m => B::conv_transpose1d(m.ones([1, N, 2]), m.ones([N, 4, 1]), None, transpose()),
+        m => B::conv_transpose1d(m.ones([1, 1, 64]), m.peak([1, 1, 64]), None, transpose()),
+    ];
+    conv_transpose1d_x_backward [
+        m => B::conv_transpose1d_x_backward(m.ones([4, N, 1]), m.ones([1, N, 2]), transpose()),
+        m => B::conv_transpose1d_x_backward(m.peak([1, 1, 64]), m.ones([1, 1, 127]), transpose()),
+    ];
+    conv_transpose1d_weight_backward [
+        m => B::conv_transpose1d_weight_backward(m.ones([2, 8, N / 2]), m.ones([8, 8, 1]), m.ones([2, 8, N / 2]), transpose()),
+        m => B::conv_transpose1d_weight_backward(m.ones([2, 1, N / 2]), m.ones([1, 1, 1]), m.ones([2, 1, N / 2]), transpose()),
+    ];
+    conv_transpose2d [
+        m => B::conv_transpose2d(m.ones([1, N, 2, 2]), m.ones([N, 4, 1, 1]), None, transpose()),
+        m => B::conv_transpose2d(m.ones([1, 1, 8, 8]), m.peak([1, 1, 8, 8]), None, transpose()),
+    ];
+    conv_transpose2d_x_backward [
+        m => B::conv_transpose2d_x_backward(m.ones([4, N, 1, 1]), m.ones([1, N, 2, 2]), transpose()),
+        m => B::conv_transpose2d_x_backward(m.peak([1, 1, 8, 8]), m.ones([1, 1, 15, 15]), transpose()),
+    ];
+    conv_transpose2d_weight_backward [
+        m => B::conv_transpose2d_weight_backward(m.ones([4, 8, 32, 32]), m.ones([8, 8, 1, 1]), m.ones([4, 8, 32, 32]), transpose()),
+        m => B::conv_transpose2d_weight_backward(m.ones([4, 1, 32, 32]), m.ones([1, 1, 1, 1]), m.ones([4, 1, 32, 32]), transpose()),
+    ];
+    conv_transpose3d [
+        m => B::conv_transpose3d(m.ones([1, N, 1, 2, 2]), m.ones([N, 4, 1, 1, 1]), None, transpose()),
+        m => B::conv_transpose3d(m.ones([1, 1, 4, 4, 4]), m.peak([1, 1, 4, 4, 4]), None, transpose()),
+    ];
+    conv_transpose3d_x_backward [
+        m => B::conv_transpose3d_x_backward(m.ones([4, N, 1, 1, 1]), m.ones([1, N, 1, 2, 2]), transpose()),
+        m => B::conv_transpose3d_x_backward(m.peak([1, 1, 4, 4, 4]), m.ones([1, 1, 7, 7, 7]), transpose()),
+    ];
+    conv_transpose3d_weight_backward [
+        m => B::conv_transpose3d_weight_backward(m.ones([1, 8, 16, 16, 16]), m.ones([8, 8, 1, 1, 1]), m.ones([1, 8, 16, 16, 16]), transpose()),
+        m => B::conv_transpose3d_weight_backward(m.ones([1, 1, 16, 16, 16]), m.ones([1, 1, 1, 1, 1]), m.ones([1, 1, 16, 16, 16]), transpose()),
+    ];
+    float_tanh [m => B::float_tanh(m.points())];
+    gelu [m => B::gelu(m.points())];
+    float_atan [m => B::float_atan(m.points())];
+    float_atan2 [m => B::float_atan2(m.points(), m.make(vec![256.0; 12], [12]))];
+}
+
+fn conv<const D: usize>() -> ConvOptions<D> {
+    ConvOptions::new([1; D], [0; D], [1; D], 1)
+}
+
+fn transpose<const D: usize>() -> ConvTransposeOptions<D> {
+    ConvTransposeOptions::new([1; D], [0; D], [0; D], [1; D], 1)
+}
+
+/// The operations that a device is not shown to compute exactly in a half dtype. Tried once per
+/// process. An operation whose trial panics or cannot be read back is not shown to be exact.
+pub(crate) fn of<B: Backend>(device: &B::Device, half: DType) -> OpSet {
+    let (mut inexact, mut untried) = (OpSet::NONE, OpSet::NONE);
+    let support = DeviceState::of::<B>(device)
+        .capabilities::<B>(device)
+        .support;
+    let arithmetic = support.of(half) == HalfSupport::Arithmetic;
+    for (i, trials) in Trials::<B>::OF.into_iter().enumerate() {
+        // A device that only contracts in half computes no other operation in half.
+        if !arithmetic && policy::class(TRIED[i]) != Class::LowerPrecision {
+            continue;
+        }
+        let exact = || {
+            let mut exact = trials
+                .iter()
+                .map(|trial| is_exact::<B>(*trial, device, half));
+            exact.try_fold(true, |all, exact| Some(all && exact?))
+        };
+        match catch_unwind(AssertUnwindSafe(exact)) {
+            Ok(Some(true)) => {}
+            Ok(Some(false)) => inexact.0 |= 1 << i,
+            Ok(None) | Err(_) => untried.0 |= 1 << i,
+        }
+    }
+    log_found::<B>(device, half, inexact, untried);
+    OpSet(inexact.0 | untried.0)
+}
+
+/// Logs the result of a trial, once for each device and half dtype.
+fn log_found<B: Backend>(device: &B::Device, half: DType, inexact: OpSet, untried: OpSet) {
+    let (name, half) = (super::name::<B>(device), half.name());
+    let listed = |ops: OpSet| ops.names().collect::<Vec<_>>().join(", ");
+    if !inexact.is_none() {
+        let ops = listed(inexact);
+        log::info!(
+            "burn-amp: {name} is not exact in {half} in {ops}: these compute in FP32 and give {half}"
+        );
+    }
+    if !untried.is_none() {
+        let ops = listed(untried);
+        log::warn!(
+            "burn-amp: {name} could not be tried in {half} in {ops}: the trial panicked, or its \
+             result could not be read back. These compute in FP32 and give {half}. If the device is \
+             known to be exact in them, AmpConfig::with_op_qualification(false) lets them compute in \
+             {half}"
+        );
+    }
+}
+
+/// Whether every value in half equals the rounded FP32 value. Allows 1.25 roundings, because FP32
+/// is not exact either. `None` if the values cannot be read back.
+fn is_exact<B: Backend>(trial: Trial<B>, device: &B::Device, half: DType) -> Option<bool> {
+    let values = |dtype: DType| {
+        let (half, dtype) = (half.into(), dtype.into());
+        let result = trial(&TrialInputs {
+            device,
+            half,
+            dtype,
+        });
+        let result = B::float_cast(result, FloatDType::F32);
+        let data = try_read_sync(B::float_into_data(result))?.ok()?;
+        Some(data.iter::<f32>().collect::<Vec<_>>())
+    };
+    let (half_values, expected) = (values(half)?, values(DType::F32)?);
+    // 6e-8 is the smallest number of f16.
+    let rounding = if half == DType::F16 { 11 } else { 8 };
+    let relative = 1.25 * 2f32.powi(-rounding);
+    let close = |(h, e): (&f32, &f32)| (h - e).abs() <= e.abs() * relative + 6e-8;
+    Some(half_values.iter().zip(&expected).all(close))
+}
+
+type Begin = fn(&dyn Any, DType);
+
+/// How to try a device, by device type: the layer above autodiff decides when, but cannot name the
+/// backend that computes. Process-wide, like the types.
+static BEGIN: LazyLock<Mutex<HashMap<TypeId, Begin>>> = LazyLock::new(Mutex::default);
+
+/// Registers how to try devices of this backend, unless the backend has autodiff.
+pub(crate) fn register<B: Backend>(device: &B::Device) {
+    if !B::ad_enabled(device) {
+        let begin: Begin = |device, half| {
+            if let Some(device) = device.downcast_ref() {
+                DeviceState::of::<B>(device).inexact::<B>(device, half);
+            }
+        };
+        begins().entry(TypeId::of::<B::Device>()).or_insert(begin);
+    }
+}
+
+/// Runs a device's trial now rather than when the device first computes in half.
+pub(crate) fn begin<B: Backend>(device: &B::Device, half: DType) {
+    let begin = begins().get(&TypeId::of::<B::Device>()).copied();
+    match begin {
+        Some(begin) => begin(device, half),
+        // `B` is the backend itself, and no layer has been used on it yet.
+        None if !B::ad_enabled(device) => {
+            DeviceState::of::<B>(device).inexact::<B>(device, half);
+        }
+        None => {}
+    }
+}
+
+fn begins() -> MutexGuard<'static, HashMap<TypeId, Begin>> {
+    BEGIN.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,121 @@
+//! Finds, on request, the first operation with a non-finite result. Costs a read-back from the
+//! device after every operation.
+
+use std::cell::{Cell, RefCell};
+
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, Scalar, TensorMetadata, try_read_sync};
+
+use super::FiniteCheck;
+use crate::policy::Class;
+use crate::precision::{Restore, is_in_backward, keeps_dtypes};
+use crate::scaler::{Anomaly, Pass};
+use crate::tensor::{AmpTensor, at_least_f32};
+
+/// What is known about this thread's pass.
+#[derive(Default)]
+struct Watched {
+    /// The first anomaly of each pass.
+    found: Vec<Anomaly>,
+    /// The node of the last parameter used by an operation of the forward pass.
+    leaf: Option<u64>,
+    /// Of the current operation's operands: the largest magnitude, and whether all are finite.
+    largest: f32,
+    finite: bool,
+}
+
+thread_local! {
+    static WATCHED: RefCell<Watched> = RefCell::default();
+    /// Set while a tensor is inspected, because the inspection runs operations too.
+    static LOOKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Takes the anomalies found since the last call.
+pub(crate) fn take() -> Vec<Anomaly> {
+    WATCHED.take().found
+}
+
+/// Begins an operation on a watched device. Returns whether this operation is watched. `node` gives
+/// a parameter's node on the tape.
+#[cold]
+pub(crate) fn begins<B: Backend>(
+    tensors: &[&AmpTensor<B>],
+    node: impl Fn(&AmpTensor<B>) -> Option<u64>,
+) -> bool {
+    // The forward pass is watched above autodiff, the backward pass below it.
+    let above = B::ad_enabled(&tensors[0].device());
+    if LOOKING.get() || !(is_in_backward() || (above && !keeps_dtypes())) {
+        return false;
+    }
+    let mut leaves = tensors
+        .iter()
+        .filter(|t| B::float_is_require_grad(&t.primitive));
+    let leaf = leaves.find_map(|leaf| node(leaf));
+    WATCHED.with_borrow_mut(|watched| {
+        watched.leaf = leaf.or(watched.leaf);
+        (watched.largest, watched.finite) = (0.0, true);
+    });
+    true
+}
+
+/// Adds an operand of the current operation.
+#[cold]
+pub(crate) fn operand<B: Backend>(tensor: &AmpTensor<B>) {
+    let magnitude = magnitude::<B>(tensor.primitive.clone());
+    WATCHED.with_borrow_mut(|watched| match magnitude {
+        Some(magnitude) => watched.largest = watched.largest.max(magnitude),
+        None => watched.finite = false,
+    });
+}
+
+/// Adds the scalars of the current operation. An infinite scalar is the user's own.
+#[cold]
+pub(crate) fn scalars(scalars: &[Scalar]) {
+    WATCHED.with_borrow_mut(|watched| {
+        for scalar in scalars {
+            let scalar = scalar.elem::<f64>();
+            watched.largest = watched.largest.max(scalar.abs() as f32);
+            watched.finite &= scalar.is_finite();
+        }
+    });
+}
+
+/// Checks the result of the current operation.
+#[cold]
+pub(crate) fn result<B: Backend>(op: &str, class: Class, tensor: &FloatTensor<B>) {
+    let pass = match is_in_backward() {
+        true => Pass::Backward,
+        false => Pass::Forward,
+    };
+    let is_known = |watched: &Watched| watched.found.iter().any(|found| found.pass == pass);
+    if class == Class::Move || WATCHED.with_borrow(|watched| !watched.finite || is_known(watched)) {
+        return;
+    }
+    if magnitude::<B>(tensor.clone()).is_none() {
+        WATCHED.with_borrow_mut(|watched| {
+            watched.found.push(Anomaly {
+                op: op.trim_start_matches("float_").into(),
+                pass,
+                dtype: format!("{:?}", tensor.dtype()),
+                shape: tensor.shape().to_vec(),
+                largest_operand: watched.largest,
+                parameter: None,
+                leaf: watched.leaf.filter(|_| pass == Pass::Forward),
+            });
+        });
+    }
+}
+
+/// The largest magnitude, if all values are finite.
+fn magnitude<B: Backend>(tensor: FloatTensor<B>) -> Option<f32> {
+    let _looking = Restore::set(&LOOKING, true);
+    let tensor = B::float_detach(tensor);
+    let mut check = FiniteCheck::<B>::new(B::float_device(&tensor));
+    check.add(tensor.clone());
+    if check.read() != [true] {
+        return None;
+    }
+    let largest = B::float_max_abs(at_least_f32::<B>(tensor));
+    let data = try_read_sync(B::float_into_data(largest))?.ok()?;
+    data.iter::<f32>().next()
+}

@@ -1,0 +1,245 @@
+//! The report of mixed precision on a device, to print or to keep.
+
+use std::fmt;
+
+use burn_backend::Backend;
+use serde::{Deserialize, Serialize};
+
+use crate::device::{self, Casts, DeviceState, OpSet};
+use crate::{AmpError, GradScaler, LossScaleConfig, Outcome, Precision, ScaleHistory, Skipped};
+
+/// A snapshot of a device's precision, loss scale, steps and casts. Printed, it is a short table;
+/// serde keeps every field.
+///
+/// ```
+/// # use burn::{backend::Flex, nn::LinearConfig, tensor::Tensor};
+/// # use burn_amp::{AmpAutodiff, AmpReport, GradScaler, LossScaleConfig, Precision};
+/// # use burn_amp::with_precision;
+/// # type B = AmpAutodiff<Flex>;
+/// # let device = Default::default();
+/// # let scaler = GradScaler::new(LossScaleConfig::default())?;
+/// # let model = LinearConfig::new(4, 2).init::<B>(&device);
+/// # let report = with_precision(Precision::F16, || scaler.scope(|| {
+/// # model.forward(Tensor::<B, 2>::ones([8, 4], &device) * 1e30).mean().backward();
+/// println!("{}", AmpReport::of::<B>(&device)?);
+/// # AmpReport::of::<B>(&device).map(|report| report.with_scaler(&scaler))
+/// # }))?.to_string();
+/// # assert!(report.contains("precision   f16: asked for in a region"), "{report}");
+/// # assert!(report.contains("0 taken, 1 skipped: 1 loss not finite"), "{report}");
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+///
+/// ```text
+/// device      flex on Cpu
+/// precision   f16: asked for with AmpConfig
+/// loss scale  32768: dynamic, from 65536, lowest 32768, highest 65536
+/// steps       2 taken, 1 skipped: 1 overflow
+///             step 2 at 65536: 2 gradients not finite
+/// casts       8 (408 B) to f16 or bf16, 9 (576 B) to FP32 or wider
+/// read-backs  4
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AmpReport {
+    /// The device and its backend, without the mixed-precision and autodiff layers.
+    pub device: String,
+    /// The precision in force on this thread, never `Auto`.
+    pub precision: Precision,
+    /// Why this precision is in force.
+    pub reason: String,
+    /// How losses are scaled in f16.
+    pub loss_scaling: LossScaleConfig,
+    /// What the next loss is multiplied by in f16; 1 if loss scaling is disabled.
+    pub loss_scale: f32,
+    /// Steps whose gradients were checked and finite. In bf16 and FP32 nothing is checked, and no
+    /// step is counted.
+    pub taken_steps: u64,
+    /// Skipped steps, for any reason.
+    pub skipped_steps: u64,
+    /// Skipped steps whose loss itself was not finite. The other skipped steps overflowed.
+    pub non_finite_losses: u64,
+    /// Steps skipped since the last step taken.
+    pub skipped_in_a_row: u64,
+    /// Which steps were skipped and why, and how the scale changed.
+    pub history: ScaleHistory,
+    /// Operations not exact on the device in this precision. They compute in FP32 and return half
+    /// ([`AmpConfig::with_op_qualification`](crate::AmpConfig::with_op_qualification)).
+    pub inexact: Vec<String>,
+    /// Casts of tensors to f16 or bf16, since the device was configured.
+    pub casts_to_half: Casts,
+    /// Casts of tensors to FP32 or F64, since the device was configured.
+    pub casts_from_half: Casts,
+    /// How often a check of gradients or losses was read back since the device was configured. The
+    /// host waits for the device at each read-back.
+    pub read_backs: u64,
+}
+
+/// How many of the latest skipped steps the text shows.
+const SHOWN: usize = 5;
+
+impl AmpReport {
+    /// The report of a device, with its own loss scaler. The precision is this thread's; the counts
+    /// are those of all threads.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::UnsupportedPrecision`] when a region asks for a precision the device cannot do.
+    pub fn of<B: Backend>(device: &B::Device) -> Result<Self, AmpError> {
+        let (precision, reason) = device::explained::<B>(device)?;
+        let state = DeviceState::of::<B>(device);
+        let inexact = match precision.compute_dtype() {
+            Some(half) => state.found_inexact::<B>(device, half),
+            None => OpSet::NONE,
+        };
+        let statistics = state.statistics();
+        let unscaled = Self {
+            device: device::name::<B>(device),
+            precision,
+            reason: reason.into(),
+            loss_scaling: LossScaleConfig::Disabled,
+            loss_scale: 1.0,
+            taken_steps: 0,
+            skipped_steps: 0,
+            non_finite_losses: 0,
+            skipped_in_a_row: 0,
+            history: ScaleHistory::default(),
+            inexact: inexact.names().map(String::from).collect(),
+            casts_to_half: statistics.casts_to_half(),
+            casts_from_half: statistics.casts_from_half(),
+            read_backs: statistics.read_backs(),
+        };
+        Ok(unscaled.with_scaler(&GradScaler::of::<B>(device)))
+    }
+
+    /// The same report with another scaler's steps, for a model with its own scaler.
+    pub fn with_scaler(self, scaler: &GradScaler) -> Self {
+        let (state, history) = scaler.snapshot();
+        Self {
+            loss_scaling: *state.config(),
+            loss_scale: state.scale(),
+            taken_steps: state.taken_steps(),
+            skipped_steps: state.skipped_steps(),
+            non_finite_losses: state.non_finite_losses(),
+            skipped_in_a_row: state.skipped_in_a_row(),
+            history,
+            ..self
+        }
+    }
+
+    /// All steps that the scaler counted, including skipped steps.
+    pub fn steps(&self) -> u64 {
+        self.taken_steps + self.skipped_steps
+    }
+}
+
+impl fmt::Display for AmpReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { history, .. } = self;
+        writeln!(f, "device      {}", self.device)?;
+        writeln!(f, "precision   {}: {}", self.precision, self.reason)?;
+        if !self.precision.scales_loss() && self.steps() == 0 {
+            writeln!(f, "loss scale  none: {} needs none", self.precision)?;
+        } else {
+            write!(f, "loss scale  {}: ", self.loss_scale)?;
+            match self.loss_scaling {
+                LossScaleConfig::Dynamic(_) => {
+                    let lowest = history.scales().fold(self.loss_scale, f32::min);
+                    let highest = history.scales().fold(self.loss_scale, f32::max);
+                    let first = history.first_scale;
+                    writeln!(
+                        f,
+                        "dynamic, from {first}, lowest {lowest}, highest {highest}"
+                    )?;
+                }
+                LossScaleConfig::Fixed(_) => writeln!(f, "fixed")?,
+                LossScaleConfig::Disabled => writeln!(f, "disabled")?,
+            }
+            let (taken, skipped) = (grouped(self.taken_steps), grouped(self.skipped_steps));
+            let overflows = self.skipped_steps - self.non_finite_losses;
+            let reasons = [
+                counted(overflows, "overflow", "overflows"),
+                counted(
+                    self.non_finite_losses,
+                    "loss not finite",
+                    "losses not finite",
+                ),
+            ];
+            let reasons = reasons.into_iter().flatten().collect::<Vec<_>>().join(", ");
+            let colon = if reasons.is_empty() { "" } else { ": " };
+            writeln!(
+                f,
+                "steps       {taken} taken, {skipped} skipped{colon}{reasons}"
+            )?;
+            let earlier = history.skipped().count().saturating_sub(SHOWN);
+            for (step, skipped) in history.skipped().skip(earlier) {
+                writeln!(f, "            step {} at {skipped}", grouped(step))?;
+            }
+            if self.skipped_in_a_row > 1 {
+                let in_a_row = grouped(self.skipped_in_a_row);
+                writeln!(f, "            the last {in_a_row} in a row were skipped")?;
+            }
+        }
+        if !self.inexact.is_empty() {
+            let ops = self.inexact.join(", ");
+            writeln!(f, "in FP32     {ops}: not exact in {} here", self.precision)?;
+        }
+        let (to, from) = (self.casts_to_half, self.casts_from_half);
+        writeln!(
+            f,
+            "casts       {to} to f16 or bf16, {from} to FP32 or wider"
+        )?;
+        write!(f, "read-backs  {}", grouped(self.read_backs))
+    }
+}
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.scale)?;
+        match self.outcome {
+            Outcome::NonFiniteLoss => write!(f, "the loss is not finite")?,
+            _ => {
+                let gradients = self.non_finite_gradients as u64;
+                let gradients = counted(gradients, "gradient", "gradients");
+                let gradients = gradients.unwrap_or_else(|| "a replica's gradients".into());
+                write!(f, "{gradients} not finite")?;
+            }
+        }
+        if let Some(path) = &self.first_parameter {
+            write!(f, ", first {path}")?;
+        }
+        match &self.first_operation {
+            Some(operation) => write!(f, "; {operation}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Casts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut size = self.bytes as f64;
+        let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].into_iter().peekable();
+        while size >= 1024.0 && units.len() > 1 {
+            size /= 1024.0;
+            units.next();
+        }
+        let unit = units.next().unwrap_or("B");
+        let decimals = usize::from(unit != "B");
+        write!(f, "{} ({size:.decimals$} {unit})", grouped(self.count))
+    }
+}
+
+/// A count with its noun; `None` for zero.
+fn counted(count: u64, one: &str, many: &str) -> Option<String> {
+    match count {
+        0 => None,
+        1 => Some(format!("1 {one}")),
+        _ => Some(format!("{} {many}", grouped(count))),
+    }
+}
+
+/// A number with its digits in groups of three.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().collect();
+    String::from_utf8_lossy(&groups.join(&b',')).into_owned()
+}

@@ -1,0 +1,159 @@
+//! The op policy: one table and one pure function that decide which precision each operation runs
+//! in. Depends on dtypes, but not on tensors, devices or backends.
+//!
+//! To change an operation's precision, change its line in [`TABLE`]. The choice between FP32 and
+//! half follows the lists of PyTorch's autocast for CUDA (`aten/src/ATen/autocast_mode.h`); the
+//! guide's [reference](crate::guide::ops) compares the two.
+//!
+//! # Decisions from measurements
+//!
+//! Each figure is the bytes kept for the backward pass, as a share of what Burn keeps in FP32,
+//! measured by `cargo xtask bench memory`:
+//!
+//! - **Small operands beside a half tensor**, such as the statistics of a composed norm, promote it
+//!   to FP32: rounding the result would cost a network its accuracy. The backward pass still keeps
+//!   half. The result is flagged as FP32 that fits in half, arithmetic keeps half copies of it, and
+//!   the next activation or contraction casts it back to half. A CNN with batch norm keeps 0.40
+//!   instead of 0.91. An operand is small if autodiff tracks it (a statistic or a parameter) and
+//!   the other operand has 16 times its elements. Any other operand that was never half, such as an
+//!   additive mask, makes the result FP32 for good. So does a product of two large operands,
+//!   because its values may be of any size.
+//! - **Constants** in FP32 (zeros, ones or another value that fits in both half dtypes) follow a
+//!   half tensor in products and concatenations instead of promoting it. An LSTM keeps 0.52 instead
+//!   of 0.70: otherwise the initial state makes every later state FP32. Constants do not follow in
+//!   a sum, where an accumulator would stop at 2,048.
+//! - **Softmax, layer norm, dropout and relu** are recorded with backward formulas of their own.
+//!   These keep one tensor instead of three, in half if the operand was half. Dropout keeps its
+//!   noise as booleans; relu keeps its result, which the next layer keeps anyway. A transformer
+//!   keeps 0.36 instead of 0.68, an MLP 0.20 instead of 0.45.
+//! - FP32 that was never half keeps FP32 copies: the gradient of an operation that the policy does
+//!   not demote equals Burn's gradient, up to FP32 rounding.
+
+mod decision;
+mod table;
+
+use serde::Serialize;
+
+pub(crate) use decision::{HALVES, is_half};
+pub use decision::{HalfSupport, Mode, Operands, Plan, Support, holds, plan};
+pub use table::TABLE;
+
+/// How an operation treats its F32, F16 and BF16 operands.
+///
+/// An operation with an F64 operand is left alone, except that mixed operands are cast to F64.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub enum Class {
+    /// Operands are cast to the compute dtype, which the result keeps: the work that AMP is for.
+    LowerPrecision,
+    /// Operands are cast to FP32 and the result is FP32: its range or sums exceed half precision.
+    Fp32,
+    /// Computed in FP32, then cast back to the operand's dtype: sensitive inside, but bounded by
+    /// its input. Backward functions return the widest of their operands' dtypes.
+    Fp32Inside,
+    /// Operands of different dtypes are cast to the widest dtype, except that FP32 constants follow
+    /// a half tensor.
+    Promote,
+    /// As `Promote`, but constants count as FP32: a sum that starts from FP32 zeros stays FP32.
+    PromoteSum,
+    /// Computed in the operand's dtype.
+    Keep,
+    /// As `Keep`, but an FP32 operand that fits in half, such as the result of a composed norm, is
+    /// cast to half. The next layer would do the same.
+    Activation,
+    /// Moves or creates data and computes nothing.
+    Move,
+}
+
+/// Operations that share a class and the reason for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Rows {
+    /// How the operations treat their operands.
+    pub class: Class,
+    /// The reason for the class.
+    pub why: &'static str,
+    /// The methods of Burn's backend traits.
+    pub ops: &'static [&'static str],
+}
+
+/// One operation of the policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// The method of Burn's backend traits.
+    pub op: &'static str,
+    /// How the operation treats its operands.
+    pub class: Class,
+    /// The reason for the class.
+    pub why: &'static str,
+}
+
+/// The operations of [`TABLE`], in the table's order.
+pub fn rows() -> impl Iterator<Item = Row> {
+    TABLE.iter().flat_map(|Rows { class, why, ops }| {
+        let row = |op: &&'static str| Row {
+            op,
+            class: *class,
+            why,
+        };
+        ops.iter().map(row)
+    })
+}
+
+/// The class of an operation. The forwarding code evaluates it at compile time: an operation
+/// without a row does not compile.
+///
+/// # Panics
+///
+/// If `op` has no row.
+pub const fn class(op: &str) -> Class {
+    let mut i = 0;
+    while i < TABLE.len() {
+        let Rows { class, ops, .. } = TABLE[i];
+        let mut j = 0;
+        while j < ops.len() {
+            if same(ops[j], op) {
+                return class;
+            }
+            j += 1;
+        }
+        i += 1;
+    }
+    panic!("this operation has no row in the policy table")
+}
+
+pub(crate) const fn same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    if a.len() != b.len() {
+        return false;
+    }
+    let mut i = 0;
+    while i < a.len() {
+        if a[i] != b[i] {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_has_one_row_and_a_reason() {
+        let mut seen = std::collections::HashSet::new();
+        for row in rows() {
+            assert_eq!(class(row.op), row.class, "{} has two classes", row.op);
+            assert!(seen.insert(row.op), "{} has two rows", row.op);
+            assert!(!row.why.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_reason_stands_once_for_a_class() {
+        let mut seen = std::collections::HashSet::new();
+        for Rows { class, why, .. } in TABLE {
+            assert!(seen.insert((class, why)), "{why} stands twice");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The policy table: operations grouped by class and by the reason for the class.
+
+use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
+use super::{Class, Rows};
+
+const fn rows(class: Class, why: &'static str, ops: &'static [&'static str]) -> Rows {
+    Rows { class, why, ops }
+}
+
+/// Every operation that takes or returns a float tensor. Integer, boolean and quantized operations
+/// are the backend's own.
+#[rustfmt::skip]
+pub const TABLE: &[Rows] = &[
+    rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[
+        "float_matmul", "linear", "linear_x_backward", "linear_weight_backward", "conv1d",
+        "conv1d_x_backward", "conv1d_weight_backward", "conv2d", "conv2d_x_backward",
+        "conv2d_weight_backward", "conv3d", "conv3d_x_backward", "conv3d_weight_backward",
+        "conv_transpose1d", "conv_transpose1d_x_backward", "conv_transpose1d_weight_backward",
+        "conv_transpose2d", "conv_transpose2d_x_backward", "conv_transpose2d_weight_backward",
+        "conv_transpose3d", "conv_transpose3d_x_backward", "conv_transpose3d_weight_backward",
+    ]),
+    rows(LowerPrecision, "two contractions; the softmax between them runs in FP32", &[
+        "attention",
+    ]),
+    rows(LowerPrecision, "follows the layers around it although its slope is an FP32 parameter; Fp32 on a device that only contracts in half", &[
+        "prelu",
+    ]),
+    rows(Fp32, "its range leaves half: exp(12) is beyond 65504", &[
+        "float_exp", "float_sinh", "float_cosh", "float_tan",
+    ]),
+    rows(Fp32, "its result near its pole or branch is lost in half", &[
+        "float_log", "float_log1p", "float_recip", "float_acos", "float_acosh", "float_asin",
+        "float_asinh", "float_atanh", "float_erf", "log_sigmoid",
+    ]),
+    rows(Fp32, "a square overflows f16 at 256", &[
+        "float_powf", "float_powi", "float_powi_scalar_impl", "float_powf_scalar",
+        "float_powf_scalar_impl",
+    ]),
+    rows(Fp32, "a square overflows f16 at 256; a square is recorded by a form of its own, which keeps its operand in half where half holds it", &[
+        "float_powi_scalar",
+    ]),
+    rows(Fp32, "a sum of unknown length: 4,096 ones make 2,048 in f16, 256 in bf16", &[
+        "float_sum", "float_sum_dim", "float_mean", "float_mean_dim", "float_cumsum",
+        "float_select_add", "float_scatter_add", "embedding_backward", "linear_bias_backward",
+        "conv1d_bias_backward", "conv2d_bias_backward", "conv3d_bias_backward",
+        "conv_transpose1d_bias_backward", "conv_transpose2d_bias_backward",
+        "conv_transpose3d_bias_backward", "rfft", "irfft",
+    ]),
+    rows(Fp32, "counts elements: half stops counting at 2,048", &[
+        "float_any", "float_any_dim", "float_all", "float_all_dim",
+    ]),
+    rows(Fp32, "a product of unknown length", &[
+        "float_prod", "float_prod_dim", "float_cumprod",
+    ]),
+    rows(Fp32, "exponentials and their sum; recorded by a form of its own, which keeps half probabilities of half scores", &[
+        "softmax", "log_softmax",
+    ]),
+    rows(Fp32, "exponentials and their sum", &[
+        "softmin", "ctc_loss", "ctc_loss_backward",
+    ]),
+    rows(Fp32, "the gradient of the divisor is the floor of a quotient, which in half rounds across integers", &[
+        "float_remainder",
+    ]),
+    rows(Fp32, "differences of products cancel", &[
+        "float_cross",
+    ]),
+    rows(Fp32, "its scales and rounding are calibrated in FP32", &[
+        "quantize", "quantize_dynamic", "q_matmul",
+    ]),
+    rows(Fp32Inside, "sums and squares inside, a result bounded by its input; recorded by a form of its own, which keeps one tensor, in half for a half operand", &[
+        "layer_norm",
+    ]),
+    rows(Fp32Inside, "sums and squares inside, a result bounded by its input", &[
+        "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    ]),
+    rows(Fp32Inside, "the gradient is summed inside", &[
+        "avg_pool1d_backward", "avg_pool2d_backward", "adaptive_avg_pool1d_backward",
+        "adaptive_avg_pool2d_backward", "interpolate_backward",
+    ]),
+    rows(Fp32Inside, "coordinates need more bits than values: bf16 counts pixels in steps of 8 from 1,024 on", &[
+        "interpolate", "float_grid_sample_2d", "deform_conv2d", "deform_conv2d_backward",
+    ]),
+    rows(Fp32Inside, "cubes, or subtracts from one, inside: NaN at 45 and zeros near one in half", &[
+        "gelu_backward", "sigmoid_backward", "log_sigmoid_backward",
+    ]),
+    rows(Fp32Inside, "moves data, but autodiff sums the gradient of every window that holds a value; without autodiff the class is Move", &[
+        "float_unfold", "unfold4d",
+    ]),
+    rows(Fp32Inside, "halves the exponent: the result fits wherever the operand does", &[
+        "float_sqrt",
+    ]),
+    rows(Fp32Inside, "by the floor of a quotient, which overflows f16; FP32 out when the scalar does not fit the half dtype", &[
+        "float_remainder_scalar",
+    ]),
+    rows(PromoteSum, "operands of one dtype, the widest of them", &[
+        "float_add", "float_sub",
+    ]),
+    rows(Promote, "operands of one dtype, the widest of them; keeps what half holds in half, and the noise of a dropout as booleans, by a recorded form of its own", &[
+        "float_mul",
+    ]),
+    rows(Promote, "operands of one dtype, the widest of them; keeps what half holds in half, by a recorded form of its own", &[
+        "float_div",
+    ]),
+    rows(Promote, "operands of one dtype, the widest of them", &[
+        "float_atan2", "float_equal", "float_not_equal", "float_greater", "float_greater_equal",
+        "float_lower", "float_lower_equal", "float_cat", "float_mask_where", "float_slice_assign",
+    ]),
+    rows(Promote, "operands of one dtype, the widest of them, where it overwrites; Fp32 where it accumulates", &[
+        "float_scatter_nd",
+    ]),
+    rows(Promote, "passes the gradient through where a mask says so", &[
+        "relu_backward", "max_pool1d_with_indices_backward", "max_pool2d_with_indices_backward",
+    ]),
+    rows(Activation, "bounded by its input, rounded once; recorded by a form of its own, which keeps the result instead of the operand", &[
+        "relu",
+    ]),
+    rows(Activation, "bounded by its input, rounded once", &[
+        "leaky_relu", "gelu", "sigmoid", "hard_sigmoid", "float_tanh",
+    ]),
+    rows(Keep, "bounded by its input, rounded once", &[
+        "float_sin", "float_cos", "float_atan", "float_abs", "float_sign", "float_neg",
+        "float_round", "float_floor", "float_ceil", "float_trunc",
+    ]),
+    rows(Keep, "in FP32 when the scalar does not fit the half dtype: -1e9 overflows f16, an epsilon of 1e-8 vanishes", &[
+        "float_add_scalar", "float_sub_scalar", "float_mul_scalar", "float_div_scalar",
+        "float_clamp", "float_clamp_min", "float_clamp_max", "float_mask_fill", "float_equal_elem",
+        "float_not_equal_elem", "float_greater_elem", "float_greater_equal_elem",
+        "float_lower_elem", "float_lower_equal_elem",
+    ]),
+    rows(Keep, "selects values, makes none", &[
+        "float_max", "float_max_dim", "float_max_dim_with_indices", "float_min", "float_min_dim",
+        "float_min_dim_with_indices", "float_max_abs", "float_max_abs_dim", "float_cummin",
+        "float_cummax", "float_argmax", "float_argmin", "float_argtopk", "float_topk", "float_sort",
+        "float_sort_with_indices", "float_argsort", "float_is_nan", "float_is_inf",
+        "float_into_int",
+    ]),
+    rows(Activation, "selects values, makes none", &[
+        "max_pool1d", "max_pool1d_with_indices", "max_pool2d", "max_pool2d_with_indices",
+    ]),
+    rows(Move, "moves data", &[
+        "float_to_device", "float_repeat_dim", "float_transpose", "float_swap_dims",
+        "float_permute", "float_flip", "float_reshape", "float_gather", "float_gather_nd",
+        "float_select", "float_slice", "float_expand", "embedding", "float_detach",
+        "float_set_require_grad", "float_is_require_grad", "float_device",
+    ]),
+    rows(Move, "makes data in the dtype asked for", &[
+        "float_from_data", "int_into_float", "dequantize",
+    ]),
+    rows(Move, "makes data in the dtype asked for; an FP32 constant follows half tensors", &[
+        "float_zeros", "float_ones", "float_empty", "bool_into_float",
+    ]),
+    rows(Move, "makes data in the dtype asked for; an FP32 constant that both halves hold follows half tensors", &[
+        "float_full",
+    ]),
+    rows(Move, "drawn in FP32 and then cast: a half uniform on [0, 1) can be 1, and a seed gives FP32's numbers", &[
+        "float_random",
+    ]),
+    rows(Move, "data that leaves is FP32 where the policy made the tensor half", &[
+        "float_into_data", "tr_execute",
+    ]),
+    rows(Move, "the user names the dtype", &[
+        "float_cast",
+    ]),
+];

@@ -1,0 +1,152 @@
+//! The requested precision: the names that users write, and the thread's modes that override them.
+//! Depends on dtypes, but not on tensors, backends or devices.
+
+mod mode;
+
+use std::fmt;
+use std::str::FromStr;
+
+use burn_backend::DType;
+use serde::{Deserialize, Serialize};
+
+use crate::error::AmpError;
+pub(crate) use mode::{
+    Restore, half_wanted, in_backward, is_in_backward, keep_dtypes, keeps_dtypes, region, want_half,
+};
+pub use mode::{full_precision, with_precision};
+
+/// The precision that matrix multiplications and convolutions compute in.
+///
+/// Parsed from these names; case and surrounding spaces do not matter. Any other string is
+/// [`AmpError::UnknownPrecision`]. `16-mixed` and `bf16-mixed` are PyTorch Lightning's names:
+///
+/// | precision | names |
+/// |---|---|
+/// | `Auto` | `auto` |
+/// | `F16` | `f16`, `fp16`, `16-mixed` |
+/// | `Bf16` | `bf16`, `bf16-mixed` |
+/// | `F32` | `f32`, `fp32`, `32` |
+///
+/// ```
+/// use burn_amp::Precision;
+///
+/// assert_eq!("bf16-mixed".parse(), Ok(Precision::Bf16));
+/// assert!("fp8".parse::<Precision>().is_err());
+/// ```
+/// serde writes the name that `Display` gives, and reads every name in the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Precision {
+    /// bf16 if the device accelerates bf16, else f16 if it accelerates f16, else FP32. LibTorch
+    /// does not report acceleration: f16 on CUDA and MPS, FP32 elsewhere.
+    #[default]
+    Auto,
+    /// IEEE half: 11 bits of significand, largest value 65504. Trains with loss scaling.
+    F16,
+    /// bfloat16: 8 bits of significand, the range of FP32. Needs no loss scaling.
+    Bf16,
+    /// No half precision: every operation on FP32 and F64 tensors is the backend's own, bit for
+    /// bit.
+    F32,
+}
+
+impl Precision {
+    /// Every name that parses.
+    pub const NAMES: [&'static str; 9] = [
+        "auto",
+        "f16",
+        "fp16",
+        "16-mixed",
+        "bf16",
+        "bf16-mixed",
+        "f32",
+        "fp32",
+        "32",
+    ];
+
+    /// The half dtype that matrix multiplications compute in. `None` for `F32`, and for `Auto`,
+    /// which has no dtype until a device resolves it.
+    pub fn compute_dtype(self) -> Option<DType> {
+        match self {
+            Precision::F16 => Some(DType::F16),
+            Precision::Bf16 => Some(DType::BF16),
+            Precision::F32 | Precision::Auto => None,
+        }
+    }
+
+    /// Whether the loss is scaled by default: only f16 has too small an exponent range.
+    pub fn scales_loss(self) -> bool {
+        self == Precision::F16
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Precision::Auto => "auto",
+            Precision::F16 => "f16",
+            Precision::Bf16 => "bf16",
+            Precision::F32 => "f32",
+        })
+    }
+}
+
+impl From<Precision> for String {
+    fn from(precision: Precision) -> Self {
+        precision.to_string()
+    }
+}
+
+impl TryFrom<String> for Precision {
+    type Error = AmpError;
+
+    fn try_from(given: String) -> Result<Self, AmpError> {
+        given.parse()
+    }
+}
+
+impl FromStr for Precision {
+    type Err = AmpError;
+
+    fn from_str(given: &str) -> Result<Self, AmpError> {
+        match given.trim().to_ascii_lowercase().as_str() {
+            "auto" => Ok(Precision::Auto),
+            "f16" | "fp16" | "16-mixed" => Ok(Precision::F16),
+            "bf16" | "bf16-mixed" => Ok(Precision::Bf16),
+            "f32" | "fp32" | "32" => Ok(Precision::F32),
+            _ => Err(AmpError::UnknownPrecision {
+                given: given.to_string(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_parses_in_any_case_and_displays_as_a_name() {
+        for name in Precision::NAMES {
+            let precision: Precision = name.parse().unwrap();
+            assert_eq!(name.to_uppercase().parse(), Ok(precision));
+            assert_eq!(precision.to_string().parse(), Ok(precision));
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_an_error_that_lists_the_names() {
+        for given in ["", "half", "fp8", "16", "tf32", "bf16 mixed"] {
+            let error = given.parse::<Precision>().unwrap_err();
+            assert_eq!(
+                error,
+                AmpError::UnknownPrecision {
+                    given: given.into()
+                }
+            );
+            let text = error.to_string();
+            assert!(text.contains(&format!("{given:?}")), "{text}");
+            assert!(text.contains("bf16-mixed"), "{text}");
+        }
+    }
+}

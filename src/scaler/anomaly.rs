@@ -1,0 +1,70 @@
+//! What anomaly detection finds, as recorded for a step. Independent of tensors.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The first operation of a pass that turned finite operands into a non-finite result. Searched for
+/// if [`AmpConfig::with_anomaly_detection`](crate::AmpConfig::with_anomaly_detection) is on.
+///
+/// An infinity that the user writes into a tensor, such as a mask of minus infinity, is not an
+/// anomaly. Neither is an operation that only moves values.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Anomaly {
+    /// The backend's name for the operation, for example `linear`.
+    pub op: String,
+    /// The pass of the operation.
+    pub pass: Pass,
+    /// The dtype of the result, for example `F16`.
+    pub dtype: String,
+    /// The shape of the result.
+    pub shape: Vec<usize>,
+    /// The largest magnitude among the operands' values, read in FP32, and the scalars.
+    pub largest_operand: f32,
+    /// In the forward pass, the module path of the operation's parameter, or of the last parameter
+    /// used before the operation. Set if the module was available, as for
+    /// [`LastStep::parameters`](crate::LastStep::parameters).
+    pub parameter: Option<String>,
+    /// The node of that parameter.
+    #[serde(skip)]
+    pub(crate) leaf: Option<u64>,
+}
+
+#[cfg(feature = "train")]
+impl Anomaly {
+    /// Sets the parameter's path, given the nodes of the module's parameters.
+    pub(crate) fn place(&mut self, nodes: &[(u64, String)]) {
+        let of_leaf = nodes.iter().find(|(node, _)| Some(*node) == self.leaf);
+        if let Some((_, path)) = of_leaf {
+            self.parameter = Some(path.clone());
+        }
+    }
+}
+
+/// The two passes of a training step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pass {
+    /// From the inputs to the loss.
+    Forward,
+    /// From the loss to the gradients.
+    Backward,
+}
+
+impl fmt::Display for Anomaly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pass = match self.pass {
+            Pass::Forward => "forward",
+            Pass::Backward => "backward",
+        };
+        write!(
+            f,
+            "{pass}: {} {:?} in {}, operands up to {:e}",
+            self.op, self.shape, self.dtype, self.largest_operand
+        )?;
+        match &self.parameter {
+            Some(parameter) => write!(f, ", at {parameter}"),
+            None => Ok(()),
+        }
+    }
+}

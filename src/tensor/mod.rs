@@ -1,0 +1,243 @@
+//! The float tensor of [`Amp`](crate::Amp): the backend's own tensor, with the policy's state for
+//! it. Independent of individual operations.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
+
+use crate::device::{CastStatistics, DeviceState};
+use crate::policy::is_half;
+use crate::precision::half_wanted;
+use crate::scaler::ScaledLoss;
+use tail::Tail;
+
+mod amp;
+mod tail;
+
+pub use amp::Amp;
+pub(crate) use tail::TensorFlags;
+
+/// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
+///
+/// `dtype()` is the real dtype. Data read back is FP32 if the policy had made the tensor half.
+/// Clones share the data and, without autodiff, the half copies of FP32 data (the cast cache).
+pub struct AmpTensor<B: Backend> {
+    pub(crate) primitive: FloatTensor<B>,
+    tail: Tail<Shared<B>>,
+}
+
+/// State that the clones of a tensor share, dropped with the last clone.
+struct Shared<B: Backend> {
+    /// The cast cache: half copies of an FP32 tensor. A tensor that autodiff tracks has none,
+    /// because its casts are nodes of the tape, and a backward pass consumes them.
+    f16: OnceLock<FloatTensor<B>>,
+    bf16: OnceLock<FloatTensor<B>>,
+    /// The scaler of a scaled loss.
+    scaled: Option<ScaledLoss>,
+}
+
+impl<B: Backend> AmpTensor<B> {
+    #[inline(always)]
+    pub(crate) fn new(primitive: FloatTensor<B>, flags: TensorFlags) -> Self {
+        Self {
+            primitive,
+            tail: Tail::new(flags),
+        }
+    }
+
+    /// A tensor as the user created it: no flags.
+    #[inline(always)]
+    pub(crate) fn plain(primitive: FloatTensor<B>) -> Self {
+        Self::new(primitive, TensorFlags::empty())
+    }
+
+    /// The backend's own tensor. The shared state is dropped here, not at the end of the operation:
+    /// an operation with nothing left to drop writes its result straight to its destination.
+    #[inline(always)]
+    pub(crate) fn into_primitive(self) -> FloatTensor<B> {
+        self.primitive
+    }
+
+    #[inline(always)]
+    pub(crate) fn flags(&self) -> TensorFlags {
+        self.tail.flags()
+    }
+
+    #[inline(always)]
+    pub(crate) fn with_flags(self, flags: TensorFlags) -> Self {
+        match self.flags() == flags {
+            true => self,
+            false => match self.scaled().cloned() {
+                None => Self::new(self.primitive, flags),
+                scaled => Self::new(self.primitive, flags).with_scaled(scaled),
+            },
+        }
+    }
+
+    /// The scaler, if the tensor is a scaled loss or was computed from one.
+    #[inline(always)]
+    pub(crate) fn scaled(&self) -> Option<&ScaledLoss> {
+        self.tail.shared().and_then(|shared| shared.scaled.as_ref())
+    }
+
+    /// Marks the tensor as a scaled loss, if there is a scaler.
+    #[inline(always)]
+    pub(crate) fn with_scaled(self, scaled: Option<ScaledLoss>) -> Self {
+        match scaled {
+            None => self,
+            Some(_) => Self {
+                tail: Tail::with(self.flags(), Shared::new(scaled)),
+                primitive: self.primitive,
+            },
+        }
+    }
+
+    pub(crate) fn device(&self) -> B::Device {
+        B::float_device(&self.primitive)
+    }
+
+    /// Whether the policy made the tensor half.
+    #[inline(always)]
+    pub(crate) fn is_demoted(&self) -> bool {
+        self.flags().contains(TensorFlags::DEMOTED) && is_half(self.dtype())
+    }
+
+    /// Whether the user made the tensor half.
+    #[inline(always)]
+    pub(crate) fn is_half_by_choice(&self) -> bool {
+        !self.flags().contains(TensorFlags::DEMOTED) && is_half(self.dtype())
+    }
+
+    /// Whether the dtype is `half`, or FP32 that fits in `half`.
+    pub(crate) fn fits(&self, half: DType) -> bool {
+        self.dtype() == half || self.flags().contains(TensorFlags::widened(half))
+    }
+
+    /// The backend's tensor in `dtype`. FP32 is cast to each half dtype once for all clones; the
+    /// cast cache lives as long as one of them.
+    pub(crate) fn into_dtype(self, dtype: DType) -> FloatTensor<B> {
+        if self.dtype() == dtype {
+            return self.primitive;
+        }
+        let copy = self.tail.shared().and_then(|s| s.half(self.dtype(), dtype));
+        match copy.map(|copy| (copy, copy.get())) {
+            Some((_, Some(copy))) => copy.clone(),
+            Some((copy, None)) if !self.tail.is_alone() => copy
+                .get_or_init(|| converted::<B>(self.primitive.clone(), dtype.into()))
+                .clone(),
+            // No other clone could reuse the cast; do not cache.
+            _ => converted::<B>(self.primitive, dtype.into()),
+        }
+    }
+}
+
+impl<B: Backend> AmpTensor<B> {
+    /// Prepares the cast cache before an FP32 tensor is cloned.
+    #[inline(never)]
+    fn share_halves(&self) {
+        if self.dtype() == DType::F32 && !B::ad_enabled(&self.device()) {
+            self.tail.share(|| Shared::new(None));
+        }
+    }
+}
+
+impl<B: Backend> Clone for AmpTensor<B> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        if half_wanted() {
+            self.share_halves();
+        }
+        Self {
+            primitive: self.primitive.clone(),
+            tail: self.tail.clone(),
+        }
+    }
+}
+
+impl<B: Backend> Shared<B> {
+    fn new(scaled: Option<ScaledLoss>) -> Self {
+        Self {
+            f16: OnceLock::new(),
+            bf16: OnceLock::new(),
+            scaled,
+        }
+    }
+
+    /// The cache slot for a cast from FP32 to a half dtype; `None` for any other cast.
+    fn half(&self, from: DType, to: DType) -> Option<&OnceLock<FloatTensor<B>>> {
+        match (from, to) {
+            (DType::F32, DType::F16) => Some(&self.f16),
+            (DType::F32, DType::BF16) => Some(&self.bf16),
+            _ => None,
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for AmpTensor<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmpTensor")
+            .field("primitive", &self.primitive)
+            .field("flags", &self.flags())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B: Backend> TensorMetadata for AmpTensor<B> {
+    #[inline(always)]
+    fn dtype(&self) -> DType {
+        self.primitive.dtype()
+    }
+
+    #[inline(always)]
+    fn shape(&self) -> Shape {
+        self.primitive.shape()
+    }
+
+    #[inline(always)]
+    fn rank(&self) -> usize {
+        self.primitive.rank()
+    }
+}
+
+/// The backend's own cast. Makes the device known to the policy.
+pub(crate) fn converted<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+    counted::<B>(tensor, dtype, |device| {
+        let state = DeviceState::of::<B>(device);
+        state.in_force::<B>(device);
+        state.statistics()
+    })
+}
+
+/// Casts a half tensor to FP32; returns any other tensor unchanged.
+pub(crate) fn at_least_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match is_half(tensor.dtype()) {
+        true => counted::<B>(tensor, FloatDType::F32, |device| {
+            DeviceState::of::<B>(device).statistics()
+        }),
+        false => tensor,
+    }
+}
+
+/// A cast, counted in the statistics unless a lower layer counts it.
+fn counted<B: Backend>(
+    tensor: FloatTensor<B>,
+    dtype: FloatDType,
+    traffic: impl FnOnce(&B::Device) -> &'static CastStatistics,
+) -> FloatTensor<B> {
+    let device = B::float_device(&tensor);
+    if !B::ad_enabled(&device) {
+        let elements = tensor.shape().num_elements();
+        traffic(&device).cast(elements, tensor.dtype(), dtype.into());
+    }
+    B::float_cast(tensor, dtype)
+}
+
+/// Data as the user reads it: FP32 if the policy had demoted the tensor.
+pub(crate) fn to_user_data(data: TensorData, demoted: bool) -> TensorData {
+    match demoted && is_half(data.dtype) {
+        true => data.convert_dtype(DType::F32),
+        false => data,
+    }
+}

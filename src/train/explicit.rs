@@ -1,0 +1,374 @@
+//! The explicit protocol: scale, unscale, step, update, as PyTorch's `GradScaler` has it.
+
+use std::collections::HashSet;
+
+use burn_backend::Backend;
+use burn_core::module::AutodiffModule;
+use burn_core::record::{PrecisionSettings, Record};
+use burn_core::tensor::backend::AutodiffBackend;
+use burn_core::tensor::{DType, FloatDType, Tensor, TensorPrimitive};
+use burn_optim::{GradientsParams, LearningRate, Optimizer};
+
+use super::{explain, gradients};
+use crate::autodiff::replicas::{Replicas, Vote, agreed};
+use crate::autodiff::{scaled_loss, tape};
+use crate::device::DeviceContext;
+use crate::diagnostics::FiniteCheck;
+use crate::policy::Mode;
+use crate::scaler::{NonFinite, PendingStepRecord, ScaledLoss, UnscaledGradient};
+use crate::{AmpError, GradScaler, LossScaler, Outcome, Transition, full_precision};
+
+impl GradScaler {
+    /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. The
+    /// result keeps the shape, device and dtype of the loss; a half-precision loss becomes FP32.
+    ///
+    /// On an `AmpAutodiff` the values of the loss do not change; the loss carries this scaler and
+    /// its scale. Its `backward()`, or that of a loss computed from it, applies the scale on any
+    /// thread if f16 is involved, and leaves the rest to the protocol. Dropping a scaled loss does
+    /// not affect other backward passes. Where nothing is scaled (bf16, FP32 or a disabled scaler),
+    /// the whole protocol does nothing and every step is taken. The counterpart of PyTorch's
+    /// `GradScaler.scale`.
+    ///
+    /// # Panics
+    ///
+    /// On an `AmpAutodiff` with a checkpointing strategy that is not one of Burn's.
+    pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
+        let device = loss.device();
+        // One scale for the whole accumulation window, even if the scale is set within it.
+        let scale = {
+            let shared = &mut *self.shared();
+            shared.pending.losses_given += 1;
+            *shared.pending.scale.get_or_insert(shared.scaler.scale())
+        };
+        if is_amp::<B>(&device) {
+            let scaler = self.clone();
+            let loss = loss.into_primitive().tensor();
+            let loss = tape::with_scaled::<B>(loss, ScaledLoss { scaler, scale });
+            return Tensor::from_primitive(TensorPrimitive::Float(loss));
+        }
+        if !self.state().is_enabled() {
+            return loss;
+        }
+        let value = loss.clone().inner().into_primitive().tensor();
+        scaled_loss::add_loss::<B::InnerBackend>(self, &device, value);
+        match loss.dtype() {
+            DType::F16 | DType::BF16 => loss.cast(FloatDType::F32) * scale,
+            _ => loss * scale,
+        }
+    }
+
+    /// Runs the backward pass of a loss for a model's parameters:
+    /// `GradientsParams::from_grads(scaler.scale(loss).backward(), model)`.
+    ///
+    /// If a scaled loss is not finite, the gradient with the fewest elements becomes NaN, even if
+    /// all gradients are finite. The gradients thus report the non-finite loss to their receiver.
+    ///
+    /// ## Several peers
+    ///
+    /// Peers that reduce their gradients step or skip together on an `AmpAutodiff`. Each peer has
+    /// its own thread, model and scaler:
+    ///
+    #[cfg_attr(not(doctest), doc = include_str!("peers.md"))]
+    ///
+    /// No peer is left waiting: an overflow still yields gradients, whereas a `loss.backward()`
+    /// without a scaler yields none. A value that is not finite on one peer is not finite on any
+    /// peer after the reduction, and [`step`](GradScaler::step) checks the reduced values.
+    /// Therefore:
+    ///
+    /// - all peers must have the same precision: where nothing is scaled, nothing is checked;
+    /// - [`unscale`](GradScaler::unscale), for example to clip, comes after the reduction: the step
+    ///   uses its check;
+    /// - `scale(loss).backward()` does not know the model, so it does not report a non-finite loss
+    ///   to the other peers.
+    ///
+    /// After a non-finite loss, its peer keeps the scale and the other peers back off. Different
+    /// scales do no harm: on an `AmpAutodiff` the gradients come without the scale. On a plain
+    /// `Autodiff` each peer's gradients carry its own scale and cannot be reduced like this.
+    ///
+    /// # Panics
+    ///
+    /// Where `loss.backward()` panics.
+    pub fn backward<B: AutodiffBackend, M: AutodiffModule<B>, const D: usize>(
+        &self,
+        loss: Tensor<B, D>,
+        model: &M,
+    ) -> GradientsParams {
+        let value = loss.clone().inner();
+        let grads = GradientsParams::from_grads(self.scale(loss).backward(), model);
+        if self.shared().pending.losses.is_none() {
+            return grads;
+        }
+        // On the device: 1, or NaN for a non-finite loss. A large loss is finite in FP32.
+        let factor = full_precision(|| (value * 0.0).sum() + 1.0);
+        gradients::smallest_times::<B, M>(model, grads, factor)
+    }
+
+    /// Unscales the gradients, to inspect or clip them before [`step`](GradScaler::step). Without
+    /// this call, [`step`](GradScaler::step) unscales them. Gradients are divided in FP32 or wider,
+    /// and each keeps its shape, dtype and device. Costs the step's one read-back, plus a second
+    /// one after an overflow. The counterpart of PyTorch's `GradScaler.unscale_`.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
+    /// - [`AmpError::AlreadyUnscaled`] when `unscale` was already called for these parameters since
+    ///   the last update.
+    /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
+    ///
+    /// After an error the gradients are lost, and the scaler is unchanged.
+    ///
+    /// # Panics
+    ///
+    /// When the check cannot be read back synchronously, as on WebAssembly.
+    pub fn unscale<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<GradientsParams, AmpError> {
+        let found = self.checked::<B, M>("unscale", model, &grads)?;
+        if let Some(parameter) = self.first(&found, |_| true) {
+            return Err(AmpError::AlreadyUnscaled { parameter });
+        }
+        Ok(self.unscale_found::<B, M>(model, grads, &found))
+    }
+
+    /// Unscales the gradients. Those that were already unscaled are returned as they are.
+    fn unscale_found<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        model: &M,
+        grads: GradientsParams,
+        found: &gradients::Found<B>,
+    ) -> GradientsParams {
+        let (scale, losses, scaled, replicas) = {
+            let pending = &mut self.shared().pending;
+            let Some(scale) = pending.scale_in_use() else {
+                return grads;
+            };
+            let scaled: Vec<_> = found
+                .parameters
+                .iter()
+                .filter(|(id, _)| !pending.unscaled.contains_key(&id.val()))
+                .collect();
+            if scaled.is_empty() {
+                return grads;
+            }
+            let replicas = pending.replicas.clone();
+            (scale, pending.losses.take(), scaled, replicas)
+        };
+        let factor = match is_amp::<B>(&found.device) {
+            true => None,
+            false => Some(1.0 / f64::from(scale)),
+        };
+        let mut check = scaled_loss::check_of::<B::InnerBackend>(losses, &found.device);
+        let losses = check.len();
+        let ids: HashSet<_> = scaled.iter().map(|(id, _)| *id).collect();
+        let is_scaled = |id| ids.contains(&id);
+        let grads = gradients::unscale::<B, M>(model, grads, is_scaled, factor, &mut check);
+        let finite = check.read();
+        let (losses, gradients) = finite.split_at(losses);
+        let all = |finite: &[bool]| finite.iter().all(|finite| *finite);
+        let vote = Vote {
+            scale: Some(scale),
+            loss_is_finite: all(losses),
+            gradients_are_finite: all(gradients),
+        };
+        let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
+        let agreed = agreed::<B::InnerBackend>(replicas.as_deref(), &found.device, vote);
+
+        // Visit the module without holding the lock: the module's code may call this scaler.
+        let is_watched = !self.shared().pending.anomalies.is_empty();
+        let nodes = match is_watched {
+            true => explain::nodes::<B, M>(model),
+            false => Vec::new(),
+        };
+        let pending = &mut self.shared().pending;
+        pending.anomalies.iter_mut().for_each(|a| a.place(&nodes));
+        pending.non_finite_loss |= !agreed.loss_is_finite;
+        pending.overflow |= !agreed.gradients_are_finite;
+        // A replica overflowed, and this one did not.
+        let elsewhere = vote.gradients_are_finite && !agreed.gradients_are_finite;
+        for ((id, path), finite) in scaled.into_iter().zip(gradients) {
+            pending.gradients.push((path.clone(), *finite));
+            let (finite, stepped) = (*finite && !elsewhere, false);
+            pending
+                .unscaled
+                .insert(id.val(), UnscaledGradient { finite, stepped });
+        }
+        grads
+    }
+
+    /// Runs the optimizer step at learning rate `lr`, in FP32, if the losses and this model's
+    /// gradients are finite. Otherwise the model and the optimizer stay unchanged. Returns whether
+    /// the step was taken. The counterpart of PyTorch's `GradScaler.step`.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
+    /// - [`AmpError::AlreadyStepped`] when `step` was already called for these parameters since the
+    ///   last update.
+    /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
+    ///
+    /// After an error the model and gradients are lost; the optimizer and the scaler are unchanged.
+    ///
+    /// # Panics
+    ///
+    /// Where the optimizer's step panics, or [`unscale`](GradScaler::unscale), if not called
+    /// before.
+    pub fn step<B, M, O>(
+        &self,
+        optimizer: &mut O,
+        lr: LearningRate,
+        model: M,
+        grads: GradientsParams,
+    ) -> Result<(M, bool), AmpError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        let found = self.checked::<B, M>("step", &model, &grads)?;
+        if let Some(parameter) = self.first(&found, |unscaled| unscaled.stepped) {
+            return Err(AmpError::AlreadyStepped { parameter });
+        }
+        let grads = self.unscale_found::<B, M>(&model, grads, &found);
+        let finite = {
+            let pending = &mut self.shared().pending;
+            pending.steps += 1;
+            let mut finite = !pending.non_finite_loss;
+            for (id, _) in &found.parameters {
+                if let Some(unscaled) = pending.unscaled.get_mut(&id.val()) {
+                    unscaled.stepped = true;
+                    finite &= unscaled.finite;
+                }
+            }
+            finite
+        };
+        match finite {
+            // Gradients from a record are no longer marked as gradients: an optimizer that
+            // multiplies matrices would do so in half precision.
+            true => Ok((full_precision(|| optimizer.step(lr, model, grads)), true)),
+            false => Ok((model, false)),
+        }
+    }
+
+    /// Ends the step. The scale grows, stays or backs off according to all steps since the last
+    /// update. The next loss may then be scaled. The counterpart of PyTorch's `GradScaler.update`.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last
+    /// update.
+    pub fn update(&self) -> Result<Transition, AmpError> {
+        let pending = {
+            let mut shared = self.shared();
+            if shared.pending.steps == 0 {
+                return Err(AmpError::NothingStepped);
+            }
+            std::mem::take(&mut shared.pending)
+        };
+        // If nothing was scaled, nothing was checked.
+        let Some(scale) = pending.scale.filter(|_| !pending.unscaled.is_empty()) else {
+            return Ok(Transition::Kept);
+        };
+        let outcome = Outcome::of(!pending.non_finite_loss, !pending.overflow);
+        let overflowed = pending.gradients.iter().filter(|(_, finite)| !finite);
+        let found = NonFinite {
+            gradients: overflowed.count(),
+            parameters: pending.gradients,
+            anomalies: pending.anomalies,
+            ..NonFinite::default()
+        };
+        Ok(self.record(scale, outcome, found))
+    }
+
+    /// The model's parameters that have a gradient, if all gradients belong to the model.
+    fn checked<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        call: &'static str,
+        model: &M,
+        grads: &GradientsParams,
+    ) -> Result<gradients::Found<B>, AmpError> {
+        if self.shared().pending.losses_given == 0 {
+            return Err(AmpError::NothingScaled { call });
+        }
+        let found = gradients::found::<B, M>(model, grads);
+        if found.parameters.is_empty() || found.parameters.len() < grads.len() {
+            return Err(AmpError::ForeignGradients {
+                call,
+                given: grads.len(),
+                of_model: found.parameters.len(),
+            });
+        }
+        Ok(found)
+    }
+
+    /// The path of the first parameter that is already unscaled and satisfies `is`.
+    fn first<B: AutodiffBackend>(
+        &self,
+        found: &gradients::Found<B>,
+        is: impl Fn(&UnscaledGradient) -> bool,
+    ) -> Option<String> {
+        let pending = &self.shared().pending;
+        let mut parameters = found.parameters.iter();
+        let first = parameters.find(|(id, _)| pending.unscaled.get(&id.val()).is_some_and(&is));
+        first.map(|(_, path)| path.clone())
+    }
+
+    /// The part of a pending step that a record must keep.
+    pub(crate) fn pending_record<B: AutodiffBackend>(&self) -> PendingStepRecord {
+        let losses = self.shared().pending.losses.take();
+        let losses = losses.map(|losses| losses.downcast::<FiniteCheck<B::InnerBackend>>());
+        let finite = match losses {
+            Some(Ok(losses)) => losses.read(),
+            _ => Vec::new(),
+        };
+        let pending = &mut self.shared().pending;
+        pending.non_finite_loss |= finite.iter().any(|finite| !finite);
+        PendingStepRecord {
+            losses_given: pending.losses_given,
+            scale: pending.scale_in_use(),
+            non_finite_loss: pending.non_finite_loss,
+        }
+    }
+
+    /// Continues a step that was pending when it was recorded. The default record holds no step.
+    pub(crate) fn resume(&self, record: PendingStepRecord) {
+        self.shared().pending = record.into();
+    }
+
+    /// What a loss on this device is multiplied by now: 1 where nothing is scaled.
+    pub(crate) fn scale_at<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
+        let scaler = self.state();
+        match applies::<B>(&scaler, at) {
+            true => scaler.scale(),
+            false => 1.0,
+        }
+    }
+}
+
+/// Whether this scaler scales losses on this device.
+fn applies<B: AutodiffBackend>(scaler: &LossScaler, at: &B::Device) -> bool {
+    scaler.is_enabled() && (!is_amp::<B>(at) || is_f16::<B>(at))
+}
+
+/// Whether f16 is in force on an `AmpAutodiff`.
+fn is_f16<B: AutodiffBackend>(at: &B::Device) -> bool {
+    DeviceContext::of::<B>(at).mode == Mode::On(DType::F16)
+}
+
+/// Whether a backend is an `AmpAutodiff`, which scales by itself.
+pub(crate) fn is_amp<B: AutodiffBackend>(at: &B::Device) -> bool {
+    B::name(at).starts_with("amp<")
+}
+
+impl<B: Backend> Record<B> for LossScaler {
+    type Item<S: PrecisionSettings> = Self;
+
+    fn into_item<S: PrecisionSettings>(self) -> Self {
+        self
+    }
+
+    fn from_item<S: PrecisionSettings>(item: Self, _device: &B::Device) -> Self {
+        item
+    }
+}

@@ -1,0 +1,101 @@
+//! `burn::tensor::linalg` composes its functions of products, which run in half. In
+//! `full_precision` they are Burn's own in FP32.
+
+mod common;
+
+use burn::backend::{Autodiff, Flex};
+use burn::prelude::*;
+use burn::tensor::{DType, linalg};
+use burn_amp::{Amp, AmpAutodiff, full_precision, with_precision};
+
+use common::mlp::{data, values};
+use common::{HALVES, relative_error, roundoff};
+
+/// 4x4 and larger, for which Burn composes the determinant of products.
+fn square<B: Backend>() -> Tensor<B, 2> {
+    values::<B, 2>([4, 4], 1) + Tensor::eye(4, &Default::default()) * 2.0
+}
+
+/// Every function of `linalg` that multiplies matrices or vectors, by name.
+fn results<B: Backend>() -> Vec<(&'static str, Vec<f32>)> {
+    let square = square::<B>();
+    let wide = values::<B, 2>([6, 9], 2);
+    let (left, right) = (values::<B, 2>([4, 16], 3), values::<B, 2>([4, 16], 4));
+    let (permutation, lower, upper) = linalg::lu::<B, 2, 1>(wide.clone());
+    let floats = |x: Tensor<B, 2>| {
+        assert_eq!(x.dtype(), DType::F32);
+        data(x)
+    };
+    vec![
+        (
+            "det",
+            data(linalg::det::<B, 3, 2, 1>(square.clone().unsqueeze())),
+        ),
+        ("lu, permutation", floats(permutation)),
+        ("lu, lower", floats(lower)),
+        ("lu, upper", floats(upper)),
+        (
+            "cosine_similarity",
+            floats(linalg::cosine_similarity(
+                left.clone(),
+                right.clone(),
+                1,
+                None,
+            )),
+        ),
+        (
+            "matvec",
+            data(linalg::matvec::<B, 2, 1, _>(wide, values([9], 5))),
+        ),
+        (
+            "outer",
+            floats(linalg::outer::<B, 1, 2, _>(
+                values([16], 6),
+                values([16], 7),
+            )),
+        ),
+        (
+            "vector_norm",
+            floats(linalg::vector_norm(left.clone(), 2.0, 1)),
+        ),
+        ("trace", data(linalg::trace::<B, 2, 1>(square))),
+        ("l2_norm", floats(linalg::l2_norm(right, 1))),
+    ]
+}
+
+#[track_caller]
+fn assert_same(actual: Vec<(&str, Vec<f32>)>, expected: &[(&str, Vec<f32>)]) {
+    for ((name, actual), (_, expected)) in actual.iter().zip(expected) {
+        assert!(
+            expected.iter().all(|x| x.is_finite()),
+            "{name}: {expected:?}"
+        );
+        assert_eq!(actual, expected, "{name}");
+    }
+}
+
+#[test]
+fn in_full_precision_it_is_burns_own() {
+    let inference = results::<Flex>();
+    let training = results::<Autodiff<Flex>>();
+    for precision in HALVES {
+        with_precision(precision, || {
+            assert_same(full_precision(results::<Amp<Flex>>), &inference);
+            assert_same(full_precision(results::<AmpAutodiff<Flex>>), &training);
+        });
+    }
+}
+
+/// What the guide says of it: without `full_precision` the products run in half.
+#[test]
+fn without_it_the_products_run_in_half() {
+    let exact = linalg::det::<Flex, 3, 2, 1>(square::<Flex>().unsqueeze());
+    let exact = data(exact);
+    for precision in HALVES {
+        let half = with_precision(precision, || {
+            data(linalg::det::<Amp<Flex>, 3, 2, 1>(square().unsqueeze()))
+        });
+        let error = relative_error(&half, &exact);
+        assert!(error > roundoff(precision) / 64.0, "{precision}: {error}");
+    }
+}
