@@ -1,0 +1,68 @@
+//! A product or quotient in FP32.
+
+use super::*;
+
+impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
+    pub(super) fn record_arithmetic(
+        op: Arithmetic,
+        operands: [TapeTensor<B>; 2],
+        [keep_lhs, keep_rhs]: [DType; 2],
+    ) -> TapeTensor<B> {
+        type A<B> = Amp<B>;
+        let [lhs_tracked, rhs_tracked] = operands.each_ref().map(|operand| operand.is_tracked());
+        let [left, right] = operands.each_ref().map(|operand| operand.shape());
+        let [lhs_dtype, rhs_dtype] = operands.each_ref().map(|operand| operand.dtype());
+        Self::record(
+            operands,
+            move |[lhs, rhs]| arithmetic(op, lhs, rhs),
+            |[lhs, rhs]| {
+                let out = arithmetic(op, lhs.clone(), rhs.clone());
+                // Each gradient needs the other operand. A quotient needs `rhs` for both gradients.
+                let lhs = rhs_tracked.then(|| cast(lhs, keep_lhs));
+                let rhs = (lhs_tracked || op == Arithmetic::Div).then(|| cast(rhs, keep_rhs));
+                ((lhs, rhs), out)
+            },
+            None::<fn(_) -> _>,
+            move |ops, grads| {
+                let (lhs, rhs) = ops.state;
+                let divisor = rhs.clone();
+                let kept = "kept where the other gradient is wanted";
+                binary::<Amp<B>, _, _>(
+                    ops.parents,
+                    ops.node,
+                    grads,
+                    |grad| {
+                        let grad = arithmetic(op, grad, rhs.expect(kept));
+                        cast(broadcast_shape::<Amp<B>>(grad, &left), lhs_dtype)
+                    },
+                    |grad| {
+                        let lhs = lhs.expect(kept);
+                        let grad = match op {
+                            Arithmetic::Mul => A::<B>::float_mul(grad, lhs),
+                            // -lhs / rhs², ordered so that no square or product overflows.
+                            Arithmetic::Div => {
+                                let divisor = divisor.expect(kept);
+                                let out = arithmetic(op, lhs, divisor.clone());
+                                let grad = A::<B>::float_mul(A::<B>::float_div(grad, divisor), out);
+                                A::<B>::float_neg(grad)
+                            }
+                        };
+                        cast(broadcast_shape::<Amp<B>>(grad, &right), rhs_dtype)
+                    },
+                );
+            },
+        )
+    }
+}
+
+pub(super) fn arithmetic<B: Backend>(
+    op: Arithmetic,
+    lhs: AmpTensor<B>,
+    rhs: AmpTensor<B>,
+) -> AmpTensor<B> {
+    let lhs = widened(lhs);
+    match op {
+        Arithmetic::Mul => Amp::<B>::float_mul(lhs, rhs),
+        Arithmetic::Div => Amp::<B>::float_div(lhs, rhs),
+    }
+}

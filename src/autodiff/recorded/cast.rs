@@ -1,0 +1,33 @@
+//! A cast. Its gradient is cast back.
+
+use super::*;
+
+impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
+    pub(super) fn record_cast(tensor: TapeTensor<B>, dtype: DType) -> TapeTensor<B> {
+        let from = tensor.dtype();
+        Self::record(
+            [tensor],
+            move |[tensor]| cast(tensor, dtype),
+            |[tensor]| ((), cast(tensor, dtype)),
+            None::<fn(_) -> _>,
+            move |ops, grads| {
+                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| cast(grad, from));
+            },
+        )
+    }
+}
+
+pub(super) fn cast<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> AmpTensor<B> {
+    match tensor.dtype() == dtype {
+        true => tensor,
+        false => Amp::<B>::float_cast(tensor, dtype.into()),
+    }
+}
+
+/// A half tensor in FP32; any other tensor unchanged.
+pub(super) fn widened<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
+    match is_half(tensor.dtype()) {
+        true => cast(tensor, DType::F32),
+        false => tensor,
+    }
+}

@@ -1,0 +1,179 @@
+//! Operations that the upper layer records itself, as custom backward steps of Burn's autodiff.
+//!
+//! The operations run on the lower [`Amp`], whose policy keeps each formula in FP32. With gradient
+//! checkpointing, an operation keeps its operands' nodes instead of tensors, and recomputes.
+
+mod arithmetic;
+mod cast;
+mod dropout;
+mod layer_norm;
+mod relu;
+mod softmax;
+mod square;
+
+use std::any::{TypeId, type_name};
+use std::fmt::{self, Debug};
+use std::marker::PhantomData;
+
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::retro_forward::RetroForward;
+use burn_autodiff::checkpoint::state::BackwardStates;
+use burn_autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind, binary, broadcast_shape, unary};
+use burn_autodiff::{Autodiff, NodeId};
+use burn_backend::ops::{ActivationOps, FloatTensorOps};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
+
+use super::tape::{Arithmetic, Softmax, TapeExtension};
+use crate::policy::is_half;
+use crate::{Amp, AmpTensor};
+use cast::{cast, widened};
+pub(crate) use softmax::masked_softmax;
+
+/// The tape of `Autodiff<Amp<B>, C>`.
+pub(super) struct Recorded<B, C>(pub(super) PhantomData<fn() -> (B, C)>);
+
+/// A tensor on the tape. Its type is the same for all checkpointing strategies.
+type TapeTensor<B> = FloatTensor<Autodiff<Amp<B>>>;
+
+impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for Recorded<B, C> {
+    fn is_tracked(&self, tensor: &TapeTensor<B>) -> bool {
+        tensor.is_tracked()
+    }
+
+    fn cast(&self, tensor: TapeTensor<B>, dtype: DType) -> TapeTensor<B> {
+        Self::record_cast(tensor, dtype)
+    }
+
+    fn arithmetic(
+        &self,
+        op: Arithmetic,
+        operands: [TapeTensor<B>; 2],
+        kept: [DType; 2],
+    ) -> Option<TapeTensor<B>> {
+        (!recomputes::<C>()).then(|| Self::record_arithmetic(op, operands, kept))
+    }
+
+    fn square(&self, tensor: TapeTensor<B>, kept: DType) -> Option<TapeTensor<B>> {
+        (!recomputes::<C>()).then(|| Self::record_square(tensor, kept))
+    }
+
+    fn dropout(&self, tensor: &TapeTensor<B>, noise: &TapeTensor<B>) -> Option<TapeTensor<B>> {
+        Self::record_dropout(tensor, noise)
+    }
+
+    fn relu(&self, tensor: TapeTensor<B>) -> TapeTensor<B> {
+        Self::record_relu(tensor)
+    }
+
+    fn softmax(
+        &self,
+        kind: Softmax,
+        tensor: TapeTensor<B>,
+        dim: usize,
+        kept: DType,
+    ) -> TapeTensor<B> {
+        Self::record_softmax(kind, tensor, dim, kept)
+    }
+
+    fn layer_norm(
+        &self,
+        tensor: TapeTensor<B>,
+        gamma: TapeTensor<B>,
+        epsilon: f64,
+        kept: DType,
+    ) -> TapeTensor<B> {
+        Self::record_layer_norm([tensor, gamma], epsilon, kept)
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
+    /// Records an operation with `N` operands.
+    ///
+    /// - `forward` computes the result, also when gradient checkpointing recomputes it.
+    /// - `keep` computes the result, and what `backward` needs, if a gradient flows to an operand.
+    /// - `retrieve` gets what `backward` needs from the operands. Gradient checkpointing then keeps
+    ///   their nodes instead. Without `retrieve`, it keeps what `keep` returns.
+    /// - `backward` registers the gradients of the operands. Its state is what it needs.
+    fn record<T: Clone + Debug + Send + 'static, const N: usize>(
+        operands: [TapeTensor<B>; N],
+        forward: impl Fn([AmpTensor<B>; N]) -> AmpTensor<B> + Clone + Send + 'static,
+        keep: impl FnOnce([AmpTensor<B>; N]) -> (T, AmpTensor<B>),
+        retrieve: Option<impl FnOnce([AmpTensor<B>; N]) -> T + Send + 'static>,
+        backward: impl FnOnce(Ops<T, N>, &mut Gradients) + Send + 'static,
+    ) -> TapeTensor<B> {
+        let nodes = operands.each_ref().map(|operand| operand.node.clone());
+        let parents = nodes.each_ref().map(|node| node.id);
+        // Another thread's backward pass frees nodes that nothing holds.
+        let _held = operands.each_ref().map(|operand| operand.rc.clone());
+        let retrieves = retrieve.is_some() && recomputes::<C>();
+        let step = move |ops: Ops<Option<T>, N>, grads: &mut _, states: &mut Checkpointer| {
+            let kept = ops.state.unwrap_or_else(|| {
+                let retrieve = retrieve.expect("nothing was kept");
+                retrieve(parents.map(|parent| states.retrieve_node_output(parent)))
+            });
+            backward(Ops::new(ops.parents, ops.node, kept), grads);
+        };
+        let again = forward.clone();
+        let recompute = move |states: &mut BackwardStates, out| {
+            let operands = parents.map(|parent| states.get_state(&parent));
+            states.save(out, again(operands));
+        };
+        let prep = Closure(step, PhantomData)
+            .prepare::<C>(nodes)
+            .memory_bound()
+            .retro_forward(Closure(recompute, PhantomData))
+            .parents(&operands)
+            .stateful();
+        match prep {
+            OpsKind::Tracked(mut prep) if retrieves => {
+                for operand in &operands {
+                    prep.checkpoint(operand);
+                }
+                prep.finish(None, forward(operands.map(|operand| operand.primitive)))
+            }
+            OpsKind::Tracked(prep) => {
+                let (kept, out) = keep(operands.map(|operand| operand.primitive));
+                prep.finish(Some(kept), out)
+            }
+            OpsKind::UnTracked(prep) => {
+                prep.finish(forward(operands.map(|operand| operand.primitive)))
+            }
+        }
+    }
+}
+
+/// Whether the checkpointing strategy recomputes what it can.
+fn recomputes<C: CheckpointStrategy>() -> bool {
+    TypeId::of::<C>() != TypeId::of::<NoCheckpointing>()
+}
+
+/// A closure as Burn takes it: with `Debug`, which no closure implements. `S` is the state of a
+/// backward step.
+struct Closure<F, S>(F, PhantomData<fn(S)>);
+
+impl<B: Backend, F, S, const N: usize> Backward<Amp<B>, N> for Closure<F, S>
+where
+    F: FnOnce(Ops<S, N>, &mut Gradients, &mut Checkpointer) + Send + 'static,
+    S: Clone + Debug + Send + 'static,
+{
+    type State = S;
+
+    fn backward(self, ops: Ops<S, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        (self.0)(ops, grads, checkpointer);
+    }
+}
+
+impl<F: Fn(&mut BackwardStates, NodeId) + Send + 'static> RetroForward for Closure<F, ()> {
+    fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
+        (self.0)(states, out_node);
+    }
+}
+
+impl<F, S> Debug for Closure<F, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(type_name::<F>())
+    }
+}

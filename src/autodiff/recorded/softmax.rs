@@ -1,0 +1,83 @@
+//! The variants of softmax, in FP32.
+
+use burn_backend::FloatDType;
+
+use super::*;
+use crate::tensor::converted;
+
+impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
+    /// With p the probabilities and s their sum, the gradient is p (s g - sum(p g)), or
+    /// s g - p sum(g) for the logarithm. Rounded probabilities do not sum to exactly 1. Using s
+    /// cancels the rounding error of the p nearest to 1, so a confident prediction keeps its small
+    /// gradient.
+    pub(super) fn record_softmax(
+        kind: Softmax,
+        tensor: TapeTensor<B>,
+        dim: usize,
+        kept: DType,
+    ) -> TapeTensor<B> {
+        type A<B> = Amp<B>;
+        let dtype = tensor.dtype();
+        Self::record(
+            [tensor],
+            move |[tensor]| softmax(kind, tensor, dim),
+            |[tensor]| {
+                let out = softmax(kind, tensor, dim);
+                (cast(probabilities(kind, out.clone()), kept), out)
+            },
+            Some(move |[tensor]: [_; 1]| probabilities(kind, softmax(kind, tensor, dim))),
+            move |ops, grads| {
+                let p = ops.state;
+                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
+                    let total = A::<B>::float_sum_dim(p.clone(), dim);
+                    let whole = A::<B>::float_mul(grad.clone(), total);
+                    let grad = match kind {
+                        Softmax::Log => {
+                            let sum = A::<B>::float_sum_dim(grad, dim);
+                            A::<B>::float_sub(whole, A::<B>::float_mul(p, sum))
+                        }
+                        Softmax::Plain | Softmax::Masked => {
+                            let product = A::<B>::float_mul(grad, p.clone());
+                            let sum = A::<B>::float_sum_dim(product, dim);
+                            A::<B>::float_mul(A::<B>::float_sub(whole, sum), p)
+                        }
+                    };
+                    cast(grad, dtype)
+                });
+            },
+        )
+    }
+}
+
+fn softmax<B: Backend>(kind: Softmax, tensor: AmpTensor<B>, dim: usize) -> AmpTensor<B> {
+    match kind {
+        Softmax::Plain => Amp::<B>::softmax(tensor, dim),
+        Softmax::Log => Amp::<B>::log_softmax(tensor, dim),
+        Softmax::Masked => masked_softmax::<Amp<B>>(tensor, dim),
+    }
+}
+
+/// The softmax over a dimension, in FP32. A row of minus infinities gives zeros.
+pub(crate) fn masked_softmax<B: Backend>(scores: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
+    let scores = match is_half(scores.dtype()) {
+        true => converted::<B>(scores, FloatDType::F32),
+        false => scores,
+    };
+    let info = scores.dtype().finfo().expect("a float dtype");
+    let largest = B::float_max_dim(B::float_detach(scores.clone()), dim);
+    let largest = B::float_clamp_min(largest, info.min.into());
+    let exps = B::float_exp(B::float_sub(scores, largest));
+    let sums = B::float_sum_dim(exps.clone(), dim);
+    // A row sums to at least 1, because its largest score contributes 1. A masked row sums to 0. A
+    // bound of 0.5 leaves room for rounding and, unlike the smallest positive number, can be
+    // squared in the backward pass.
+    B::float_div(exps, B::float_clamp_min(sums, 0.5.into()))
+}
+
+/// The probabilities from which the gradient of a softmax is computed.
+fn probabilities<B: Backend>(kind: Softmax, out: AmpTensor<B>) -> AmpTensor<B> {
+    match kind {
+        Softmax::Plain | Softmax::Masked => out,
+        Softmax::Log => Amp::<B>::float_exp(out),
+    }
+}
