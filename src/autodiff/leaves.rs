@@ -1,8 +1,7 @@
 //! Weak references to the leaves whose gradients a backward pass looks at. Creating a leaf adds it.
 
-use std::sync::{Mutex, PoisonError};
-
 use burn_backend::{Backend, DType, TensorMetadata};
+use parking_lot::Mutex;
 
 use super::tape::{self, Node, WeakNode};
 use crate::AmpTensor;
@@ -33,7 +32,7 @@ pub(crate) fn remember<B: Backend>(leaf: &AmpTensor<B>) {
         return;
     };
     let (dtype, flags) = (leaf.dtype(), leaf.flags());
-    let mut remembered = LEAVES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut remembered = LEAVES.lock();
     if remembered.leaves.len() >= remembered.sweep_at {
         remembered.let_go();
         remembered.sweep_at = (2 * remembered.leaves.len()).max(64);
@@ -43,12 +42,11 @@ pub(crate) fn remember<B: Backend>(leaf: &AmpTensor<B>) {
 
 /// The nodes of the live leaves.
 pub(crate) fn alive() -> Vec<(Node, LeafInfo)> {
-    let mut remembered = LEAVES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut remembered = LEAVES.lock();
     remembered.let_go();
-    let alive = remembered.leaves.iter();
-    alive
-        .filter_map(|(node, of)| Some((node.upgrade()?, *of)))
-        .collect()
+    let leaves = remembered.leaves.iter();
+    let alive = leaves.filter_map(|(node, of)| Some((node.upgrade()?, *of)));
+    alive.collect()
 }
 
 impl Remembered {

@@ -4,10 +4,10 @@
 //! some replicas have. So the replicas vote after each backward pass and wait for each other, until
 //! a replica has ended or was silent for too long.
 
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn_backend::Backend;
+use parking_lot::{Condvar, Mutex};
 
 use crate::device::{self, DeviceState};
 use crate::scaler::Outcome;
@@ -144,8 +144,7 @@ impl Replicas {
         timeout: Duration,
         vote: Vote,
     ) -> Result<Result<Vote, Different>, Failure> {
-        let give_up_at = Instant::now().checked_add(timeout);
-        let mut round = self.round.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut round = self.round.lock();
         if let Some(failure) = &round.failure {
             return Err(failure.clone());
         }
@@ -163,29 +162,24 @@ impl Replicas {
             };
             self.decided.notify_all();
         }
-        while round.number == number {
-            if let Some(failure) = &round.failure {
-                return Err(failure.clone());
-            }
-            let left =
-                give_up_at.map_or(timeout, |at| at.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                let mut silent = self.names.clone();
-                silent.retain(|name| !round.voted.contains(name));
-                round.failure = Some(Failure::Silent(silent, timeout));
-                self.decided.notify_all();
-                continue;
-            }
-            let waited = self.decided.wait_timeout(round, left);
-            round = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let undecided = |round: &mut Round| round.number == number && round.failure.is_none();
+        self.decided.wait_while_for(&mut round, undecided, timeout);
+        if undecided(&mut round) {
+            let mut silent = self.names.clone();
+            silent.retain(|name| !round.voted.contains(name));
+            round.failure = Some(Failure::Silent(silent, timeout));
+            self.decided.notify_all();
         }
-        Ok(round.last.expect("a round was decided"))
+        match &round.failure {
+            Some(failure) if round.number == number => Err(failure.clone()),
+            _ => Ok(round.last.expect("a round was decided")),
+        }
     }
 
     /// Tells the other replicas to stop waiting for this one, because its thread ends.
     #[cfg(any(test, feature = "distributed"))]
     fn leave(&self, name: &str) {
-        let mut round = self.round.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut round = self.round.lock();
         round.failure.get_or_insert(Failure::Ended(name.into()));
         self.decided.notify_all();
     }
@@ -216,10 +210,11 @@ pub(crate) use started::{join, of, start, stop};
 mod started {
     use std::any::TypeId;
     use std::cell::RefCell;
-    use std::collections::HashMap;
-    use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
 
     use burn_backend::Backend;
+    use parking_lot::Mutex;
 
     use super::Replicas;
     use crate::{GradScaler, device};
@@ -260,11 +255,11 @@ mod started {
         scalers: Vec<GradScaler>,
     }
 
-    static STARTED: LazyLock<Mutex<HashMap<TypeId, Started>>> = LazyLock::new(Mutex::default);
+    static STARTED: Mutex<BTreeMap<TypeId, Started>> = Mutex::new(BTreeMap::new());
 
     /// The replicas on a backend.
     pub(crate) fn of<B: Backend>() -> Option<Arc<Replicas>> {
-        let started = lock();
+        let started = STARTED.lock();
         let started = started.get(&TypeId::of::<B>())?;
         Some(started.replicas.clone())
     }
@@ -277,18 +272,14 @@ mod started {
         let names = devices.iter().map(device::name::<B>).collect();
         let replicas = Arc::new(Replicas::new(names));
         let started = Started { replicas, scalers };
-        lock().insert(TypeId::of::<B>(), started);
+        STARTED.lock().insert(TypeId::of::<B>(), started);
     }
 
     pub(crate) fn stop<B: Backend>() {
-        if let Some(started) = lock().remove(&TypeId::of::<B>()) {
+        if let Some(started) = STARTED.lock().remove(&TypeId::of::<B>()) {
             let scalers = started.scalers.iter();
             scalers.for_each(|scaler| scaler.set_replica(false));
         }
-    }
-
-    fn lock() -> MutexGuard<'static, HashMap<TypeId, Started>> {
-        STARTED.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -8,9 +8,9 @@
 
 use std::any::{Any, TypeId};
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{
@@ -18,6 +18,7 @@ use burn_autodiff::checkpoint::strategy::{
 };
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorMetadata};
+use parking_lot::Mutex;
 
 use super::recorded::Recorded;
 use crate::precision::half_wanted;
@@ -139,7 +140,7 @@ impl WeakNode {
     }
 }
 
-static REGISTRY: LazyLock<Mutex<HashMap<TypeId, Registered>>> = LazyLock::new(Mutex::default);
+static REGISTRY: Mutex<BTreeMap<TypeId, Registered>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     static SEEN: RefCell<Vec<(TypeId, Option<Registered>)>> = const { RefCell::new(Vec::new()) };
@@ -207,7 +208,7 @@ fn registered<B: Backend>(of: TypeId, device: &B::Device) -> Option<Registered> 
     seen.unwrap_or_else(|| {
         // This call reaches the lower layer, which registers its tapes.
         B::dtype_usage(device, DType::F32);
-        let known = lock().get(&of).copied();
+        let known = REGISTRY.lock().get(&of).copied();
         SEEN.with_borrow_mut(|seen| seen.push((of, known)));
         known
     })
@@ -215,7 +216,7 @@ fn registered<B: Backend>(of: TypeId, device: &B::Device) -> Option<Registered> 
 
 /// Registers the tapes of the autodiff backends over `Amp<B>`.
 pub(crate) fn register<B: Backend>() {
-    let mut known = lock();
+    let mut known = REGISTRY.lock();
     known
         .entry(TypeId::of::<Autodiff<Amp<B>, NoCheckpointing>>())
         .or_insert_with(entry::<B, NoCheckpointing>);
@@ -257,8 +258,4 @@ fn node_of<B: Backend>() -> Registered {
         held: Arc::downgrade(&tensor.rc) as Weak<Anything>,
     };
     Box::leak(Box::new(NodeOf(node)))
-}
-
-fn lock() -> MutexGuard<'static, HashMap<TypeId, Registered>> {
-    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
