@@ -20,7 +20,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorMetadata};
 use parking_lot::Mutex;
 
-use super::recorded::Recorded;
+use super::recorded::{Recorded, TapeTensor};
 use crate::precision::half_wanted;
 #[cfg(feature = "train")]
 use crate::scaler::ScaledLoss;
@@ -91,10 +91,9 @@ pub(crate) enum Softmax {
     Masked,
 }
 
-/// An entry for a backend's tape: the [`TapeExtension`] of an autodiff backend, or the [`NodeOf`]
-/// of its tensors.
+/// An [`Entry`], a [`NodeOf`] or an [`Upper`].
 type Registered = &'static (dyn Any + Send + Sync);
-/// A tape extension as [`Any`].
+/// The tape extension of an autodiff backend.
 struct Entry<B: Backend>(&'static dyn TapeExtension<B>);
 /// Gets a tensor's node on the tape, for any checkpointing strategy.
 struct NodeOf<T>(fn(&T) -> WeakNode);
@@ -140,7 +139,10 @@ impl WeakNode {
     }
 }
 
-static REGISTRY: Mutex<BTreeMap<TypeId, Registered>> = Mutex::new(BTreeMap::new());
+/// What is registered, by type.
+type Registry = BTreeMap<TypeId, Registered>;
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
 
 thread_local! {
     static SEEN: RefCell<Vec<(TypeId, Option<Registered>)>> = const { RefCell::new(Vec::new()) };
@@ -149,20 +151,19 @@ thread_local! {
 /// The tape extension of a backend, if the backend is an `Autodiff` over [`Amp`]. The lookup walks
 /// the short list of types that this thread has looked up.
 pub(crate) fn of<B: Backend>(device: &B::Device) -> Option<&'static dyn TapeExtension<B>> {
-    let Entry(tape) = registered::<B>(TypeId::of::<B>(), device)?.downcast_ref::<Entry<B>>()?;
-    Some(*tape)
+    registered::<B, Entry<B>>(device).map(|entry| entry.0)
 }
 
 /// A cast. On a tape with an extension, gradient checkpointing recomputes the cast.
 pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     let device = B::float_device(&tensor);
-    match half_wanted() && B::ad_enabled(&device) {
-        true => match of::<B>(&device) {
-            Some(tape) => tape.cast(tensor, dtype),
-            None => converted::<B>(tensor, dtype.into()),
-        },
-        false => converted::<B>(tensor, dtype.into()),
+    if half_wanted()
+        && B::ad_enabled(&device)
+        && let Some(tape) = of::<B>(&device)
+    {
+        return tape.cast(tensor, dtype);
     }
+    converted::<B>(tensor, dtype.into())
 }
 
 /// A tensor in `dtype`: by a [`cast`] on the tape or, without autodiff, through the cast cache.
@@ -175,15 +176,13 @@ pub(crate) fn into_dtype<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> Floa
 
 /// The node of a tensor, if its backend is an `Autodiff` over [`Amp`]. Costs as much as [`of`].
 pub(crate) fn node<B: Backend>(tensor: &FloatTensor<B>) -> Option<WeakNode> {
-    let of_tensor = registered::<B>(TypeId::of::<FloatTensor<B>>(), &B::float_device(tensor))?;
-    let NodeOf(node) = of_tensor.downcast_ref::<NodeOf<FloatTensor<B>>>()?;
-    Some(node(tensor))
+    let of = registered::<B, NodeOf<FloatTensor<B>>>(&B::float_device(tensor))?;
+    Some(of.0(tensor))
 }
 
 /// The node id of a tensor, if its backend is an `AmpAutodiff` or the `Autodiff` in one.
 pub(crate) fn id<B: Backend, T: 'static>(tensor: &T, device: &B::Device) -> Option<u64> {
-    let upper = registered::<B>(TypeId::of::<T>(), device)?.downcast_ref::<Upper<T>>()?;
-    Some((upper.id)(tensor))
+    registered::<B, Upper<T>>(device).map(|upper| (upper.id)(tensor))
 }
 
 /// Marks a tensor of an `AmpAutodiff` as a scaled loss.
@@ -196,66 +195,61 @@ pub(crate) fn with_scaled<B: Backend>(
     tensor: FloatTensor<B>,
     scaled: ScaledLoss,
 ) -> FloatTensor<B> {
-    let of = TypeId::of::<FloatTensor<B>>();
-    let upper = registered::<B>(of, &B::float_device(&tensor))
-        .and_then(|known| known.downcast_ref::<Upper<FloatTensor<B>>>())
+    let upper = registered::<B, Upper<FloatTensor<B>>>(&B::float_device(&tensor))
         .expect("an AmpAutodiff with one of Burn's checkpointing strategies");
     (upper.with_scaled)(tensor, scaled)
 }
 
-fn registered<B: Backend>(of: TypeId, device: &B::Device) -> Option<Registered> {
+fn registered<B: Backend, T: 'static>(device: &B::Device) -> Option<&'static T> {
+    let of = TypeId::of::<T>();
     let seen = SEEN.with_borrow(|seen| seen.iter().find(|(k, _)| *k == of).map(|(_, t)| *t));
-    seen.unwrap_or_else(|| {
+    let known = seen.unwrap_or_else(|| {
         // This call reaches the lower layer, which registers its tapes.
         B::dtype_usage(device, DType::F32);
         let known = REGISTRY.lock().get(&of).copied();
         SEEN.with_borrow_mut(|seen| seen.push((of, known)));
         known
-    })
+    });
+    known?.downcast_ref()
 }
 
 /// Registers the tapes of the autodiff backends over `Amp<B>`.
 pub(crate) fn register<B: Backend>() {
     let mut known = REGISTRY.lock();
-    known
-        .entry(TypeId::of::<Autodiff<Amp<B>, NoCheckpointing>>())
-        .or_insert_with(entry::<B, NoCheckpointing>);
-    known
-        .entry(TypeId::of::<Autodiff<Amp<B>, BalancedCheckpointing>>())
-        .or_insert_with(entry::<B, BalancedCheckpointing>);
-    known
-        .entry(TypeId::of::<FloatTensor<Autodiff<Amp<B>>>>())
-        .or_insert_with(node_of::<B>);
-    known
-        .entry(TypeId::of::<OnTape<B, NoCheckpointing>>())
-        .or_insert_with(upper::<B, NoCheckpointing>);
-    known
-        .entry(TypeId::of::<OnTape<B, BalancedCheckpointing>>())
-        .or_insert_with(upper::<B, BalancedCheckpointing>);
+    if known.contains_key(&TypeId::of::<NodeOf<TapeTensor<B>>>()) {
+        return;
+    }
+    add(
+        &mut known,
+        const {
+            &NodeOf::<TapeTensor<B>>(|tensor| WeakNode {
+                node: Arc::downgrade(&tensor.node) as Weak<Anything>,
+                #[cfg(feature = "distributed")]
+                held: Arc::downgrade(&tensor.rc) as Weak<Anything>,
+            })
+        },
+    );
+    register_strategy::<B, NoCheckpointing>(&mut known);
+    register_strategy::<B, BalancedCheckpointing>(&mut known);
 }
 
-/// A tensor of the upper layer.
-type OnTape<B, C> = AmpTensor<Autodiff<Amp<B>, C>>;
-
-fn upper<B: Backend, C: CheckpointStrategy>() -> Registered {
-    Box::leak(Box::new(Upper::<OnTape<B, C>> {
-        id: |tensor| tensor.primitive.node.id.value,
-        #[cfg(feature = "train")]
-        with_scaled: |tensor, scaled| tensor.with_scaled(Some(scaled)),
-    }))
+fn register_strategy<B: Backend, C: CheckpointStrategy>(known: &mut Registry) {
+    add(
+        known,
+        const { &Entry::<Autodiff<Amp<B>, C>>(&Recorded::<B, C>(PhantomData)) },
+    );
+    add(
+        known,
+        const {
+            &Upper::<AmpTensor<Autodiff<Amp<B>, C>>> {
+                id: |tensor| tensor.primitive.node.id.value,
+                #[cfg(feature = "train")]
+                with_scaled: |tensor, scaled| tensor.with_scaled(Some(scaled)),
+            }
+        },
+    );
 }
 
-/// Leaked for the life of the process, like [`node_of`]: one entry for each backend type.
-fn entry<B: Backend, C: CheckpointStrategy>() -> Registered {
-    let tape: &'static dyn TapeExtension<Autodiff<Amp<B>, C>> = &Recorded::<B, C>(PhantomData);
-    Box::leak(Box::new(Entry(tape)))
-}
-
-fn node_of<B: Backend>() -> Registered {
-    let node = |tensor: &FloatTensor<Autodiff<Amp<B>>>| WeakNode {
-        node: Arc::downgrade(&tensor.node) as Weak<Anything>,
-        #[cfg(feature = "distributed")]
-        held: Arc::downgrade(&tensor.rc) as Weak<Anything>,
-    };
-    Box::leak(Box::new(NodeOf(node)))
+fn add<T: Send + Sync>(known: &mut Registry, value: &'static T) {
+    known.insert(TypeId::of::<T>(), value);
 }

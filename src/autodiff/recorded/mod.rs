@@ -36,7 +36,7 @@ pub(crate) use softmax::masked_softmax;
 pub(super) struct Recorded<B, C>(pub(super) PhantomData<fn() -> (B, C)>);
 
 /// A tensor on the tape. Its type is the same for all checkpointing strategies.
-type TapeTensor<B> = FloatTensor<Autodiff<Amp<B>>>;
+pub(super) type TapeTensor<B> = FloatTensor<Autodiff<Amp<B>>>;
 
 impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for Recorded<B, C> {
     fn is_tracked(&self, tensor: &TapeTensor<B>) -> bool {
