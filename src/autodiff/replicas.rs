@@ -26,9 +26,9 @@ struct Round {
     number: u64,
     /// The replicas that have voted.
     voted: Vec<String>,
-    vote: Option<Result<Vote, Different>>,
+    vote: Option<Result<Vote, Failure>>,
     /// The previous round's outcome. Kept until all replicas have read it and voted again.
-    last: Option<Result<Vote, Different>>,
+    last: Option<Result<Vote, Failure>>,
     /// The reason why no more outcomes will follow.
     failure: Option<Failure>,
 }
@@ -40,6 +40,8 @@ enum Failure {
     Ended(String),
     /// These replicas were silent for this long.
     Silent(Vec<String>, Duration),
+    /// Two losses of a round have these different scales. Later rounds can still have outcomes.
+    Different(Option<f32>, Option<f32>),
 }
 
 impl Failure {
@@ -56,6 +58,18 @@ impl Failure {
                  its steps take longer than that, AmpConfig::with_replica_timeout sets the time",
                 names.join(", ")
             ),
+            Failure::Different(one, other) => {
+                let text = |scale: &Option<f32>| match scale {
+                    Some(scale) => format!("scaled by {scale}"),
+                    None => "not scaled".into(),
+                };
+                format!(
+                    "the loss of one replica is {}, that of another {}: their gradients do not add \
+                     up. Give all devices the same precision and loss scale",
+                    text(one),
+                    text(other)
+                )
+            }
         }
     }
 }
@@ -68,10 +82,6 @@ pub(crate) struct Vote {
     pub loss_is_finite: bool,
     pub gradients_are_finite: bool,
 }
-
-/// Two different scales in one round.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Different(Option<f32>, Option<f32>);
 
 impl Vote {
     /// The vote of a pass on its scale, before anything is checked.
@@ -88,9 +98,9 @@ impl Vote {
     }
 
     /// Combines two votes: a value is finite only if it is finite on every replica.
-    fn and(self, other: Self) -> Result<Self, Different> {
+    fn and(self, other: Self) -> Result<Self, Failure> {
         match self.scale == other.scale {
-            false => Err(Different(self.scale, other.scale)),
+            false => Err(Failure::Different(self.scale, other.scale)),
             true => Ok(Self {
                 scale: self.scale,
                 loss_is_finite: self.loss_is_finite && other.loss_is_finite,
@@ -118,32 +128,13 @@ impl Replicas {
     /// - On every replica, if their scales differ: gradients of different scales were added up.
     /// - On every other replica, if one has ended or was silent for `timeout`.
     pub(crate) fn agree(&self, name: &str, timeout: Duration, vote: Vote) -> Vote {
-        let agreed = self.vote(name, timeout, vote);
-        let text = match agreed {
-            Ok(Ok(vote)) => return vote,
-            Ok(Err(Different(one, other))) => {
-                let text = |scale: Option<f32>| match scale {
-                    Some(scale) => format!("scaled by {scale}"),
-                    None => "not scaled".into(),
-                };
-                format!(
-                    "the loss of one replica is {}, that of another {}: their gradients do not add \
-                     up. Give all devices the same precision and loss scale",
-                    text(one),
-                    text(other)
-                )
-            }
-            Err(failure) => failure.text(),
-        };
-        panic!("burn-amp: in a distributed training, {text}")
+        match self.vote(name, timeout, vote) {
+            Ok(vote) => vote,
+            Err(failure) => panic!("burn-amp: in a distributed training, {}", failure.text()),
+        }
     }
 
-    fn vote(
-        &self,
-        name: &str,
-        timeout: Duration,
-        vote: Vote,
-    ) -> Result<Result<Vote, Different>, Failure> {
+    fn vote(&self, name: &str, timeout: Duration, vote: Vote) -> Result<Vote, Failure> {
         let mut round = self.round.lock();
         if let Some(failure) = &round.failure {
             return Err(failure.clone());
@@ -157,7 +148,7 @@ impl Replicas {
         if round.voted.len() == self.names.len() {
             *round = Round {
                 number: number + 1,
-                last: round.vote,
+                last: round.vote.take(),
                 ..Round::default()
             };
             self.decided.notify_all();
@@ -172,7 +163,7 @@ impl Replicas {
         }
         match &round.failure {
             Some(failure) if round.number == number => Err(failure.clone()),
-            _ => Ok(round.last.expect("a round was decided")),
+            _ => round.last.clone().expect("a round was decided"),
         }
     }
 
@@ -242,8 +233,8 @@ mod started {
             return;
         };
         JOINED.with_borrow_mut(|joined| {
-            let is_new = |joined: &mut Joined| !Arc::ptr_eq(&joined.replicas, &replicas);
-            if joined.as_mut().is_none_or(is_new) {
+            let is_new = |joined: &Joined| !Arc::ptr_eq(&joined.replicas, &replicas);
+            if joined.as_ref().is_none_or(is_new) {
                 let name = device::name::<B>(device);
                 *joined = Some(Joined { replicas, name });
             }
@@ -259,9 +250,7 @@ mod started {
 
     /// The replicas on a backend.
     pub(crate) fn of<B: Backend>() -> Option<Arc<Replicas>> {
-        let started = STARTED.lock();
-        let started = started.get(&TypeId::of::<B>())?;
-        Some(started.replicas.clone())
+        Some(STARTED.lock().get(&TypeId::of::<B>())?.replicas.clone())
     }
 
     /// Starts one replica on each of these devices.
