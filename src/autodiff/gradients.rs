@@ -20,21 +20,8 @@ pub struct AmpGradients<B: Backend> {
 }
 
 impl<B: Backend> AmpGradients<B> {
-    /// Autodiff's own gradients: nothing was scaled.
-    pub(super) fn of_tape(tape: Gradients) -> Self {
-        Self {
-            tape: Some(tape),
-            ready: HashMap::new(),
-        }
-    }
-
     /// Unscaled gradients, and no others.
     pub(super) fn of_leaves(ready: HashMap<u64, AmpTensor<B>>) -> Self {
         Self { tape: None, ready }
-    }
-
-    /// No gradients: the step overflowed.
-    pub(super) fn absent() -> Self {
-        Self::of_leaves(HashMap::new())
     }
 }

@@ -83,7 +83,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let f16 = loss.flags().contains(TensorFlags::FROM_F16)
             || DeviceContext::of::<AutodiffLayer<B, C>>(&device).mode == Mode::On(DType::F16);
         // Do not scale an untracked loss: autodiff refuses the loss itself, but not a scaled one.
-        let tracked = !loss.primitive.node.requirement.is_none();
+        let tracked = loss.primitive.is_tracked();
         let explicit = loss.scaled().cloned();
         let scaler = match &explicit {
             Some(scaled) => scaled.scaler.clone(),
@@ -92,7 +92,10 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         if !tracked || !f16 || !scaler.state().is_enabled() {
             let (tape, replicas) = tape_of::<B, C>(loss.into_primitive());
             replicas::agreed::<B>(replicas.as_deref(), &device, Vote::scaled(None));
-            return AmpGradients::of_tape(tape);
+            return AmpGradients {
+                tape: Some(tape),
+                ready: HashMap::new(),
+            };
         }
         match explicit {
             #[cfg(feature = "train")]
@@ -110,7 +113,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     /// The unscaled gradient of a tensor that requires one, in the tensor's shape and dtype; `None`
     /// after an overflow.
     fn grad(tensor: &FloatTensor<Self>, grads: &AmpGradients<B>) -> Option<AmpTensor<B>> {
-        let id = node_id::<B, C>(&tensor.primitive);
+        let id = tensor.primitive.node.id.value;
         grads.ready.get(&id).cloned().or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad(&tensor.primitive, grads.tape.as_ref()?)?;
             Some(finished(grad, tensor.dtype(), tensor.flags()))
@@ -122,7 +125,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         tensor: &FloatTensor<Self>,
         grads: &mut AmpGradients<B>,
     ) -> Option<AmpTensor<B>> {
-        let id = node_id::<B, C>(&tensor.primitive);
+        let id = tensor.primitive.node.id.value;
         grads.ready.remove(&id).or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad_remove(&tensor.primitive, grads.tape.as_mut()?)?;
             Some(finished(grad, tensor.dtype(), tensor.flags()))
@@ -134,7 +137,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         if let Some(tape) = &mut grads.tape {
             AutodiffLayer::<B, C>::grad_remove(&tensor.primitive, tape);
         }
-        grads.ready.insert(node_id::<B, C>(&tensor.primitive), grad);
+        grads.ready.insert(tensor.primitive.node.id.value, grad);
     }
 
     fn inner(tensor: FloatTensor<Self>) -> AmpTensor<B> {
@@ -200,11 +203,6 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     }
 }
 
-/// Autodiff's node id of a tensor.
-fn node_id<B: Backend, C: CheckpointStrategy>(tensor: &FloatTensor<AutodiffLayer<B, C>>) -> u64 {
-    tensor.node.id.value
-}
-
 /// A gradient as the user gets it: in the tensor's dtype, read back in the dtype that the tensor
 /// would have, and never demoted.
 fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType, of: TensorFlags) -> AmpTensor<B> {
@@ -248,15 +246,13 @@ fn register_distributed<B: AutodiffInner, C: CheckpointStrategy>(
     }
 }
 
-/// The unscaled gradients of the leaves, by node id.
-type Unscaled<B> = HashMap<u64, AmpTensor<B>>;
-
-/// The backward pass of a scaled loss. Calls `seen` with each gradient in FP32 or wider.
+/// The backward pass of a scaled loss: the unscaled gradients of the leaves, by node id. Calls
+/// `seen` with each gradient in FP32 or wider.
 fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
     scale: f32,
     mut seen: impl FnMut(u64, FloatTensor<B>),
-) -> (Unscaled<B>, Option<Arc<Replicas>>) {
+) -> (HashMap<u64, AmpTensor<B>>, Option<Arc<Replicas>>) {
     let loss = loss.into_primitive();
     // Autodiff looks a gradient up by nothing but the tensor's node.
     let mut leaf = loss.clone();
@@ -266,8 +262,9 @@ fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
         .filter_map(|(node, of)| {
             leaf.node = node.node.downcast().ok()?;
             let grad = AutodiffLayer::<B, C>::grad_remove(&leaf, &mut tape)?;
-            let unscaled = unscale::<B>(grad.into_primitive(), scale);
-            let id = node_id::<B, C>(&leaf);
+            let grad = at_least_f32::<B>(grad.into_primitive());
+            let unscaled = B::float_mul_scalar(grad, (1.0 / f64::from(scale)).into());
+            let id = leaf.node.id.value;
             seen(id, unscaled.clone());
             let grad = finished(AmpTensor::plain(unscaled), of.dtype, of.flags);
             Some((id, grad))
@@ -302,28 +299,22 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     };
     let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, vote).outcome();
     let anomalies = anomaly::take();
-    let found = match outcome {
-        Outcome::Finite => NonFinite {
-            by_pass: true,
-            ..NonFinite::default()
-        },
-        _ => NonFinite {
-            by_pass: true,
-            gradients: overflowed,
-            leaves: leaves.into_iter().zip(gradients.iter().copied()).collect(),
-            anomalies,
-            parameters: Vec::new(),
-        },
+    let by_pass = NonFinite {
+        by_pass: true,
+        ..NonFinite::default()
+    };
+    let (found, grads) = match outcome {
+        Outcome::Finite => (by_pass, grads),
+        Outcome::Overflow | Outcome::NonFiniteLoss => {
+            let found = NonFinite {
+                gradients: overflowed,
+                leaves: leaves.into_iter().zip(gradients.iter().copied()).collect(),
+                anomalies,
+                ..by_pass
+            };
+            (found, HashMap::new())
+        }
     };
     scaler.record(scale, outcome, found);
-    match outcome {
-        Outcome::Finite => AmpGradients::of_leaves(grads),
-        Outcome::Overflow | Outcome::NonFiniteLoss => AmpGradients::absent(),
-    }
-}
-
-/// Unscales a gradient, in FP32 or wider.
-fn unscale<B: Backend>(grad: FloatTensor<B>, scale: f32) -> FloatTensor<B> {
-    let grad = at_least_f32::<B>(grad);
-    B::float_mul_scalar(grad, (1.0 / f64::from(scale)).into())
+    AmpGradients::of_leaves(grads)
 }

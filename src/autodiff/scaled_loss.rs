@@ -28,9 +28,8 @@ pub(crate) fn check_of<I: Backend>(
     device: &I::Device,
 ) -> FiniteCheck<I> {
     begun
-        .and_then(|begun| begun.downcast::<FiniteCheck<I>>().ok())
-        .map(|begun| *begun)
-        .unwrap_or_else(|| FiniteCheck::new(device.clone()))
+        .and_then(|begun| begun.downcast().ok())
+        .map_or_else(|| FiniteCheck::new(device.clone()), |begun| *begun)
 }
 
 /// Ends the pass of a loss whose gradients may have been reduced across replicas. The replicas wait
