@@ -9,7 +9,7 @@ mod trial;
 
 use std::any::TypeId;
 
-use burn_backend::{Backend, DeviceId, DeviceOps};
+use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
 pub(crate) use config::InForce;
 pub use config::{AmpConfig, WhenStuck};
@@ -53,7 +53,7 @@ pub(crate) fn explained<B: Backend>(
 /// A device's state as one operation sees it.
 #[derive(Clone, Copy)]
 pub(crate) struct DeviceContext {
-    pub state: &'static DeviceState,
+    state: &'static DeviceState,
     pub in_force: InForce,
     /// How the policy applies before the operands are considered.
     pub mode: Mode,
@@ -93,6 +93,11 @@ impl DeviceContext {
 
     pub(crate) fn support<B: Backend>(&self, device: &B::Device) -> Support {
         self.state.capabilities::<B>(device).support
+    }
+
+    /// The operations in which the device is not exact. `B` must be a backend that computes.
+    pub(crate) fn inexact<B: Backend>(&self, device: &B::Device, half: DType) -> OpSet {
+        self.state.inexact::<B>(&self.in_force, device, half)
     }
 }
 

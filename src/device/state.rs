@@ -101,21 +101,30 @@ impl DeviceState {
 
     /// The operations in which the device is not exact. Runs the trial if it has not run;
     /// concurrent threads wait for one trial. `B` must be a backend that computes.
-    pub(crate) fn inexact<B: Backend>(&self, device: &B::Device, half: DType) -> OpSet {
-        match self.in_force::<B>(device).tried {
-            true => *self
-                .trial(half)
-                .get_or_init(|| trial::of::<B>(device, half)),
-            false => OpSet::NONE,
-        }
+    pub(super) fn inexact<B: Backend>(
+        &self,
+        in_force: &InForce,
+        device: &B::Device,
+        half: DType,
+    ) -> OpSet {
+        let run = || trial::of::<B>(device, half);
+        self.if_tried(in_force, half, |trial| Some(trial.get_or_init(run)))
     }
 
     /// The result of the trial so far; empty until the trial has run.
     pub(crate) fn found_inexact<B: Backend>(&self, device: &B::Device, half: DType) -> OpSet {
-        match self.in_force::<B>(device).tried {
-            true => self.trial(half).get().copied().unwrap_or(OpSet::NONE),
-            false => OpSet::NONE,
-        }
+        self.if_tried(&self.in_force::<B>(device), half, OnceLock::get)
+    }
+
+    /// The result of a trial; empty if the configuration does not try the device.
+    fn if_tried<'a>(
+        &'a self,
+        in_force: &InForce,
+        half: DType,
+        result: impl FnOnce(&'a OnceLock<OpSet>) -> Option<&'a OpSet>,
+    ) -> OpSet {
+        let found = in_force.tried.then(|| result(self.trial(half)));
+        found.flatten().copied().unwrap_or(OpSet::NONE)
     }
 
     /// Whether the device's trial in `half` has not run yet.

@@ -297,7 +297,7 @@ pub(crate) fn register<B: Backend>(device: &B::Device) {
     if !B::ad_enabled(device) {
         let begin: Begin = |device, half| {
             if let Some(device) = device.downcast_ref() {
-                DeviceState::of::<B>(device).inexact::<B>(device, half);
+                run::<B>(device, half);
             }
         };
         begins().entry(TypeId::of::<B::Device>()).or_insert(begin);
@@ -310,11 +310,15 @@ pub(crate) fn begin<B: Backend>(device: &B::Device, half: DType) {
     match begin {
         Some(begin) => begin(device, half),
         // `B` is the backend itself, and no layer has been used on it yet.
-        None if !B::ad_enabled(device) => {
-            DeviceState::of::<B>(device).inexact::<B>(device, half);
-        }
+        None if !B::ad_enabled(device) => run::<B>(device, half),
         None => {}
     }
+}
+
+/// Runs a device's trial, unless it has run or the configuration does not try the device.
+fn run<B: Backend>(device: &B::Device, half: DType) {
+    let state = DeviceState::of::<B>(device);
+    state.inexact::<B>(&state.in_force::<B>(device), device, half);
 }
 
 fn begins() -> MutexGuard<'static, HashMap<TypeId, Begin>> {

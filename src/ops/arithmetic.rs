@@ -7,7 +7,7 @@ use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 use super::{Call, Op, fitting, recording};
 use crate::AmpTensor;
 use crate::autodiff::tape::Arithmetic;
-use crate::policy::{HALVES, is_half};
+use crate::policy::is_half;
 use crate::tensor::TensorFlags;
 
 /// A tracked operand that is this many times smaller than the other is a statistic or a parameter
@@ -114,15 +114,11 @@ fn widened<B: Backend>(lhs: &AmpTensor<B>, rhs: &AmpTensor<B>, is_sum: bool) -> 
         t.shape().num_elements() * SMALL <= of.shape().num_elements()
             && recording(&[t]).is_some_and(|(tape, _)| tape.is_tracked(&t.primitive))
     };
-    let holds = |half: &DType| match [lhs.fits(*half), rhs.fits(*half)] {
+    TensorFlags::widened_where(|half| match [lhs.fits(half), rhs.fits(half)] {
         [false, false] => false,
         [true, _] if is_statistic(rhs, lhs) => true,
         [_, true] if is_statistic(lhs, rhs) => true,
         fit => is_sum && fit == [true, true],
-    };
-    let halves = HALVES.into_iter().filter(holds);
-    halves.fold(TensorFlags::empty(), |all, half| {
-        all | TensorFlags::widened(half)
     })
 }
 

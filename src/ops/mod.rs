@@ -17,7 +17,7 @@ use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 use crate::autodiff::tape::{self, TapeExtension, cast};
 use crate::device::{self, DeviceContext, OpSet};
 use crate::diagnostics::anomaly;
-use crate::policy::{self, Class, HALVES, HalfSupport, Mode, Operands, Plan, holds, is_half, plan};
+use crate::policy::{self, Class, HalfSupport, Mode, Operands, Plan, holds, is_half, plan};
 use crate::precision::{half_wanted, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
 use crate::tensor::{AmpTensor, TensorFlags};
@@ -118,10 +118,7 @@ impl Call {
         let dtype = tensor.dtype();
         let held = |dtype| scalars.iter().all(|s| holds(dtype, s.elem::<f64>()));
         if call.flags.intersects(TensorFlags::WIDENED) {
-            let beyond = HALVES.into_iter().filter(|half| !held(*half));
-            call.flags -= beyond.fold(TensorFlags::empty(), |all, half| {
-                all | TensorFlags::widened(half)
-            });
+            call.flags -= TensorFlags::widened_where(|half| !held(half));
         }
         if is_half(dtype) && !held(dtype) && call.mode != Mode::Off {
             call.plan = Plan {
@@ -322,11 +319,7 @@ fn scaled_loss<B: Backend>(tensors: &[&AmpTensor<B>]) -> Option<ScaledLoss> {
 
 /// The widened flags of each half dtype in which all operands fit.
 fn fitting<B: Backend>(tensors: &[&AmpTensor<B>]) -> TensorFlags {
-    let fits = |half: &DType| tensors.iter().all(|t| t.fits(*half));
-    let halves = HALVES.into_iter().filter(fits);
-    halves.fold(TensorFlags::empty(), |all, half| {
-        all | TensorFlags::widened(half)
-    })
+    TensorFlags::widened_where(|half| tensors.iter().all(|t| t.fits(half)))
 }
 
 /// The operation's half dtype, if the device does not compute the operation exactly in it.
@@ -340,11 +333,7 @@ fn inexact_half<B: Backend>(
     let half = plan.operands.unwrap_or(first);
     // Above autodiff the operands are cast to half anyway, so that the tape keeps half.
     let computes = is_half(half) && !B::ad_enabled(device);
-    let inexact = computes
-        && context
-            .state
-            .inexact::<B>(device, half)
-            .contains(named.qualifies);
+    let inexact = computes && context.inexact::<B>(device, half).contains(named.qualifies);
     inexact.then_some(half)
 }
 

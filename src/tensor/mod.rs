@@ -224,12 +224,12 @@ pub(crate) fn at_least_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B>
 fn counted<B: Backend>(
     tensor: FloatTensor<B>,
     dtype: FloatDType,
-    traffic: impl FnOnce(&B::Device) -> &'static CastStatistics,
+    statistics: impl FnOnce(&B::Device) -> &'static CastStatistics,
 ) -> FloatTensor<B> {
     let device = B::float_device(&tensor);
     if !B::ad_enabled(&device) {
         let elements = tensor.shape().num_elements();
-        traffic(&device).cast(elements, tensor.dtype(), dtype.into());
+        statistics(&device).cast(elements, tensor.dtype(), dtype.into());
     }
     B::float_cast(tensor, dtype)
 }

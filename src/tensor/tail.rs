@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use bitflags::bitflags;
 use burn_backend::DType;
 
+use crate::policy::HALVES;
+
 bitflags! {
     /// What the policy knows about a tensor.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -48,6 +50,12 @@ impl TensorFlags {
             DType::F16 => Self::WIDENED_F16,
             _ => Self::WIDENED_BF16,
         }
+    }
+
+    /// The flags for FP32 that fits in each half dtype of which `fits` is true.
+    pub(crate) fn widened_where(fits: impl Fn(DType) -> bool) -> Self {
+        let halves = HALVES.into_iter().filter(|half| fits(*half));
+        halves.map(Self::widened).collect()
     }
 
     /// The flag for FP32 that was cast from this half dtype.
