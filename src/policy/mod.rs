@@ -71,8 +71,29 @@ pub struct Rows {
     pub class: Class,
     /// The reason for the class.
     pub why: &'static str,
+    /// The case in which the operations have another class: the class and when it applies.
+    pub otherwise: Option<(Class, &'static str)>,
+    /// The form in which the policy itself records the operations for the backward pass. Without
+    /// this text, an operation is recorded as Burn records it.
+    pub recorded: Option<&'static str>,
     /// The methods of Burn's backend traits.
     pub ops: &'static [&'static str],
+}
+
+impl Rows {
+    const fn otherwise(self, class: Class, when: &'static str) -> Self {
+        Self {
+            otherwise: Some((class, when)),
+            ..self
+        }
+    }
+
+    const fn recorded(self, form: &'static str) -> Self {
+        Self {
+            recorded: Some(form),
+            ..self
+        }
+    }
 }
 
 /// One operation of the policy.
@@ -84,17 +105,22 @@ pub struct Row {
     pub class: Class,
     /// The reason for the class.
     pub why: &'static str,
+    /// The case in which the operation has another class: the class and when it applies.
+    pub otherwise: Option<(Class, &'static str)>,
+    /// The form in which the policy itself records the operation for the backward pass.
+    pub recorded: Option<&'static str>,
 }
 
 /// The operations of [`TABLE`], in the table's order.
 pub fn rows() -> impl Iterator<Item = Row> {
-    TABLE.iter().flat_map(|Rows { class, why, ops }| {
-        let row = |op: &&'static str| Row {
+    TABLE.iter().flat_map(|rows| {
+        rows.ops.iter().map(|op| Row {
             op,
-            class: *class,
-            why,
-        };
-        ops.iter().map(row)
+            class: rows.class,
+            why: rows.why,
+            otherwise: rows.otherwise,
+            recorded: rows.recorded,
+        })
     })
 }
 
@@ -105,13 +131,16 @@ pub fn rows() -> impl Iterator<Item = Row> {
 ///
 /// If `op` has no row.
 pub const fn class(op: &str) -> Class {
+    rows_of(op).class
+}
+
+const fn rows_of(op: &str) -> Rows {
     let mut i = 0;
     while i < TABLE.len() {
-        let Rows { class, ops, .. } = TABLE[i];
         let mut j = 0;
-        while j < ops.len() {
-            if same(ops[j], op) {
-                return class;
+        while j < TABLE[i].ops.len() {
+            if same(TABLE[i].ops[j], op) {
+                return TABLE[i];
             }
             j += 1;
         }
@@ -152,8 +181,9 @@ mod tests {
     #[test]
     fn a_reason_stands_once_for_a_class() {
         let mut seen = std::collections::HashSet::new();
-        for Rows { class, why, .. } in TABLE {
-            assert!(seen.insert((class, why)), "{why} stands twice");
+        for rows in TABLE {
+            let row = (rows.class, rows.why, rows.otherwise, rows.recorded);
+            assert!(seen.insert(row), "{} stands twice", rows.why);
         }
     }
 }

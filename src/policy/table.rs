@@ -4,8 +4,17 @@ use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Pro
 use super::{Class, Rows};
 
 const fn rows(class: Class, why: &'static str, ops: &'static [&'static str]) -> Rows {
-    Rows { class, why, ops }
+    Rows {
+        class,
+        why,
+        otherwise: None,
+        recorded: None,
+        ops,
+    }
 }
+
+/// The case of a scalar beyond the range of half, which [`holds`](super::holds) decides.
+const UNHELD: &str = "when the half dtype does not hold the scalar";
 
 /// Every operation that takes or returns a float tensor. Integer, boolean and quantized operations
 /// are the backend's own.
@@ -21,10 +30,10 @@ pub const TABLE: &[Rows] = &[
     ]),
     rows(LowerPrecision, "two contractions; the softmax between them runs in FP32", &[
         "attention",
-    ]),
-    rows(LowerPrecision, "follows the layers around it although its slope is an FP32 parameter; Fp32 on a device that only contracts in half", &[
+    ]).recorded("its softmax keeps half probabilities of half scores"),
+    rows(LowerPrecision, "follows the layers around it although its slope is an FP32 parameter", &[
         "prelu",
-    ]),
+    ]).otherwise(Fp32, "on a device that only contracts in half"),
     rows(Fp32, "its range leaves half: exp(12) is beyond 65504", &[
         "float_exp", "float_sinh", "float_cosh", "float_tan",
     ]),
@@ -36,9 +45,9 @@ pub const TABLE: &[Rows] = &[
         "float_powf", "float_powi", "float_powi_scalar_impl", "float_powf_scalar",
         "float_powf_scalar_impl",
     ]),
-    rows(Fp32, "a square overflows f16 at 256; a square is recorded by a form of its own, which keeps its operand in half where half holds it", &[
+    rows(Fp32, "a square overflows f16 at 256", &[
         "float_powi_scalar",
-    ]),
+    ]).recorded("a square keeps its operand in half where half holds it"),
     rows(Fp32, "a sum of unknown length: 4,096 ones make 2,048 in f16, 256 in bf16", &[
         "float_sum", "float_sum_dim", "float_mean", "float_mean_dim", "float_cumsum",
         "float_select_add", "float_scatter_add", "embedding_backward", "linear_bias_backward",
@@ -52,11 +61,14 @@ pub const TABLE: &[Rows] = &[
     rows(Fp32, "a product of unknown length", &[
         "float_prod", "float_prod_dim", "float_cumprod",
     ]),
-    rows(Fp32, "exponentials and their sum; recorded by a form of its own, which keeps half probabilities of half scores", &[
-        "softmax", "log_softmax",
-    ]),
     rows(Fp32, "exponentials and their sum", &[
-        "softmin", "ctc_loss", "ctc_loss_backward",
+        "softmax", "log_softmax",
+    ]).recorded("keeps half probabilities of half scores"),
+    rows(Fp32, "exponentials and their sum", &[
+        "softmin",
+    ]).recorded("the softmax of the negative"),
+    rows(Fp32, "exponentials and their sum", &[
+        "ctc_loss", "ctc_loss_backward",
     ]),
     rows(Fp32, "the gradient of the divisor is the floor of a quotient, which in half rounds across integers", &[
         "float_remainder",
@@ -67,9 +79,9 @@ pub const TABLE: &[Rows] = &[
     rows(Fp32, "its scales and rounding are calibrated in FP32", &[
         "quantize", "quantize_dynamic", "q_matmul",
     ]),
-    rows(Fp32Inside, "sums and squares inside, a result bounded by its input; recorded by a form of its own, which keeps one tensor, in half for a half operand", &[
+    rows(Fp32Inside, "sums and squares inside, a result bounded by its input", &[
         "layer_norm",
-    ]),
+    ]).recorded("keeps one tensor, in half for a half operand"),
     rows(Fp32Inside, "sums and squares inside, a result bounded by its input", &[
         "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
     ]),
@@ -83,50 +95,53 @@ pub const TABLE: &[Rows] = &[
     rows(Fp32Inside, "cubes, or subtracts from one, inside: NaN at 45 and zeros near one in half", &[
         "gelu_backward", "sigmoid_backward", "log_sigmoid_backward",
     ]),
-    rows(Fp32Inside, "moves data, but autodiff sums the gradient of every window that holds a value; without autodiff the class is Move", &[
+    rows(Fp32Inside, "moves data, but autodiff sums the gradient of every window that holds a value", &[
         "float_unfold", "unfold4d",
-    ]),
+    ]).otherwise(Move, "without autodiff"),
     rows(Fp32Inside, "halves the exponent: the result fits wherever the operand does", &[
         "float_sqrt",
     ]),
-    rows(Fp32Inside, "by the floor of a quotient, which overflows f16; FP32 out when the scalar does not fit the half dtype", &[
+    rows(Fp32Inside, "by the floor of a quotient, which overflows f16", &[
         "float_remainder_scalar",
-    ]),
+    ]).otherwise(Fp32, UNHELD),
     rows(PromoteSum, "operands of one dtype, the widest of them", &[
         "float_add", "float_sub",
     ]),
-    rows(Promote, "operands of one dtype, the widest of them; keeps what half holds in half, and the noise of a dropout as booleans, by a recorded form of its own", &[
+    rows(Promote, "operands of one dtype, the widest of them", &[
         "float_mul",
-    ]),
-    rows(Promote, "operands of one dtype, the widest of them; keeps what half holds in half, by a recorded form of its own", &[
+    ]).recorded("keeps what half holds in half, and the noise of a dropout as booleans"),
+    rows(Promote, "operands of one dtype, the widest of them", &[
         "float_div",
-    ]),
+    ]).recorded("keeps what half holds in half"),
     rows(Promote, "operands of one dtype, the widest of them", &[
         "float_atan2", "float_equal", "float_not_equal", "float_greater", "float_greater_equal",
         "float_lower", "float_lower_equal", "float_cat", "float_mask_where", "float_slice_assign",
     ]),
-    rows(Promote, "operands of one dtype, the widest of them, where it overwrites; Fp32 where it accumulates", &[
+    rows(Promote, "operands of one dtype, the widest of them", &[
         "float_scatter_nd",
-    ]),
+    ]).otherwise(Fp32, "where it accumulates"),
     rows(Promote, "passes the gradient through where a mask says so", &[
         "relu_backward", "max_pool1d_with_indices_backward", "max_pool2d_with_indices_backward",
     ]),
-    rows(Activation, "bounded by its input, rounded once; recorded by a form of its own, which keeps the result instead of the operand", &[
+    rows(Activation, "bounded by its input, rounded once", &[
         "relu",
+    ]).recorded("keeps the result instead of the operand"),
+    rows(Activation, "bounded by its input, rounded once", &[
+        "gelu", "sigmoid", "float_tanh",
     ]),
     rows(Activation, "bounded by its input, rounded once", &[
-        "leaky_relu", "gelu", "sigmoid", "hard_sigmoid", "float_tanh",
-    ]),
+        "leaky_relu", "hard_sigmoid",
+    ]).otherwise(Fp32, UNHELD),
     rows(Keep, "bounded by its input, rounded once", &[
         "float_sin", "float_cos", "float_atan", "float_abs", "float_sign", "float_neg",
         "float_round", "float_floor", "float_ceil", "float_trunc",
     ]),
-    rows(Keep, "in FP32 when the scalar does not fit the half dtype: -1e9 overflows f16, an epsilon of 1e-8 vanishes", &[
+    rows(Keep, "rounded at most once; but a scalar of -1e9 overflows f16, and an epsilon of 1e-8 vanishes", &[
         "float_add_scalar", "float_sub_scalar", "float_mul_scalar", "float_div_scalar",
         "float_clamp", "float_clamp_min", "float_clamp_max", "float_mask_fill", "float_equal_elem",
         "float_not_equal_elem", "float_greater_elem", "float_greater_equal_elem",
         "float_lower_elem", "float_lower_equal_elem",
-    ]),
+    ]).otherwise(Fp32, UNHELD),
     rows(Keep, "selects values, makes none", &[
         "float_max", "float_max_dim", "float_max_dim_with_indices", "float_min", "float_min_dim",
         "float_min_dim_with_indices", "float_max_abs", "float_max_abs_dim", "float_cummin",

@@ -257,6 +257,8 @@ mod tests {
                 op,
                 class: Class::Keep,
                 why: "",
+                otherwise: None,
+                recorded: None,
             })
             .collect()
     }

@@ -151,17 +151,16 @@ impl Entry<'_> {
         Some(("treated alike, but for this".to_string(), beyond.1))
     }
 
-    /// The reason, without what the class says already.
-    fn why(&self) -> &str {
-        let why = self.row.why;
-        let rest = SAID_BY_THE_CLASS
-            .iter()
-            .find_map(|said| why.strip_prefix(said));
-        match rest {
-            Some("") => "",
-            Some(rest) => rest.strip_prefix("; ").unwrap_or(why),
-            None => why,
-        }
+    /// The reason, without what the class says already, and where the row is more than its class.
+    fn why(&self) -> String {
+        let row = self.row;
+        let why = (!SAID_BY_THE_CLASS.contains(&row.why)).then(|| row.why.to_string());
+        let otherwise = row
+            .otherwise
+            .map(|(class, when)| format!("`{class:?}` {when}"));
+        let recorded = row.recorded.map(|form| format!("recorded form: {form}"));
+        let parts: Vec<_> = [why, otherwise, recorded].into_iter().flatten().collect();
+        parts.join("; ")
     }
 
     fn cells(&self) -> [String; 4] {
@@ -173,7 +172,7 @@ impl Entry<'_> {
         [
             format!("`{}`", self.row.op),
             format!("`{:?}`", self.row.class),
-            self.why().to_string(),
+            self.why(),
             pytorch + mark,
         ]
     }
@@ -434,7 +433,7 @@ mod tests {
             ("float_add", "", "`add`: as given"),
             (
                 "float_div",
-                "keeps what half holds in half",
+                "recorded form: keeps what half",
                 "`div`: as given",
             ),
             ("float_mean", "a sum of", "`mean`: as given ≠"),
@@ -442,8 +441,13 @@ mod tests {
             ("layer_norm", "sums and squares", "`layer_norm`: float32 ≠"),
             (
                 "float_mask_fill",
-                "in FP32 when",
+                "rounded at most once",
                 "`masked_fill`: as given ≠",
+            ),
+            (
+                "float_scatter_nd",
+                "`Fp32` where it accumulates",
+                "`index_put`: widest",
             ),
             ("q_matmul", "its scales", "—"),
         ] {
