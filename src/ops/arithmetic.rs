@@ -4,7 +4,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
-use super::{Call, Op, fitting, recording};
+use super::{Call, Op, fitting};
 use crate::AmpTensor;
 use crate::autodiff::tape::Arithmetic;
 use crate::policy::is_half;
@@ -16,7 +16,6 @@ use crate::tensor::TensorFlags;
 const SMALL: usize = 16;
 
 /// A sum or difference.
-#[inline(never)]
 pub(super) fn sum<B: Backend>(
     named: Op,
     lhs: AmpTensor<B>,
@@ -24,13 +23,12 @@ pub(super) fn sum<B: Backend>(
     op: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
     let call = Call::new(named, &[&lhs, &rhs]);
-    let widened = widened(&lhs, &rhs, true);
+    let widened = widened(&call, &lhs, &rhs, true);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
     marked(call.result(call.run(|| op(lhs, rhs))), widened)
 }
 
 /// A product or quotient.
-#[inline(never)]
 pub(super) fn product<B: Backend>(
     op: Arithmetic,
     named: Op,
@@ -38,8 +36,8 @@ pub(super) fn product<B: Backend>(
     rhs: AmpTensor<B>,
 ) -> AmpTensor<B> {
     let call = Call::new(named, &[&lhs, &rhs]);
-    let widened = widened(&lhs, &rhs, false);
-    if let Some((tape, half)) = recording(&[&lhs, &rhs]) {
+    let widened = widened(&call, &lhs, &rhs, false);
+    if let Some((tape, half)) = call.recording(&[&lhs, &rhs]) {
         let dropped = match (op, is_noise(&lhs), is_noise(&rhs)) {
             (Arithmetic::Mul, false, true) => Some((&lhs, &rhs)),
             (Arithmetic::Mul, true, false) => Some((&rhs, &lhs)),
@@ -52,7 +50,7 @@ pub(super) fn product<B: Backend>(
             // A product with zeros and ones stays in the tensor's range.
             return marked(call.recorded(out), fitting(&[tensor]));
         }
-        let wide = match call.compute_dtype() {
+        let wide = match call.plan.operands {
             Some(dtype) => dtype == DType::F32,
             None => lhs.dtype() == DType::F32,
         };
@@ -74,11 +72,10 @@ pub(super) fn product<B: Backend>(
 }
 
 /// An integer power, in FP32.
-#[inline(never)]
 pub(super) fn power<B: Backend>(named: Op, tensor: AmpTensor<B>, exponent: Scalar) -> AmpTensor<B> {
     let call = Call::new(named, &[&tensor]);
     if exponent.elem::<f64>() == 2.0
-        && let Some((tape, half)) = recording(&[&tensor])
+        && let Some((tape, half)) = call.recording(&[&tensor])
     {
         let kept = kept(&tensor, half);
         let operand = tensor.primitive.clone();
@@ -109,10 +106,17 @@ fn is_noise<B: Backend>(tensor: &AmpTensor<B>) -> bool {
 /// The widened flags of a result. Half can hold the result if each operand is half, FP32 that fits
 /// in half, or a statistic beside the other operand. In a product, one operand must be a statistic:
 /// a product of two large operands may be of any size.
-fn widened<B: Backend>(lhs: &AmpTensor<B>, rhs: &AmpTensor<B>, is_sum: bool) -> TensorFlags {
+fn widened<B: Backend>(
+    call: &Call,
+    lhs: &AmpTensor<B>,
+    rhs: &AmpTensor<B>,
+    is_sum: bool,
+) -> TensorFlags {
     let is_statistic = |t: &AmpTensor<B>, of: &AmpTensor<B>| {
         t.shape().num_elements() * SMALL <= of.shape().num_elements()
-            && recording(&[t]).is_some_and(|(tape, _)| tape.is_tracked(&t.primitive))
+            && call
+                .tape(&[t])
+                .is_some_and(|(tape, _)| tape.is_tracked(&t.primitive))
     };
     TensorFlags::widened_where(|half| match [lhs.fits(half), rhs.fits(half)] {
         [false, false] => false,

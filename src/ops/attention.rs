@@ -5,15 +5,56 @@ use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, Shape, TensorMetadata, get_device_settings};
 
 use super::arithmetic::kept;
-use super::recording;
+use super::{Call, op};
 use crate::autodiff::masked_softmax;
 use crate::autodiff::tape::Softmax;
+use crate::policy::is_half;
 use crate::precision::keep_dtypes;
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
 
+/// Attention as one operation of the backend or, in half, as steps where it is recorded or where the
+/// device or a bias does not let it run whole.
+pub(super) fn attention<B: Backend>(
+    query: AmpTensor<B>,
+    key: AmpTensor<B>,
+    value: AmpTensor<B>,
+    mask: Option<BoolTensor<B>>,
+    attn_bias: Option<AmpTensor<B>>,
+    options: AttentionModuleOptions,
+) -> AmpTensor<B> {
+    let bias = attn_bias.as_ref().unwrap_or(&value);
+    let call = Call::new(op!(attention), &[&query, &key, &value, bias]);
+    let half = call.plan.operands.filter(|dtype| is_half(*dtype));
+    if let Some(dtype) = half {
+        let whole = !B::ad_enabled(&query.device())
+            && !call.is_bare_contraction(&query)
+            && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == dtype);
+        if !whole {
+            let out = scaled_dot_product(&call, query, key, value, mask, attn_bias, options);
+            return call.marked(out.into_primitive());
+        }
+    }
+    // Scale the query instead of the scores: unscaled scores may exceed 65504.
+    let (query, options) = match half {
+        Some(_) => {
+            let scale = scale(&query, &options);
+            let options = AttentionModuleOptions {
+                scale: Some(1.0),
+                ..options
+            };
+            (Amp::<B>::float_mul_scalar(query, scale.into()), options)
+        }
+        None => (query, options),
+    };
+    let (query, key) = (call.operand(query), call.operand(key));
+    let value = call.operand(value);
+    let attn_bias = attn_bias.map(|bias| call.operand(bias));
+    call.result(call.run(|| B::attention(query, key, value, mask, attn_bias, options)))
+}
+
 /// The factor on the scores: from the options, else 1/sqrt(head dimension).
-pub(super) fn scale<T: TensorMetadata>(query: &T, options: &AttentionModuleOptions) -> f64 {
+fn scale<T: TensorMetadata>(query: &T, options: &AttentionModuleOptions) -> f64 {
     let head = query.shape()[query.rank() - 1];
     options.scale.unwrap_or_else(|| 1.0 / (head as f64).sqrt())
 }
@@ -24,7 +65,8 @@ pub(super) fn scale<T: TensorMetadata>(query: &T, options: &AttentionModuleOptio
 /// Differs from Burn's `attention_fallback` in two ways. The query is scaled before the product,
 /// which in f16 would otherwise overflow beyond 65504. A fully masked row has a gradient of zeros,
 /// not NaN.
-pub(super) fn scaled_dot_product<B: Backend>(
+fn scaled_dot_product<B: Backend>(
+    call: &Call,
     query: FloatTensor<Amp<B>>,
     key: FloatTensor<Amp<B>>,
     value: FloatTensor<Amp<B>>,
@@ -53,7 +95,7 @@ pub(super) fn scaled_dot_product<B: Backend>(
         scores = A::<B>::float_add(scores, bias);
     }
     let dim = scores.rank() - 1;
-    let probabilities = match recording(&[&scores]) {
+    let probabilities = match call.recording(&[&scores]) {
         Some((tape, half)) => {
             let flags = scores.flags() - TensorFlags::WIDENED;
             let kept = kept(&scores, half);

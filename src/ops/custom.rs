@@ -3,9 +3,9 @@
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-use super::{Call, Op};
+use super::{Op, Step, checked};
+use crate::Amp;
 use crate::policy::Class;
-use crate::{Amp, AmpTensor};
 
 impl<B: Backend> Amp<B> {
     /// Runs your own operation on the backend below, under the policy of its `class`. Use it where
@@ -58,7 +58,8 @@ impl<B: Backend> Amp<B> {
         operands: [FloatTensor<Self>; N],
         op: impl FnOnce([FloatTensor<B>; N]) -> [FloatTensor<B>; M],
     ) -> [FloatTensor<Self>; M] {
-        custom(Call::new, Op::new(name, class), operands, op)
+        const { assert!(N > 0, "an operation needs an operand") };
+        checked(Step::Forward, Op::new(name, class), operands, op)
     }
 
     /// As [`custom_op`](Amp::custom_op), for the backward function of such an operation, which
@@ -75,18 +76,7 @@ impl<B: Backend> Amp<B> {
         operands: [FloatTensor<Self>; N],
         op: impl FnOnce([FloatTensor<B>; N]) -> [FloatTensor<B>; M],
     ) -> [FloatTensor<Self>; M] {
-        custom(Call::backward, Op::new(name, class), operands, op)
+        const { assert!(N > 0, "an operation needs an operand") };
+        checked(Step::Backward, Op::new(name, class), operands, op)
     }
-}
-
-fn custom<B: Backend, const N: usize, const M: usize>(
-    decide: impl FnOnce(Op, &[&AmpTensor<B>]) -> Call,
-    named: Op,
-    operands: [AmpTensor<B>; N],
-    op: impl FnOnce([FloatTensor<B>; N]) -> [FloatTensor<B>; M],
-) -> [AmpTensor<B>; M] {
-    const { assert!(N > 0, "an operation needs an operand") };
-    let call = decide(named, &operands.each_ref());
-    let operands = operands.map(|operand| call.operand(operand));
-    call.run(|| op(operands)).map(|result| call.result(result))
 }

@@ -15,7 +15,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use crate::autodiff::tape::{self, TapeExtension, cast};
-use crate::device::{self, DeviceContext, OpSet};
+use crate::device::{DeviceContext, OpSet};
 use crate::diagnostics::anomaly;
 use crate::policy::{self, Class, HalfSupport, Mode, Operands, Plan, holds, is_half, plan};
 use crate::precision::{half_wanted, keep_dtypes, keeps_dtypes};
@@ -24,144 +24,95 @@ use crate::tensor::{AmpTensor, TensorFlags};
 
 /// An operation's name and class.
 #[derive(Clone, Copy)]
-pub(crate) struct Op {
-    pub name: &'static str,
-    pub class: Class,
+struct Op {
+    name: &'static str,
+    class: Class,
     /// The operation as a set for device trials; empty if it is not tried.
-    pub qualifies: OpSet,
+    qualifies: OpSet,
+    /// Whether the policy records the operation in a form of its own.
+    is_recorded: bool,
 }
 
 impl Op {
-    pub(crate) const fn new(name: &'static str, class: Class) -> Self {
+    /// The user's own operation.
+    const fn new(name: &'static str, class: Class) -> Self {
         Self {
             name,
             class,
             qualifies: OpSet::NONE,
+            is_recorded: false,
         }
     }
 
     /// An operation of the policy table.
-    pub(crate) const fn of_table(name: &'static str) -> Self {
+    const fn of_table(name: &'static str) -> Self {
         Self {
             name,
             class: policy::class(name),
             qualifies: OpSet::of(name),
+            is_recorded: policy::is_recorded(name),
+        }
+    }
+
+    /// An operation of the policy table, in the case that its row names.
+    const fn when(name: &'static str, case: &str) -> Self {
+        Self {
+            class: policy::class_when(name, case),
+            ..Self::of_table(name)
         }
     }
 }
 
+/// How an operation stands to autodiff.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// One step of the tape: `Fp32Inside` restores the first operand's dtype.
+    Forward,
+    /// A backward function: `Fp32Inside` returns the widest dtype.
+    Backward,
+    /// Autodiff composes the operation of others. `Fp32Inside` is widened above autodiff; otherwise
+    /// the composing steps would run in half.
+    Composed,
+}
+
 /// The decision on one operation: how its operands are cast, and the dtype and flags of its result.
-pub(crate) struct Call {
+struct Call {
     op: Op,
+    context: DeviceContext,
     plan: Plan,
     /// The half dtype that operands are rounded to before the operation computes in FP32.
     rounded: Option<DType>,
     flags: TensorFlags,
     /// The scaler of the scaled loss among the operands, if any.
     scaled: Option<ScaledLoss>,
-    mode: Mode,
+    /// Whether autodiff lies below and the policy is on.
     upper: bool,
     /// Whether anomaly detection looks for values that are not finite.
     watched: bool,
 }
 
 impl Call {
-    /// For a process that never left FP32: the backend's own operation.
-    const UNTOUCHED: Self = Self {
-        op: Op::new("", Class::Keep),
-        plan: Plan {
-            operands: None,
-            result: None,
-        },
-        rounded: None,
-        flags: TensorFlags::empty(),
-        scaled: None,
-        mode: Mode::Off,
-        upper: false,
-        watched: false,
-    };
-
-    /// Decides an operation on these operands. Another operand may stand in for an absent one.
-    /// `Fp32Inside` restores the first operand's dtype.
-    #[inline(always)]
-    pub(crate) fn new<B: Backend>(named: Op, tensors: &[&AmpTensor<B>]) -> Self {
-        if !half_wanted() {
-            return Self::UNTOUCHED;
-        }
-        Self::decide(named, tensors, false, false)
+    /// Decides a step of the tape on these operands. Another operand may stand in for an absent one.
+    fn new<B: Backend>(named: Op, tensors: &[&AmpTensor<B>]) -> Self {
+        Self::decide(Step::Forward, named, tensors, &[])
     }
 
-    /// As [`new`](Call::new), for backward functions: `Fp32Inside` returns the widest dtype.
-    #[inline(always)]
-    pub(crate) fn backward<B: Backend>(named: Op, tensors: &[&AmpTensor<B>]) -> Self {
-        if !half_wanted() {
-            return Self::UNTOUCHED;
-        }
-        Self::decide(named, tensors, true, false)
-    }
-
-    /// As [`new`](Call::new), for an operation with scalars. If the operand's dtype does not hold a
-    /// scalar, the operation runs in FP32.
-    #[inline(always)]
-    pub(crate) fn with_scalars<B: Backend>(
-        named: Op,
-        tensor: &AmpTensor<B>,
-        scalars: &[Scalar],
-    ) -> Self {
-        if !half_wanted() {
-            return Self::UNTOUCHED;
-        }
-        let mut call = Self::new(named, &[tensor]);
-        if call.watched {
-            anomaly::scalars(scalars);
-        }
-        let dtype = tensor.dtype();
-        let held = |dtype| scalars.iter().all(|s| holds(dtype, s.elem::<f64>()));
-        if call.flags.intersects(TensorFlags::WIDENED) {
-            call.flags -= TensorFlags::widened_where(|half| !held(half));
-        }
-        if is_half(dtype) && !held(dtype) && call.mode != Mode::Off {
-            call.plan = Plan {
-                operands: Some(DType::F32),
-                result: None,
-            };
-        }
-        call
-    }
-
-    /// As [`new`](Call::new), for an operation that autodiff composes of others. `Fp32Inside` is
-    /// widened above autodiff; otherwise the composing steps would run in half.
-    #[inline(always)]
-    pub(crate) fn composed<B: Backend>(named: Op, tensors: &[&AmpTensor<B>]) -> Self {
-        if !half_wanted() {
-            return Self::UNTOUCHED;
-        }
-        Self::decide(named, tensors, false, true)
-    }
-
-    /// As [`composed`](Call::composed), for an operation that is `Fp32Inside` only because of its
-    /// gradient. Without autodiff the operation moves data.
-    pub(crate) fn summed_backward<B: Backend>(named: Op, tensor: &AmpTensor<B>) -> Self {
-        match B::ad_enabled(&tensor.device()) {
-            true => Self::composed(named, &[tensor]),
-            false => Self::new(Op::new(named.name, Class::Move), &[tensor]),
-        }
-    }
-
+    /// Decides an operation. If the first operand's dtype does not hold a scalar, the operation runs
+    /// in FP32.
     #[inline(never)]
     fn decide<B: Backend>(
+        step: Step,
         named: Op,
         tensors: &[&AmpTensor<B>],
-        backward: bool,
-        composed: bool,
+        scalars: &[Scalar],
     ) -> Self {
         let class = named.class;
         let device = tensors[0].device();
         let context = DeviceContext::of::<B>(&device);
         let mode = mode(&context, tensors);
-        let operands = match backward {
-            false => operands(tensors, mode),
-            true => {
+        let operands = match step {
+            Step::Forward | Step::Composed => operands(tensors, mode),
+            Step::Backward => {
                 let widest = Operands::one(operands(tensors, mode).widest());
                 tensors.iter().fold(widest, |all, t| all.and(t.dtype()))
             }
@@ -177,13 +128,11 @@ impl Call {
                 result: None,
             },
             // The lower layer widens what autodiff passes down whole, so the tape keeps half.
-            _ if upper && class == Class::Fp32Inside && !composed => Plan::default(),
+            _ if upper && class == Class::Fp32Inside && step != Step::Composed => Plan::default(),
             mode => plan(class, operands, mode, || context.support::<B>(&device)),
         };
         let all = tensors.iter().map(|t| t.flags());
-        let any = all
-            .clone()
-            .fold(TensorFlags::empty(), |any, flags| any | flags);
+        let any: TensorFlags = all.clone().collect();
         let common = all.fold(TensorFlags::all(), |common, flags| common & flags);
         let mut flags = any & (TensorFlags::GRADIENT | TensorFlags::FROM_F16);
         flags |= match class {
@@ -210,35 +159,79 @@ impl Call {
             },
             None => plan,
         };
-        Self {
+        let mut call = Self {
             op: named,
+            context,
             plan,
             rounded,
             flags,
             scaled: scaled_loss(tensors),
-            mode,
             upper,
             watched: context.in_force.watched
                 && anomaly::begins(tensors, |t| tape::id::<B, _>(t, &device)),
+        };
+        if !scalars.is_empty() {
+            call.hold(scalars, tensors[0].dtype(), mode);
+        }
+        call
+    }
+
+    /// Widens the operation if half does not hold its scalars.
+    fn hold(&mut self, scalars: &[Scalar], dtype: DType, mode: Mode) {
+        if self.watched {
+            anomaly::scalars(scalars);
+        }
+        let held = |dtype| scalars.iter().all(|s| holds(dtype, s.elem::<f64>()));
+        if self.flags.intersects(TensorFlags::WIDENED) {
+            self.flags -= TensorFlags::widened_where(|half| !held(half));
+        }
+        if is_half(dtype) && !held(dtype) && mode != Mode::Off {
+            self.plan = Plan {
+                operands: Some(DType::F32),
+                result: None,
+            };
+        }
+    }
+
+    /// The tape and the half dtype in force, if the policy itself records the operation on these
+    /// operands.
+    fn recording<B: Backend>(
+        &self,
+        tensors: &[&AmpTensor<B>],
+    ) -> Option<(&'static dyn TapeExtension<B>, DType)> {
+        match self.op.is_recorded {
+            true => self.tape(tensors),
+            false => None,
+        }
+    }
+
+    /// The tape of these operands and the half dtype in force, if the policy can record them.
+    fn tape<B: Backend>(
+        &self,
+        tensors: &[&AmpTensor<B>],
+    ) -> Option<(&'static dyn TapeExtension<B>, DType)> {
+        let device = tensors[0].device();
+        if !B::ad_enabled(&device) {
+            return None;
+        }
+        let ours = |t: &&AmpTensor<B>| matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16);
+        match mode(&self.context, tensors) {
+            Mode::On(half) if tensors.iter().all(ours) => Some((tape::of::<B>(&device)?, half)),
+            _ => None,
         }
     }
 
     /// Whether the operation runs in half on a device that only multiplies matrices in half.
-    pub(crate) fn is_bare_contraction<B: Backend>(&self, tensor: &AmpTensor<B>) -> bool {
-        match self.plan.operands {
-            Some(dtype) => support_of::<B>(tensor, dtype) == HalfSupport::Contractions,
-            None => false,
-        }
-    }
-
-    /// The dtype that operands are cast to, if any.
-    pub(crate) fn compute_dtype(&self) -> Option<DType> {
-        self.plan.operands
+    fn is_bare_contraction<B: Backend>(&self, tensor: &AmpTensor<B>) -> bool {
+        self.plan.operands.is_some_and(|dtype| {
+            let support = self.context.support::<B>(&tensor.device());
+            support.of(dtype) == HalfSupport::Contractions
+        })
     }
 
     /// Casts an operand for the backend's operation.
     #[inline(always)]
-    pub(crate) fn operand<B: Backend>(&self, tensor: AmpTensor<B>) -> FloatTensor<B> {
+    fn operand<B: Backend>(&self, tensor: AmpTensor<B>) -> FloatTensor<B> {
         self.watch(&tensor);
         match self.plan.operands {
             Some(dtype) => match self.rounded {
@@ -251,7 +244,7 @@ impl Call {
 
     /// Runs the backend's operation.
     #[inline(always)]
-    pub(crate) fn run<T>(&self, op: impl FnOnce() -> T) -> T {
+    fn run<T>(&self, op: impl FnOnce() -> T) -> T {
         match self.upper {
             true => keep_dtypes(op),
             false => op(),
@@ -261,7 +254,7 @@ impl Call {
     /// Checks an operand if the operation is watched. For operands that do not pass through
     /// [`operand`](Call::operand).
     #[inline(always)]
-    pub(crate) fn watch<B: Backend>(&self, tensor: &AmpTensor<B>) {
+    fn watch<B: Backend>(&self, tensor: &AmpTensor<B>) {
         if self.watched {
             anomaly::operand(tensor);
         }
@@ -269,14 +262,14 @@ impl Call {
 
     /// Wraps a float result of the backend's operation.
     #[inline(always)]
-    pub(crate) fn result<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
+    fn result<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
         let primitive = self.in_result_dtype::<B>(primitive);
         self.recorded(primitive)
     }
 
     /// Casts a result to the dtype that the policy gives it.
     #[inline(always)]
-    pub(crate) fn in_result_dtype<B: Backend>(&self, primitive: FloatTensor<B>) -> FloatTensor<B> {
+    fn in_result_dtype<B: Backend>(&self, primitive: FloatTensor<B>) -> FloatTensor<B> {
         match self.plan.result {
             Some(dtype) if primitive.dtype() != dtype => cast::<B>(primitive, dtype),
             _ => primitive,
@@ -285,7 +278,7 @@ impl Call {
 
     /// Wraps a float result of a recorded operation, in the result's own dtype.
     #[inline(always)]
-    pub(crate) fn recorded<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
+    fn recorded<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
         if self.watched {
             anomaly::result::<B>(self.op.name, self.op.class, &primitive);
         }
@@ -294,7 +287,7 @@ impl Call {
 
     /// A tensor with the flags and the scaler of the result.
     #[inline(always)]
-    pub(crate) fn marked<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
+    fn marked<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
         AmpTensor::new(primitive, self.flags).with_scaled(self.scaled.clone())
     }
 }
@@ -356,22 +349,6 @@ fn operands<B: Backend>(tensors: &[&AmpTensor<B>], mode: Mode) -> Operands {
     })
 }
 
-/// The tape and the half dtype in force, if the policy itself records an operation on these
-/// operands.
-fn recording<B: Backend>(
-    tensors: &[&AmpTensor<B>],
-) -> Option<(&'static dyn TapeExtension<B>, DType)> {
-    let device = tensors[0].device();
-    if !half_wanted() || !B::ad_enabled(&device) {
-        return None;
-    }
-    let ours = |t: &&AmpTensor<B>| matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16);
-    match mode(&DeviceContext::of::<B>(&device), tensors) {
-        Mode::On(half) if tensors.iter().all(ours) => Some((tape::of::<B>(&device)?, half)),
-        _ => None,
-    }
-}
-
 /// How the policy applies to these operands.
 fn mode<B: Backend>(context: &DeviceContext, tensors: &[&AmpTensor<B>]) -> Mode {
     match keeps_dtypes()
@@ -384,8 +361,11 @@ fn mode<B: Backend>(context: &DeviceContext, tensors: &[&AmpTensor<B>]) -> Mode 
     }
 }
 
-fn support_of<B: Backend>(tensor: &AmpTensor<B>, dtype: DType) -> HalfSupport {
-    device::registered::<B>(&tensor.device()).of(dtype)
+/// Operands, with the first in place of each absent one.
+#[inline(always)]
+fn present<B: Backend, const N: usize>(tensors: [Option<&AmpTensor<B>>; N]) -> [&AmpTensor<B>; N] {
+    let first = tensors[0].expect("the first operand is always given");
+    tensors.map(|tensor| tensor.unwrap_or(first))
 }
 
 /// Runs an operation under the policy, out of line: callers inline only the check whether there is
@@ -395,84 +375,125 @@ fn by_policy<T>(op: impl FnOnce() -> T) -> T {
     op()
 }
 
-/// The operation of this name. Its class is looked up at compile time.
+/// Runs an operation that follows its class, after the check for a policy.
+fn checked<B: Backend, const N: usize, const M: usize>(
+    step: Step,
+    named: Op,
+    operands: [AmpTensor<B>; N],
+    op: impl FnOnce([FloatTensor<B>; N]) -> [FloatTensor<B>; M],
+) -> [AmpTensor<B>; M] {
+    match half_wanted() {
+        false => op(operands.map(AmpTensor::into_primitive)).map(AmpTensor::plain),
+        true => by_policy(|| {
+            let call = Call::decide(step, named, &operands.each_ref(), &[]);
+            let operands = operands.map(|operand| call.operand(operand));
+            call.run(|| op(operands)).map(|result| call.result(result))
+        }),
+    }
+}
+
+/// The operation of this name, or the case of it that its row names. Its class is looked up at
+/// compile time.
 macro_rules! op {
     ($op:ident) => {
         const { $crate::ops::Op::of_table(stringify!($op)) }
     };
+    ($op:ident, $case:literal) => {
+        const { $crate::ops::Op::when(stringify!($op), $case) }
+    };
 }
 
-/// Operations from float tensors to a float tensor, one per line: the float operands in brackets,
-/// then the other arguments.
-macro_rules! float_ops {
-    ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*);)*) => {$(
-        #[inline(never)]
-        fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> FloatTensor<Self> {
-            match $crate::precision::half_wanted() {
-                false => $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*)),
-                true => $crate::ops::by_policy(move || {
-                    let call = Call::new(op!($op), &[$(&$t),+]);
-                    $(let $t = call.operand($t);)+
-                    call.result(call.run(|| B::$op($($t,)+ $($a),*)))
-                }),
-            }
-        }
-    )*};
-}
-
-/// As [`float_ops`], for backward functions.
-macro_rules! backward_ops {
-    ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*);)*) => {$(
+/// Operations, one per line: the arguments in the trait's order, the result, and what the policy
+/// does. `[x]` is a float tensor, `[?x]` an optional one and `{x}` a scalar. [`wrapped`] has an arm
+/// for each kind of result.
+///
+/// The check for a policy stands here, before anything else: in a process that never asked for half,
+/// it is all that an operation pays.
+macro_rules! own_ops {
+    ($($op:ident($(
+        $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
+    ),+) -> $out:ident => $own:expr;)*) => {$(
         #[allow(clippy::too_many_arguments)]
         #[inline(never)]
-        fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> FloatTensor<Self> {
+        fn $op($(
+            $($t: FloatTensor<Self>)?
+            $($o: Option<FloatTensor<Self>>)?
+            $($s: Scalar)?
+            $($a: $ty)?
+        ),+) -> $out<Self> {
             match $crate::precision::half_wanted() {
-                false => $crate::AmpTensor::plain(B::$op($($t.into_primitive(),)+ $($a),*)),
-                true => $crate::ops::by_policy(move || {
-                    let call = Call::backward(op!($op), &[$(&$t),+]);
-                    $(let $t = call.operand($t);)+
-                    call.result(call.run(|| B::$op($($t,)+ $($a),*)))
-                }),
+                true => $crate::ops::by_policy(move || $own),
+                false => $crate::ops::wrapped!($out, ($crate::AmpTensor::plain), B::$op($(
+                    $($t.into_primitive())?
+                    $($o.map($crate::AmpTensor::into_primitive))?
+                    $($s)?
+                    $($a)?
+                ),+)),
             }
         }
     )*};
 }
 
-/// As [`float_ops`], for operations whose scalars must fit the operand's dtype.
-macro_rules! scalar_ops {
-    ($($op:ident [$t:ident] ($($s:ident),+) -> $out:ident $(, $a:ident: $ty:ty)*;)*) => {$(
-        #[inline(never)]
-        fn $op($t: FloatTensor<Self>, $($s: Scalar,)+ $($a: $ty),*) -> $out<Self> {
-            match $crate::precision::half_wanted() {
-                false => scalar_ops!(@ $out, plain, B::$op($t.into_primitive(), $($s,)+ $($a),*)),
-                true => $crate::ops::by_policy(move || {
-                    let call = Call::with_scalars(op!($op), &$t, &[$($s),+]);
-                    let $t = call.operand($t);
-                    scalar_ops!(@ $out, call, call.run(|| B::$op($t, $($s,)+ $($a),*)))
-                }),
-            }
+/// Operations that follow their class, one per line, in the notation of [`own_ops`]. The [`Step`]
+/// comes first. The half dtype of the first tensor must hold the scalars `{x}`.
+macro_rules! float_ops {
+    ($step:ident; $($op:ident($(
+        $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
+    ),+) -> $out:ident;)*) => {$(
+        $crate::ops::own_ops! {
+            $op($($([$t])? $([?$o])? $({$s})? $($a: $ty)?),+) -> $out => {
+                let tensors = $crate::ops::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
+                let step = $crate::ops::Step::$step;
+                let call = $crate::ops::Call::decide(step, op!($op), &tensors, &[$($($s,)?)+]);
+                $(
+                    $(let $t = call.operand($t);)?
+                    $(let $o = $o.map(|tensor| call.operand(tensor));)?
+                )+
+                let out = call.run(|| B::$op($($($t)? $($o)? $($s)? $($a)?),+));
+                $crate::ops::wrapped!($out, (call.result), out)
+            };
         }
     )*};
-    (@ FloatTensor, plain, $out:expr) => { $crate::AmpTensor::plain($out) };
-    (@ FloatTensor, $call:ident, $out:expr) => { $call.result($out) };
-    (@ BoolTensor, $call:ident, $out:expr) => { $out };
 }
 
-/// Operations from float tensors to an integer or boolean tensor.
-macro_rules! measuring_ops {
-    ($($op:ident [$($t:ident),+] ($($a:ident: $ty:ty),*) -> $out:ident;)*) => {$(
-        #[inline(never)]
-        fn $op($($t: FloatTensor<Self>,)+ $($a: $ty),*) -> $out<Self> {
-            match $crate::precision::half_wanted() {
-                false => B::$op($($t.into_primitive(),)+ $($a),*),
-                true => $crate::ops::by_policy(move || {
-                    let call = Call::new(op!($op), &[$(&$t),+]);
-                    $(let $t = call.operand($t);)+
-                    call.run(|| B::$op($($t,)+ $($a),*))
-                }),
-            }
-        }
-    )*};
+/// A result of the backend's operation, with its float tensors wrapped.
+macro_rules! wrapped {
+    (FloatTensor, ($($wrap:tt)+), $out:expr) => { $($wrap)+($out) };
+    (BoolTensor, $wrap:tt, $out:expr) => { $out };
+    (IntTensor, $wrap:tt, $out:expr) => { $out };
+    (QuantizedTensor, $wrap:tt, $out:expr) => { $out };
+    (WithIndices, ($($wrap:tt)+), $out:expr) => {{
+        let (values, indices) = $out;
+        ($($wrap)+(values), indices)
+    }};
+    (Spectrum, ($($wrap:tt)+), $out:expr) => {{
+        let (re, im) = $out;
+        ($($wrap)+(re), $($wrap)+(im))
+    }};
+    (MaxPool1dWithIndices, ($($wrap:tt)+), $out:expr) => {{
+        let pooled = $out;
+        MaxPool1dWithIndices::new($($wrap)+(pooled.output), pooled.indices)
+    }};
+    (MaxPool2dWithIndices, ($($wrap:tt)+), $out:expr) => {{
+        let pooled = $out;
+        MaxPool2dWithIndices::new($($wrap)+(pooled.output), pooled.indices)
+    }};
+    (MaxPool1dBackward, ($($wrap:tt)+), $out:expr) => {
+        MaxPool1dBackward::new($($wrap)+($out.x_grad))
+    };
+    (MaxPool2dBackward, ($($wrap:tt)+), $out:expr) => {
+        MaxPool2dBackward::new($($wrap)+($out.x_grad))
+    };
+    (DeformConv2dBackward, ($($wrap:tt)+), $out:expr) => {{
+        let grads = $out;
+        DeformConv2dBackward::new(
+            $($wrap)+(grads.x_grad),
+            $($wrap)+(grads.offset_grad),
+            $($wrap)+(grads.weight_grad),
+            grads.mask_grad.map(|grad| $($wrap)+(grad)),
+            grads.bias_grad.map(|grad| $($wrap)+(grad)),
+        )
+    }};
 }
 
 /// Operations without float tensors: the backend's own.
@@ -495,6 +516,4 @@ macro_rules! delegate_on_device {
     )*};
 }
 
-pub(crate) use {
-    backward_ops, delegate, delegate_on_device, float_ops, measuring_ops, op, scalar_ops,
-};
+use {delegate, delegate_on_device, float_ops, op, own_ops, wrapped};

@@ -10,8 +10,9 @@ use burn_backend::{
 };
 
 use super::tensor::create;
-use super::{Call, delegate, delegate_on_device, op};
+use super::{Call, by_policy, delegate, delegate_on_device, float_ops, op};
 use crate::device::registered;
+use crate::precision::half_wanted;
 use crate::{Amp, AmpTensor};
 
 /// Operations that return a quantized tensor or, if the scheme does not propagate, a float tensor.
@@ -29,16 +30,21 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
         scheme: &QuantScheme,
         qparams: QuantizationParametersPrimitive<Self>,
     ) -> QuantizedTensor<Self> {
-        let call = Call::new(op!(quantize), &[&tensor, &qparams.scales]);
-        let tensor = call.operand(tensor);
-        let scales = call.operand(qparams.scales);
-        call.run(|| B::quantize(tensor, scheme, QuantizationParametersPrimitive { scales }))
+        let quantize = |tensor, scales| {
+            B::quantize(tensor, scheme, QuantizationParametersPrimitive { scales })
+        };
+        match half_wanted() {
+            false => quantize(tensor.into_primitive(), qparams.scales.into_primitive()),
+            true => by_policy(|| {
+                let call = Call::new(op!(quantize), &[&tensor, &qparams.scales]);
+                let (tensor, scales) = (call.operand(tensor), call.operand(qparams.scales));
+                call.run(|| quantize(tensor, scales))
+            }),
+        }
     }
 
-    fn quantize_dynamic(tensor: FloatTensor<Self>, scheme: &QuantScheme) -> QuantizedTensor<Self> {
-        let call = Call::new(op!(quantize_dynamic), &[&tensor]);
-        let tensor = call.operand(tensor);
-        call.run(|| B::quantize_dynamic(tensor, scheme))
+    float_ops! { Forward;
+        quantize_dynamic([tensor], scheme: &QuantScheme) -> QuantizedTensor;
     }
 
     fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -51,12 +57,12 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
     }
 
     fn q_matmul(lhs: TensorPrimitive<Self>, rhs: TensorPrimitive<Self>) -> TensorPrimitive<Self> {
-        let lower = |tensor| match tensor {
+        let lower = |tensor: TensorPrimitive<Self>| match tensor {
             TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
-            TensorPrimitive::Float(tensor) => {
-                let call = Call::new(op!(q_matmul), &[&tensor]);
-                TensorPrimitive::Float(call.operand(tensor))
-            }
+            TensorPrimitive::Float(tensor) => TensorPrimitive::Float(match half_wanted() {
+                false => tensor.into_primitive(),
+                true => by_policy(|| Call::new(op!(q_matmul), &[&tensor]).operand(tensor)),
+            }),
         };
         raised(B::q_matmul(lower(lhs), lower(rhs)))
     }

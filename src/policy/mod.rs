@@ -134,6 +134,19 @@ pub const fn class(op: &str) -> Class {
     rows_of(op).class
 }
 
+/// The class of an operation in the case that its row names.
+pub(crate) const fn class_when(op: &str, when: &str) -> Class {
+    match rows_of(op).otherwise {
+        Some((class, case)) if same(case, when) => class,
+        _ => panic!("this operation's row names no such case"),
+    }
+}
+
+/// Whether the policy records an operation in a form of its own.
+pub(crate) const fn is_recorded(op: &str) -> bool {
+    rows_of(op).recorded.is_some()
+}
+
 const fn rows_of(op: &str) -> Rows {
     let mut i = 0;
     while i < TABLE.len() {

@@ -51,9 +51,18 @@ pub fn coverage(table: bool) -> anyhow::Result<()> {
         println!("{name:<16} {done:>10} / {}", methods.len());
     }
     if table {
-        println!("\n| operation | class | why |\n|---|---|---|");
+        println!("\n| operation | class | otherwise | why |\n|---|---|---|---|");
         for row in policy::rows() {
-            println!("| `{}` | {:?} | {} |", row.op, row.class, row.why);
+            let otherwise = row
+                .otherwise
+                .map(|(class, when)| format!("{class:?} {when}"));
+            println!(
+                "| `{}` | {:?} | {} | {} |",
+                row.op,
+                row.class,
+                otherwise.unwrap_or_default(),
+                row.why
+            );
         }
     }
     let missing = missing(&traits, &overridden, &policy::rows().collect::<Vec<_>>());
@@ -217,7 +226,7 @@ fn overridden_in(file: syn::File, mut overridden: Overridden) -> Overridden {
         for item in item.items {
             match item {
                 ImplItem::Fn(method) => methods.extend([method.sig.ident.to_string()]),
-                ImplItem::Macro(lines) => methods.extend(top_level(lines.mac.tokens)),
+                ImplItem::Macro(lines) => methods.extend(operations(lines.mac.tokens)),
                 _ => {}
             }
         }
@@ -238,10 +247,19 @@ fn of_amp(item: &ItemImpl) -> Option<String> {
         .then_some(name)
 }
 
-/// The identifiers of a macro call that are in no bracket: the operations are among them.
-fn top_level(tokens: TokenStream) -> impl Iterator<Item = String> {
-    tokens.into_iter().filter_map(|token| match token {
-        TokenTree::Ident(ident) => Some(ident.to_string()),
+/// The identifiers that begin the lines of a macro call: the operations are among them. A line ends
+/// with a semicolon and may begin with `fn`.
+fn operations(tokens: TokenStream) -> impl Iterator<Item = String> {
+    let mut begins = true;
+    tokens.into_iter().filter_map(move |token| match token {
+        TokenTree::Punct(punct) if punct.as_char() == ';' => {
+            begins = true;
+            None
+        }
+        TokenTree::Ident(ident) if begins && ident != "fn" => {
+            begins = false;
+            Some(ident.to_string())
+        }
         _ => None,
     })
 }
@@ -284,7 +302,8 @@ mod tests {
             overridden_in(syn::parse_str(&text).unwrap(), Overridden::new())
         };
         let whole = ours(
-            "float_ops! { relu [tensor] (); gelu [tensor] (made: usize); }
+            "own_ops! { relu([tensor]) -> FloatTensor => made(tensor); }
+             float_ops! { Forward; gelu([tensor], made: usize) -> FloatTensor; }
              delegate! { fn count() -> usize; }
              fn made() -> FloatTensor<Self> { B::made() }",
         );
@@ -297,7 +316,8 @@ mod tests {
                 "the policy row swish is no method of burn-backend"
             ]
         );
-        let part = ours("float_ops! { relu [tensor] (made: usize); }");
+        let part =
+            ours("own_ops! { relu([tensor], made: usize) -> FloatTensor => gelu(count, tensor); }");
         assert_eq!(
             missing(&traits, &part, &table),
             [
