@@ -1,9 +1,9 @@
 //! What happened in a step, with the module's parameter names.
 
-use burn_core::module::{AutodiffModule, ModuleVisitor, Param};
-use burn_core::tensor::Tensor;
+use burn_core::module::AutodiffModule;
 use burn_core::tensor::backend::AutodiffBackend;
 
+use super::gradients::for_each_parameter;
 use crate::autodiff::tape;
 use crate::{GradScaler, LastStep};
 
@@ -42,31 +42,11 @@ impl GradScaler {
 /// The tape nodes of a module's parameters with their paths, in module order. Empty if the backend
 /// is not an `AmpAutodiff`.
 pub(crate) fn nodes<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec<(u64, String)> {
-    let mut nodes = Nodes::default();
-    module.visit(&mut nodes);
-    nodes.found
-}
-
-#[derive(Default)]
-struct Nodes {
-    path: Vec<String>,
-    found: Vec<(u64, String)>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Nodes {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let tensor = param.val();
-        let device = tensor.device();
-        if let Some(node) = tape::id::<B, _>(&tensor.into_primitive().tensor(), &device) {
-            self.found.push((node, self.path.join(".")));
-        }
-    }
-
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
+    let mut nodes = Vec::new();
+    for_each_parameter::<B, M, _>(module, |_, path, value| {
+        let tensor = value();
+        let node = tape::id::<B, _>(&tensor, &B::float_device(&tensor));
+        nodes.extend(node.map(|node| (node, path.join("."))));
+    });
+    nodes
 }

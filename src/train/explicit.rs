@@ -1,22 +1,19 @@
 //! The explicit protocol: scale, unscale, step, update, as PyTorch's `GradScaler` has it.
 
-use std::collections::HashSet;
-
-use burn_backend::Backend;
 use burn_core::module::AutodiffModule;
-use burn_core::record::{PrecisionSettings, Record};
 use burn_core::tensor::backend::AutodiffBackend;
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorPrimitive};
 use burn_optim::{GradientsParams, LearningRate, Optimizer};
 
-use super::{explain, gradients};
+use super::explain;
+use super::gradients::{self, Found};
 use crate::autodiff::replicas::{Replicas, Vote, agreed};
 use crate::autodiff::{scaled_loss, tape};
 use crate::device::DeviceContext;
 use crate::diagnostics::FiniteCheck;
 use crate::policy::Mode;
 use crate::scaler::{NonFinite, PendingStepRecord, ScaledLoss, UnscaledGradient};
-use crate::{AmpError, GradScaler, LossScaler, Outcome, Transition, full_precision};
+use crate::{AmpError, GradScaler, Outcome, Transition, full_precision};
 
 impl GradScaler {
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. The
@@ -136,8 +133,8 @@ impl GradScaler {
     fn unscale_found<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         model: &M,
-        grads: GradientsParams,
-        found: &gradients::Found<B>,
+        mut grads: GradientsParams,
+        found: &Found<B>,
     ) -> GradientsParams {
         let (scale, losses, scaled, replicas) = {
             let pending = &mut self.shared().pending;
@@ -155,32 +152,25 @@ impl GradScaler {
             let replicas = pending.replicas.clone();
             (scale, pending.losses.take(), scaled, replicas)
         };
-        let factor = match is_amp::<B>(&found.device) {
-            true => None,
-            false => Some(1.0 / f64::from(scale)),
-        };
+        let factor = (!is_amp::<B>(&found.device)).then(|| 1.0 / f64::from(scale));
         let mut check = scaled_loss::check_of::<B::InnerBackend>(losses, &found.device);
         let losses = check.len();
-        let ids: HashSet<_> = scaled.iter().map(|(id, _)| *id).collect();
-        let is_scaled = |id| ids.contains(&id);
-        let grads = gradients::unscale::<B, M>(model, grads, is_scaled, factor, &mut check);
+        let ids = scaled.iter().map(|(id, _)| *id);
+        gradients::unscale(ids, &mut grads, factor, &mut check);
         let finite = check.read();
         let (losses, gradients) = finite.split_at(losses);
-        let all = |finite: &[bool]| finite.iter().all(|finite| *finite);
         let vote = Vote {
             scale: Some(scale),
-            loss_is_finite: all(losses),
-            gradients_are_finite: all(gradients),
+            loss_is_finite: !losses.contains(&false),
+            gradients_are_finite: !gradients.contains(&false),
         };
         let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
         let agreed = agreed::<B::InnerBackend>(replicas.as_deref(), &found.device, vote);
 
         // Visit the module without holding the lock: the module's code may call this scaler.
         let is_watched = !self.shared().pending.anomalies.is_empty();
-        let nodes = match is_watched {
-            true => explain::nodes::<B, M>(model),
-            false => Vec::new(),
-        };
+        let nodes = is_watched.then(|| explain::nodes::<B, M>(model));
+        let nodes = nodes.unwrap_or_default();
         let pending = &mut self.shared().pending;
         pending.anomalies.iter_mut().for_each(|a| a.place(&nodes));
         pending.non_finite_loss |= !agreed.loss_is_finite;
@@ -287,7 +277,7 @@ impl GradScaler {
         call: &'static str,
         model: &M,
         grads: &GradientsParams,
-    ) -> Result<gradients::Found<B>, AmpError> {
+    ) -> Result<Found<B>, AmpError> {
         if self.shared().pending.losses_given == 0 {
             return Err(AmpError::NothingScaled { call });
         }
@@ -305,7 +295,7 @@ impl GradScaler {
     /// The path of the first parameter that is already unscaled and satisfies `is`.
     fn first<B: AutodiffBackend>(
         &self,
-        found: &gradients::Found<B>,
+        found: &Found<B>,
         is: impl Fn(&UnscaledGradient) -> bool,
     ) -> Option<String> {
         let pending = &self.shared().pending;
@@ -317,13 +307,10 @@ impl GradScaler {
     /// The part of a pending step that a record must keep.
     pub(crate) fn pending_record<B: AutodiffBackend>(&self) -> PendingStepRecord {
         let losses = self.shared().pending.losses.take();
-        let losses = losses.map(|losses| losses.downcast::<FiniteCheck<B::InnerBackend>>());
-        let finite = match losses {
-            Some(Ok(losses)) => losses.read(),
-            _ => Vec::new(),
-        };
+        let losses = losses.and_then(|l| l.downcast::<FiniteCheck<B::InnerBackend>>().ok());
+        let finite = losses.map(|losses| losses.read()).unwrap_or_default();
         let pending = &mut self.shared().pending;
-        pending.non_finite_loss |= finite.iter().any(|finite| !finite);
+        pending.non_finite_loss |= finite.contains(&false);
         PendingStepRecord {
             losses_given: pending.losses_given,
             scale: pending.scale_in_use(),
@@ -339,36 +326,15 @@ impl GradScaler {
     /// What a loss on this device is multiplied by now: 1 where nothing is scaled.
     pub(crate) fn scale_at<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
         let scaler = self.state();
-        match applies::<B>(&scaler, at) {
+        let is_f16 = || DeviceContext::of::<B>(at).mode == Mode::On(DType::F16);
+        match scaler.is_enabled() && (!is_amp::<B>(at) || is_f16()) {
             true => scaler.scale(),
             false => 1.0,
         }
     }
 }
 
-/// Whether this scaler scales losses on this device.
-fn applies<B: AutodiffBackend>(scaler: &LossScaler, at: &B::Device) -> bool {
-    scaler.is_enabled() && (!is_amp::<B>(at) || is_f16::<B>(at))
-}
-
-/// Whether f16 is in force on an `AmpAutodiff`.
-fn is_f16<B: AutodiffBackend>(at: &B::Device) -> bool {
-    DeviceContext::of::<B>(at).mode == Mode::On(DType::F16)
-}
-
 /// Whether a backend is an `AmpAutodiff`, which scales by itself.
 pub(crate) fn is_amp<B: AutodiffBackend>(at: &B::Device) -> bool {
     B::name(at).starts_with("amp<")
-}
-
-impl<B: Backend> Record<B> for LossScaler {
-    type Item<S: PrecisionSettings> = Self;
-
-    fn into_item<S: PrecisionSettings>(self) -> Self {
-        self
-    }
-
-    fn from_item<S: PrecisionSettings>(item: Self, _device: &B::Device) -> Self {
-        item
-    }
 }

@@ -1,56 +1,47 @@
-//! A module's gradients by the paths of its parameters.
+//! A module's parameters and their gradients.
 
 use std::collections::{HashMap, HashSet};
 
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Shape, TensorMetadata};
 use burn_core::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn_core::tensor::backend::{AutodiffBackend, Backend};
-use burn_core::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn_core::tensor::{DType, FloatDType, Tensor, TensorData, TensorPrimitive};
 use burn_optim::GradientsParams;
 
 use crate::diagnostics::FiniteCheck;
 
-/// The module's parameters that have a gradient, with their paths, in module order.
-pub(crate) struct Found<B: Backend> {
-    pub parameters: Vec<(ParamId, String)>,
-    /// The device of the first gradient.
-    pub device: B::Device,
+/// A gradient of any number of dimensions: [`GradientsParams`] does not store the number, and does
+/// not check the one in the type. Only for operations that do not depend on it.
+type Gradient<I> = Tensor<I, 1>;
+
+/// Calls `each` with the id, the path and the value of each float parameter, in module order. A
+/// shared parameter comes up once for each of its places. The value is a closure, because reading
+/// it initializes a lazy parameter.
+pub(super) fn for_each_parameter<B, M, F>(module: &M, each: F)
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    F: FnMut(ParamId, &[String], &dyn Fn() -> FloatTensor<B>),
+{
+    let path = Vec::new();
+    module.visit(&mut Visitor { path, each });
 }
 
-pub(crate) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
-    model: &M,
-    grads: &GradientsParams,
-) -> Found<B> {
-    let mut find = Find {
-        grads,
-        seen: HashSet::new(),
-        path: Vec::new(),
-        parameters: Vec::new(),
-        device: None,
-    };
-    model.visit(&mut find);
-    Found {
-        parameters: find.parameters,
-        device: find.device.unwrap_or_default(),
-    }
-}
-
-struct Find<'a, B: AutodiffBackend> {
-    grads: &'a GradientsParams,
-    seen: HashSet<ParamId>,
+struct Visitor<F> {
     path: Vec<String>,
-    parameters: Vec<(ParamId, String)>,
-    device: Option<B::Device>,
+    each: F,
 }
 
-impl<B: AutodiffBackend> ModuleVisitor<B> for Find<'_, B> {
+impl<B, F> ModuleVisitor<B> for Visitor<F>
+where
+    B: Backend,
+    F: FnMut(ParamId, &[String], &dyn Fn() -> FloatTensor<B>),
+{
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
-            self.device.get_or_insert_with(|| grad.device());
-            // A shared parameter counts once.
-            if self.seen.insert(param.id) {
-                self.parameters.push((param.id, self.path.join(".")));
-            }
-        }
+        let value = || param.val().into_primitive().tensor();
+        (self.each)(param.id, &self.path, &value);
     }
 
     fn enter_module(&mut self, name: &str, _container_type: &str) {
@@ -62,63 +53,65 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Find<'_, B> {
     }
 }
 
-/// Multiplies the gradients that satisfy `is_scaled` by `factor`, in FP32 or wider, and adds them
-/// to `check` in the order of [`found`]. The other gradients are returned as they are.
-pub(crate) fn unscale<B: AutodiffBackend, M: AutodiffModule<B>>(
+/// The module's parameters that have a gradient, each once, with their paths, in module order.
+pub(super) struct Found<B: Backend> {
+    pub parameters: Vec<(ParamId, String)>,
+    /// The device of the first gradient.
+    pub device: B::Device,
+}
+
+pub(super) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
-    grads: GradientsParams,
-    is_scaled: impl Fn(ParamId) -> bool,
-    factor: Option<f64>,
-    check: &mut FiniteCheck<B::InnerBackend>,
-) -> GradientsParams {
-    let mut unscale = Unscale::<B> {
-        grads,
-        is_scaled: &is_scaled,
-        factor,
-        factor_tensor: None,
-        check,
-        unscaled: GradientsParams::new(),
-    };
-    model.visit(&mut unscale);
-    unscale.unscaled
-}
-
-struct Unscale<'a, B: AutodiffBackend> {
-    grads: GradientsParams,
-    is_scaled: &'a dyn Fn(ParamId) -> bool,
-    factor: Option<f64>,
-    /// An FP32 gradient here may be f16 on a server that computes in f16. On the server, f16 times
-    /// a scalar stays f16, and f16 times an FP32 tensor becomes FP32.
-    factor_tensor: Option<Tensor<B::InnerBackend, 1>>,
-    check: &'a mut FiniteCheck<B::InnerBackend>,
-    unscaled: GradientsParams,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Unscale<'_, B> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) else {
-            return;
-        };
-        if !(self.is_scaled)(param.id) {
-            self.unscaled.register(param.id, grad);
-            return;
+    grads: &GradientsParams,
+) -> Found<B> {
+    let mut parameters = Vec::new();
+    let mut device = None;
+    let mut seen = HashSet::new();
+    for_each_parameter::<B, M, _>(model, |id, path, _| {
+        if let Some(grad) = grads.get::<B::InnerBackend, 1>(id)
+            && seen.insert(id)
+        {
+            device.get_or_insert_with(|| grad.device());
+            parameters.push((id, path.join(".")));
         }
+    });
+    Found {
+        parameters,
+        device: device.unwrap_or_default(),
+    }
+}
+
+/// Multiplies the gradients of these parameters by `factor`, in FP32 or wider, and adds them to
+/// `check`, in this order.
+pub(super) fn unscale<I: Backend>(
+    parameters: impl IntoIterator<Item = ParamId>,
+    grads: &mut GradientsParams,
+    factor: Option<f64>,
+    check: &mut FiniteCheck<I>,
+) {
+    // An FP32 gradient here may be f16 on a server that computes in f16. On the server, f16 times a
+    // scalar stays f16, and f16 times an FP32 tensor becomes FP32.
+    let mut factor_tensor = None;
+    for id in parameters {
+        let Some(grad) = grads.remove::<I, 1>(id) else {
+            continue;
+        };
         let dtype = grad.dtype();
         let wide = match dtype {
             DType::F16 | DType::BF16 => grad.cast(FloatDType::F32),
             _ => grad,
         };
-        let wide = match (self.factor, wide.dtype()) {
+        let wide = match (factor, wide.dtype()) {
             (None, _) => wide,
             (Some(factor), DType::F32) => {
                 let on = (&wide.device(), DType::F32);
                 let tensor = || Tensor::from_data(TensorData::from([factor]), on);
-                times(wide, self.factor_tensor.get_or_insert_with(tensor))
+                times(wide, factor_tensor.get_or_insert_with(tensor))
             }
             (Some(factor), _) => wide * factor,
         };
-        self.check.add(wide.clone().into_primitive().tensor());
-        self.unscaled.register(param.id, wide.cast(dtype));
+        check.add(wide.clone().into_primitive().tensor());
+        grads.register(id, wide.cast(dtype));
     }
 }
 
@@ -146,160 +139,87 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Unscale<'_, B> {
 /// ```
 pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
-    grads: GradientsParams,
+    mut grads: GradientsParams,
     max_norm: f32,
 ) -> GradientsParams {
-    let mut norm = Norm::<B> {
-        grads: &grads,
-        seen: HashSet::new(),
-        squares: None,
-    };
-    model.visit(&mut norm);
-    let Some(squares) = norm.squares else {
+    let Found { parameters, .. } = found::<B, M>(model, &grads);
+    let squares = parameters.iter().filter_map(|(id, _)| {
+        let grad = grads.get::<B::InnerBackend, 1>(*id)?;
+        Some(grad.cast(FloatDType::F32).powi_scalar(2).sum())
+    });
+    let Some(squares) = squares.reduce(|sum, square| {
+        let square = square.to_device(&sum.device());
+        sum + square
+    }) else {
         return grads;
     };
     let factor = ((squares.sqrt() + 1e-6).recip() * max_norm).clamp_max(1.0);
-    let mut scale = Scale::<B> {
-        grads,
-        factor,
-        scaled: GradientsParams::new(),
-    };
-    model.visit(&mut scale);
-    scale.scaled
-}
-
-struct Norm<'a, B: AutodiffBackend> {
-    grads: &'a GradientsParams,
-    seen: HashSet<ParamId>,
-    squares: Option<Tensor<B::InnerBackend, 1>>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Norm<'_, B> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id)
-            && self.seen.insert(param.id)
-        {
-            let square = grad.cast(FloatDType::F32).powi_scalar(2).sum();
-            self.squares = Some(match self.squares.take() {
-                Some(squares) => {
-                    let square = square.to_device(&squares.device());
-                    squares + square
-                }
-                None => square,
-            });
+    let mut scaled = GradientsParams::new();
+    for (id, _) in parameters {
+        if let Some(grad) = grads.remove(id) {
+            scaled.register(id, times(grad, &factor));
         }
     }
-}
-
-struct Scale<B: AutodiffBackend> {
-    grads: GradientsParams,
-    factor: Tensor<B::InnerBackend, 1>,
-    scaled: GradientsParams,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Scale<B> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) {
-            self.scaled.register(param.id, times(grad, &self.factor));
-        }
-    }
+    scaled
 }
 
 /// Multiplies the gradient with the fewest elements by `factor`. Reads nothing back.
-pub(crate) fn smallest_times<B: AutodiffBackend, M: AutodiffModule<B>>(
+pub(super) fn smallest_times<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
-    grads: GradientsParams,
+    mut grads: GradientsParams,
     factor: Tensor<B::InnerBackend, 1>,
 ) -> GradientsParams {
-    let mut smallest = Smallest {
-        grads: &grads,
-        smallest: None,
+    let elements = |id| {
+        grads
+            .get::<B::InnerBackend, 1>(id)
+            .map(|grad| grad.shape().num_elements())
     };
-    model.visit(&mut smallest);
-    let Some((_, id)) = smallest.smallest else {
-        return grads;
-    };
-    let mut scale = ScaleOne::<B> { grads, id, factor };
-    model.visit(&mut scale);
-    scale.grads
-}
-
-struct Smallest<'a> {
-    grads: &'a GradientsParams,
-    /// The smallest gradient's number of elements, and its parameter.
-    smallest: Option<(usize, ParamId)>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Smallest<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
-            let elements = grad.shape().num_elements();
-            // On a tie the first gradient wins: the backward pass reaches it last.
-            if self.smallest.is_none_or(|(least, _)| elements < least) {
-                self.smallest = Some((elements, param.id));
-            }
-        }
+    let parameters = found::<B, M>(model, &grads).parameters.into_iter();
+    // On a tie the first gradient wins: the backward pass reaches it last.
+    let smallest = parameters.map(|(id, _)| id).min_by_key(|id| elements(*id));
+    if let Some(id) = smallest
+        && let Some(grad) = grads.remove(id)
+    {
+        grads.register(id, times(grad, &factor));
     }
-}
-
-struct ScaleOne<B: AutodiffBackend> {
-    grads: GradientsParams,
-    id: ParamId,
-    factor: Tensor<B::InnerBackend, 1>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for ScaleOne<B> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if param.id == self.id
-            && let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id)
-        {
-            self.grads.register(param.id, times(grad, &self.factor));
-        }
-    }
+    grads
 }
 
 /// A gradient times a factor, in the gradient's dtype and on its device.
-fn times<B: Backend, const D: usize>(grad: Tensor<B, D>, factor: &Tensor<B, 1>) -> Tensor<B, D> {
+fn times<I: Backend>(grad: Gradient<I>, factor: &Tensor<I, 1>) -> Gradient<I> {
     let factor = factor.clone().to_device(&grad.device());
-    let factor = factor.cast(grad.dtype()).reshape([1; D]);
-    grad * factor
+    let factor = factor.cast(grad.dtype()).into_primitive().tensor();
+    let grad = grad.into_primitive().tensor();
+    let factor = I::float_reshape(factor, Shape::from(vec![1; grad.shape().num_dims()]));
+    Tensor::from_primitive(TensorPrimitive::Float(I::float_mul(grad, factor)))
 }
 
 /// The gradients as data, with their parameter ids, in module order.
-pub(crate) fn to_data<B: AutodiffBackend, M: AutodiffModule<B>>(
+pub(super) fn to_data<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     grads: &GradientsParams,
 ) -> Vec<(u64, TensorData)> {
-    struct Collect<'a>(&'a GradientsParams, Vec<(u64, TensorData)>);
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if let Some(grad) = self.0.get::<B::InnerBackend, D>(param.id) {
-                self.1.push((param.id.val(), grad.into_data()));
-            }
-        }
-    }
-    let mut collect = Collect(grads, Vec::new());
-    model.visit(&mut collect);
-    collect.1
+    let parameters = found::<B, M>(model, grads).parameters.into_iter();
+    let data = |(id, _): (ParamId, _)| {
+        let grad = grads.get::<B::InnerBackend, 1>(id)?;
+        Some((id.val(), grad.into_data()))
+    };
+    parameters.filter_map(data).collect()
 }
 
 /// Restores the gradients from [`to_data`], each on its parameter's device.
-pub(crate) fn from_data<B: AutodiffBackend, M: AutodiffModule<B>>(
+pub(super) fn from_data<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     data: Vec<(u64, TensorData)>,
 ) -> GradientsParams {
-    struct Restore(HashMap<u64, TensorData>, GradientsParams);
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Restore {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if let Some(data) = self.0.remove(&param.id.val()) {
-                let dtype = data.dtype;
-                let device = param.val().device();
-                let grad = Tensor::<B::InnerBackend, D>::from_data(data, (&device, dtype));
-                self.1.register(param.id, grad);
-            }
+    let mut data: HashMap<_, _> = data.into_iter().collect();
+    let mut grads = GradientsParams::new();
+    for_each_parameter::<B, M, _>(model, |id, _, value| {
+        if let Some(data) = data.remove(&id.val()) {
+            let grad = B::InnerBackend::float_from_data(data, &B::float_device(&value()));
+            let grad = TensorPrimitive::Float(grad);
+            grads.register(id, Gradient::<B::InnerBackend>::from_primitive(grad));
         }
-    }
-    let mut restore = Restore(data.into_iter().collect(), GradientsParams::new());
-    model.visit(&mut restore);
-    restore.1
+    });
+    grads
 }

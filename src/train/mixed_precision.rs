@@ -6,9 +6,7 @@ use burn_core::tensor::{FloatDType, Tensor};
 use burn_optim::{GradientsParams, LearningRate, Optimizer};
 
 use super::ConvertFloat;
-use crate::{
-    AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, Transition, with_precision,
-};
+use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, with_precision};
 
 /// Mixed precision for your own training framework: a precision, a scaler, and the operations a
 /// loop needs. Shaped like Lightning Fabric's precision plugin.
@@ -127,25 +125,10 @@ impl MixedPrecision {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let (model, stepped, _) = self.step_and_update(optimizer, lr, model, grads)?;
-        Ok((model, stepped))
-    }
-
-    pub(super) fn step_and_update<B, M, O>(
-        &self,
-        optimizer: &mut O,
-        lr: LearningRate,
-        model: M,
-        grads: GradientsParams,
-    ) -> Result<(M, bool, Transition), AmpError>
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-        O: Optimizer<M, B>,
-    {
         self.forward_context(|| {
-            let (model, stepped) = self.scaler.step(optimizer, lr, model, grads)?;
-            Ok((model, stepped, self.scaler.update()?))
+            let stepped = self.scaler.step(optimizer, lr, model, grads)?;
+            self.scaler.update()?;
+            Ok(stepped)
         })
     }
 
@@ -159,18 +142,17 @@ impl MixedPrecision {
     /// log says so.
     pub fn load_state(&self, state: LossScaler) {
         if state.is_enabled() == self.scaler.state().is_enabled() {
-            self.scaler.load_state(state);
-        } else {
-            log::warn!(
-                "burn-amp: the loss scaler that was saved is {}, and {} needs one that is not: it starts anew",
-                if state.is_enabled() {
-                    "enabled"
-                } else {
-                    "disabled"
-                },
-                self.precision
-            );
-            self.scaler.reset();
+            return self.scaler.load_state(state);
         }
+        let (saved, needed) = match state.is_enabled() {
+            true => ("enabled", "disabled"),
+            false => ("disabled", "enabled"),
+        };
+        let precision = self.precision;
+        log::warn!(
+            "burn-amp: the saved loss scaler is {saved}, but {precision} needs it {needed}: the \
+             loss scaler starts over"
+        );
+        self.scaler.reset();
     }
 }

@@ -8,6 +8,7 @@ use burn_optim::lr_scheduler::LrScheduler;
 use burn_optim::{GradientsAccumulator, GradientsParams, LearningRate, Optimizer};
 use serde::{Deserialize, Serialize};
 
+use std::error::Error;
 use std::fs::{self, File};
 use std::path::PathBuf;
 
@@ -66,6 +67,13 @@ where
     backend: std::marker::PhantomData<B>,
 }
 
+const MODEL_IS_PRESENT: &str = "the model is here between steps";
+
+/// The model, borrowed without the rest of the trainer.
+fn present<M>(model: &Option<M>) -> &M {
+    model.as_ref().expect(MODEL_IS_PRESENT)
+}
+
 /// What happened to a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum StepProgress {
@@ -118,17 +126,24 @@ pub struct AccumulationRecord {
     gradients: Vec<(u64, TensorData)>,
 }
 
-impl<B: Backend> Record<B> for AccumulationRecord {
-    type Item<S: PrecisionSettings> = Self;
+/// Records that are saved as they are, in every precision.
+macro_rules! own_records {
+    ($($record:ty),*) => {$(
+        impl<B: Backend> Record<B> for $record {
+            type Item<S: PrecisionSettings> = Self;
 
-    fn into_item<S: PrecisionSettings>(self) -> Self {
-        self
-    }
+            fn into_item<S: PrecisionSettings>(self) -> Self {
+                self
+            }
 
-    fn from_item<S: PrecisionSettings>(item: Self, _device: &B::Device) -> Self {
-        item
-    }
+            fn from_item<S: PrecisionSettings>(item: Self, _device: &B::Device) -> Self {
+                item
+            }
+        }
+    )*};
 }
+
+own_records!(AccumulationRecord, LossScaler);
 
 impl<B, M, O> MixedPrecisionTrainer<B, M, O>
 where
@@ -261,10 +276,7 @@ where
         target: T,
         loss_fn: impl FnOnce(&M, I, T) -> Tensor<B, 1>,
     ) -> Result<StepMetrics, AmpError> {
-        let model = self
-            .model
-            .as_ref()
-            .expect("the model is here between steps");
+        let model = present(&self.model);
         let (value, scale, grads) = self.mixed.forward_context(|| {
             let loss = loss_fn(model, input, target);
             let given = loss.dims();
@@ -308,27 +320,24 @@ where
             Some(max_norm) => gradients::clip_grad_norm::<B, M>(self.model(), grads, max_norm),
             None => grads,
         };
-        let model = self.model.take().expect("the model is here between steps");
+        let model = self.model.take().expect(MODEL_IS_PRESENT);
         let mut scheduler = self.scheduler.clone();
         let lr = scheduler.step();
-        let (model, stepped, transition) = self
-            .mixed
-            .step_and_update(&mut self.optimizer, lr, model, grads)
-            .expect("the gradients are checked");
+        let scaler = self.mixed.scaler();
+        let step = || scaler.step(&mut self.optimizer, lr, model, grads);
+        let stepped = self.mixed.forward_context(step);
+        let (model, stepped) = stepped.expect("the gradients are checked");
+        let transition = scaler.update().expect("there was a step");
         self.model = Some(model);
         if stepped {
             self.scheduler = scheduler;
         }
         if transition == Transition::StuckAtMinimum && self.stuck_is_error {
+            let last = self.scaler().last_step();
             return Err(AmpError::StuckAtMinimum {
                 steps: self.mixed.state().skipped_in_a_row(),
                 scale: self.loss_scale(),
-                parameters: self
-                    .mixed
-                    .scaler()
-                    .last_step()
-                    .map(|step| step.listed())
-                    .unwrap_or_default(),
+                parameters: last.map(|step| step.listed()).unwrap_or_default(),
             });
         }
         Ok(match stepped {
@@ -339,21 +348,17 @@ where
 
     /// The model.
     pub fn model(&self) -> &M {
-        self.model
-            .as_ref()
-            .expect("the model is here between steps")
+        present(&self.model)
     }
 
     /// The model, to modify between steps.
     pub fn model_mut(&mut self) -> &mut M {
-        self.model
-            .as_mut()
-            .expect("the model is here between steps")
+        self.model.as_mut().expect(MODEL_IS_PRESENT)
     }
 
     /// The model, when training is done.
     pub fn into_model(self) -> M {
-        self.model.expect("the model is here between steps")
+        self.model.expect(MODEL_IS_PRESENT)
     }
 
     /// The optimizer.
@@ -400,10 +405,7 @@ where
             pending: self.mixed.scaler().pending_record::<B>(),
             gradients: gradients::to_data::<B, M>(self.model(), &grads),
         };
-        let model = self
-            .model
-            .as_ref()
-            .expect("the model is here between steps");
+        let model = present(&self.model);
         self.accumulator.accumulate(model, grads);
         (
             model.clone().into_record(),
@@ -455,19 +457,16 @@ where
         let part = path.with_file_name(part);
         // The recorder sets its extension on the path, so this code does too.
         let file = |path: &PathBuf| path.with_extension(R::file_extension());
-        let whole = || {
+        let mut replace = || -> Result<(), Box<dyn Error>> {
+            recorder.record(self.to_record(), part.clone())?;
             File::open(file(&part))?.sync_all()?;
-            fs::rename(file(&part), file(&path))
+            Ok(fs::rename(file(&part), file(&path))?)
         };
-        recorder
-            .record(self.to_record(), part.clone())
-            .map_err(|error| error.to_string())
-            .and_then(|()| whole().map_err(|error| error.to_string()))
-            .map_err(|error| {
-                // A partial file is useless, and may not exist.
-                let _ = fs::remove_file(file(&part));
-                AmpError::unwritten(file(&path).display(), error)
-            })
+        replace().map_err(|error| {
+            // A partial file is useless, and may not exist.
+            let _ = fs::remove_file(file(&part));
+            AmpError::unwritten(file(&path).display(), error)
+        })
     }
 
     /// Resumes from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote, with the
