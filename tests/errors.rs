@@ -135,7 +135,7 @@ fn invalid_loss_scale() {
         ),
         (
             LossScaleConfig::Disabled,
-            "loss scaling: scale is inf, expected 1, as loss scaling is disabled",
+            "loss scaling: scale is inf, expected 1, because loss scaling is disabled",
         ),
     ] {
         let scaler = GradScaler::new(config).unwrap();

@@ -774,7 +774,7 @@ fn a_reader_or_a_writer_that_fails_is_an_error() {
 fn a_newer_version_is_refused_by_its_version() {
     let folder = Folder::new("newer");
     let text = String::from_utf8(json_of(saved())).unwrap();
-    let reason = "the state has version 2, and this burn-amp knows versions up to 1";
+    let reason = "the state has version 2, but this burn-amp only reads versions up to 1";
     for (name, newer) in [
         ("same-fields", text.clone()),
         (

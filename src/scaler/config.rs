@@ -85,12 +85,8 @@ impl Dynamic {
 
     /// The range of valid scales, in words.
     pub(super) fn bounds(&self) -> String {
-        let Self {
-            min_scale,
-            max_scale,
-            ..
-        } = self;
-        format!("a number from min_scale ({min_scale}) to max_scale ({max_scale})")
+        let (min, max) = (self.min_scale, self.max_scale);
+        format!("a number from min_scale ({min}) to max_scale ({max})")
     }
 
     settings! {
@@ -127,64 +123,24 @@ impl LossScaleConfig {
     ///
     /// [`AmpError::InvalidLossScale`] names the first setting out of range.
     pub fn validated(self) -> Result<Self, AmpError> {
-        fn check(
-            holds: bool,
-            field: &'static str,
-            given: impl ToString,
-            expected: impl ToString,
-        ) -> Result<(), AmpError> {
-            if holds {
-                return Ok(());
-            }
-            Err(AmpError::InvalidLossScale {
-                field,
-                given: given.to_string(),
-                expected: expected.to_string(),
-            })
-        }
-        let positive = |scale: f32| scale > 0.0 && scale.is_finite();
-
         match self {
             LossScaleConfig::Disabled => {}
             LossScaleConfig::Fixed(scale) => {
-                check(
-                    positive(scale),
-                    "fixed scale",
-                    scale,
-                    "a positive and finite number",
-                )?;
+                check(is_positive(scale), "fixed scale", scale, POSITIVE)?;
             }
             LossScaleConfig::Dynamic(d) => {
-                check(
-                    positive(d.min_scale),
-                    "min_scale",
-                    d.min_scale,
-                    "a positive and finite number",
-                )?;
-                check(
-                    d.max_scale.is_finite() && d.max_scale >= d.min_scale,
-                    "max_scale",
-                    d.max_scale,
-                    format!("a finite number, at least min_scale ({})", d.min_scale),
-                )?;
-                check(
-                    (d.min_scale..=d.max_scale).contains(&d.init_scale),
-                    "init_scale",
-                    d.init_scale,
-                    d.bounds(),
-                )?;
-                check(
-                    d.growth_factor > 1.0 && d.growth_factor.is_finite(),
-                    "growth_factor",
-                    d.growth_factor,
-                    "a finite number above 1",
-                )?;
-                check(
-                    d.backoff_factor > 0.0 && d.backoff_factor < 1.0,
-                    "backoff_factor",
-                    d.backoff_factor,
-                    "a number between 0 and 1",
-                )?;
+                check(is_positive(d.min_scale), "min_scale", d.min_scale, POSITIVE)?;
+                let is_above = d.max_scale.is_finite() && d.max_scale >= d.min_scale;
+                let above = format!("a finite number, at least min_scale ({})", d.min_scale);
+                check(is_above, "max_scale", d.max_scale, above)?;
+                let is_within = (d.min_scale..=d.max_scale).contains(&d.init_scale);
+                check(is_within, "init_scale", d.init_scale, d.bounds())?;
+                let (growth, above) = (d.growth_factor, "a finite number above 1");
+                let is_above = growth > 1.0 && growth.is_finite();
+                check(is_above, "growth_factor", growth, above)?;
+                let (backoff, between) = (d.backoff_factor, "a number between 0 and 1");
+                let is_between = backoff > 0.0 && backoff < 1.0;
+                check(is_between, "backoff_factor", backoff, between)?;
                 for (field, count) in [
                     ("growth_interval", d.growth_interval),
                     ("hysteresis", d.hysteresis),
@@ -195,6 +151,29 @@ impl LossScaleConfig {
             }
         }
         Ok(self)
+    }
+}
+
+pub(super) const POSITIVE: &str = "a positive and finite number";
+
+pub(super) fn is_positive(scale: f32) -> bool {
+    scale > 0.0 && scale.is_finite()
+}
+
+/// The error of a setting, unless it `holds`.
+pub(super) fn check(
+    holds: bool,
+    field: &'static str,
+    given: impl ToString,
+    expected: impl Into<String>,
+) -> Result<(), AmpError> {
+    match holds {
+        true => Ok(()),
+        false => Err(AmpError::InvalidLossScale {
+            field,
+            given: given.to_string(),
+            expected: expected.into(),
+        }),
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-#[cfg(feature = "train")]
-use std::fmt;
+use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 #[cfg(feature = "train")]
 use std::sync::Weak;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::Anomaly;
@@ -62,7 +62,7 @@ pub struct GradScaler {
     shared: Arc<Mutex<Shared>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) scaler: LossScaler,
     history: ScaleHistory,
@@ -82,26 +82,14 @@ impl Shared {
         Self {
             history: ScaleHistory::from(&scaler),
             scaler,
-            last_step: None,
-            leaves: HashMap::new(),
-            #[cfg(feature = "train")]
-            pending: super::PendingStep::default(),
-            #[cfg(feature = "train")]
-            listeners: Vec::new(),
-            is_replica: false,
+            ..Self::default()
         }
-    }
-}
-
-impl Default for Shared {
-    fn default() -> Self {
-        Self::new(LossScaler::default())
     }
 }
 
 /// Observes a scaler. Called on the thread of the step, until the observer is dropped.
 #[cfg(feature = "train")]
-pub(crate) trait Listener: fmt::Debug + Send + Sync {
+pub(crate) trait Listener: Send + Sync {
     /// A step was taken or skipped.
     fn step(&self, _step: &LastStep, _transition: Transition) {}
 
@@ -146,6 +134,7 @@ pub struct LastStep {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NonFinite {
     /// Whether the backward pass itself takes or skips the step.
+    #[cfg_attr(not(feature = "train"), allow(dead_code))]
     pub by_pass: bool,
     /// How many gradients are not finite.
     pub gradients: usize,
@@ -177,13 +166,11 @@ impl LastStep {
     /// Names the parameters, given in module order, each with whether its gradient is finite.
     fn name(&mut self, parameters: &[(String, bool)]) {
         let backward = || parameters.iter().rev();
-        let before = backward().take_while(|(_, finite)| *finite).count();
         let bad = backward().filter(|(_, finite)| !finite);
         self.parameters = bad.map(|(path, _)| path.clone()).collect();
-        self.last_finite = match self.parameters.is_empty() || before == 0 {
-            true => None,
-            false => backward().nth(before - 1).map(|(path, _)| path.clone()),
-        };
+        let before = backward().take_while(|(_, finite)| *finite).last();
+        let before = before.filter(|_| !self.parameters.is_empty());
+        self.last_finite = before.map(|(path, _)| path.clone());
     }
 }
 
@@ -263,10 +250,9 @@ impl GradScaler {
     /// [`AmpError::InvalidLossScale`] when the configuration does not allow the scale. The scaler
     /// is then unchanged.
     pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
-        let mut shared = self.shared();
+        let shared = &mut *self.shared();
         shared.scaler.set_scale(scale)?;
-        let state = shared.scaler;
-        shared.history.set(&state);
+        shared.history.set(&shared.scaler);
         Ok(())
     }
 
@@ -292,9 +278,7 @@ impl GradScaler {
     /// protocol.
     pub fn load_state(&self, state: LossScaler) {
         #[cfg(feature = "train")]
-        self.listeners()
-            .iter()
-            .for_each(|listener| listener.forget());
+        self.listeners().iter().for_each(|l| l.forget());
         let mut shared = self.shared();
         *shared = Shared {
             #[cfg(feature = "train")]
@@ -352,85 +336,40 @@ impl GradScaler {
     /// newer version. The scaler is then unchanged.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
-        let failed = |error: &dyn std::fmt::Display| AmpError::unread(path.display(), error);
-        let bytes = std::fs::read(path).map_err(|error| failed(&error))?;
-        let state = serde_json::from_slice(&bytes).map_err(|error| failed(&error))?;
-        self.load_state(state);
+        let state = fs::read(path).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
+        self.load_state(state.map_err(|error| AmpError::unread(path.display(), error))?);
         Ok(())
     }
 
     /// Records and logs the outcome of one step whose loss was multiplied by `scale`. Another
     /// thread may have changed the current scale since.
     pub(crate) fn record(&self, scale: f32, outcome: Outcome, found: NonFinite) -> Transition {
-        let (step, transition, before, after, by_pass) = {
-            let mut shared = self.shared();
-            let mut step = LastStep {
-                scale,
-                outcome,
-                non_finite_gradients: found.gradients,
-                parameters: Vec::new(),
-                last_finite: None,
-                anomalies: found.anomalies,
-            };
-            let by_pass = found.by_pass;
-            step.name(&found.parameters);
-            shared.leaves = found.leaves;
-            let before = shared.scaler;
-            let transition = shared.scaler.update_at(scale, outcome);
-            let after = shared.scaler;
-            shared.history.take(&step, &after);
-            shared.last_step = Some(step.clone());
-            (step, transition, before, after, by_pass)
+        let mut step = LastStep {
+            scale,
+            outcome,
+            non_finite_gradients: found.gradients,
+            parameters: Vec::new(),
+            last_finite: None,
+            anomalies: found.anomalies,
         };
+        step.name(&found.parameters);
+        let mut shared = self.shared();
+        shared.leaves = found.leaves;
+        let before = shared.scaler;
+        let transition = shared.scaler.update_at(scale, outcome);
+        let after = shared.scaler;
+        shared.history.take(&step, &after);
+        shared.last_step = Some(step.clone());
+        drop(shared);
         tell_log(&step, transition, &before, &after);
         #[cfg(feature = "train")]
         for listener in self.listeners() {
             listener.step(&step, transition);
-            if by_pass {
+            if found.by_pass {
                 listener.pass(&step);
             }
         }
-        #[cfg(not(feature = "train"))]
-        let _ = by_pass;
         transition
-    }
-
-    /// Names the parameters of the last step, unless they are already named. `nodes` holds the
-    /// module's nodes and paths, in module order.
-    #[cfg(feature = "train")]
-    pub(crate) fn explained(&self, nodes: &[(u64, String)]) -> Option<LastStep> {
-        let mut shared = self.shared();
-        let leaves = std::mem::take(&mut shared.leaves);
-        let step = shared.last_step.as_mut()?;
-        if !leaves.is_empty() {
-            let of = |(node, path): &(u64, String)| Some((path.clone(), *leaves.get(node)?));
-            step.name(&nodes.iter().filter_map(of).collect::<Vec<_>>());
-            step.anomalies.iter_mut().for_each(|a| a.place(nodes));
-            let (step, state) = (step.clone(), shared.scaler);
-            shared.history.name(&step, &state);
-        }
-        shared.last_step.clone()
-    }
-
-    /// Notifies `listener` from now on.
-    #[cfg(feature = "train")]
-    pub(crate) fn listen(&self, listener: &Arc<impl Listener + 'static>) {
-        let listener: Arc<dyn Listener> = listener.clone();
-        self.shared().listeners.push(Arc::downgrade(&listener));
-    }
-
-    /// Reports that an optimizer took or skipped a batch.
-    #[cfg(feature = "train")]
-    pub(crate) fn batch(&self, taken: bool) {
-        for listener in self.listeners() {
-            listener.batch(taken);
-        }
-    }
-
-    /// Whether an optimizer reports batches.
-    #[cfg(feature = "train")]
-    pub(crate) fn has_batches(&self) -> bool {
-        self.listeners().iter().any(|l| l.makes_batches())
     }
 
     #[cfg(feature = "distributed")]
@@ -438,20 +377,52 @@ impl GradScaler {
         self.shared().is_replica = is_replica;
     }
 
-    #[cfg(feature = "train")]
+    pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock()
+    }
+}
+
+#[cfg(feature = "train")]
+impl GradScaler {
+    /// Names the parameters of the last step, unless they are already named. `nodes` holds the
+    /// module's nodes and paths, in module order.
+    pub(crate) fn explained(&self, nodes: &[(u64, String)]) -> Option<LastStep> {
+        let shared = &mut *self.shared();
+        let leaves = std::mem::take(&mut shared.leaves);
+        let step = shared.last_step.as_mut()?;
+        if !leaves.is_empty() {
+            let of = |(node, path): &(u64, String)| Some((path.clone(), *leaves.get(node)?));
+            step.name(&nodes.iter().filter_map(of).collect::<Vec<_>>());
+            step.anomalies.iter_mut().for_each(|a| a.place(nodes));
+            shared.history.name(step, &shared.scaler);
+        }
+        Some(step.clone())
+    }
+
+    /// Notifies `listener` from now on.
+    pub(crate) fn listen(&self, listener: &Arc<impl Listener + 'static>) {
+        let listener: Arc<dyn Listener> = listener.clone();
+        self.shared().listeners.push(Arc::downgrade(&listener));
+    }
+
+    /// Reports that an optimizer took or skipped a batch.
+    pub(crate) fn batch(&self, taken: bool) {
+        self.listeners().iter().for_each(|l| l.batch(taken));
+    }
+
+    /// Whether an optimizer reports batches.
+    pub(crate) fn has_batches(&self) -> bool {
+        self.listeners().iter().any(|l| l.makes_batches())
+    }
+
     pub(crate) fn is_replica(&self) -> bool {
         self.shared().is_replica
     }
 
-    #[cfg(feature = "train")]
     fn listeners(&self) -> Vec<Arc<dyn Listener>> {
         let listeners = &mut self.shared().listeners;
         listeners.retain(|listener| listener.strong_count() > 0);
         listeners.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
-        lock(&self.shared)
     }
 }
 
@@ -532,9 +503,4 @@ fn tell_log(step: &LastStep, transition: Transition, before: &LossScaler, after:
             after.scale()
         );
     }
-}
-
-/// Ignores poisoning: nothing is called while these locks are held, so nothing panics.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -68,14 +68,7 @@ impl ScaleHistory {
 
     /// Adds a step that left the scaler in `state`.
     pub(super) fn take(&mut self, step: &LastStep, state: &LossScaler) {
-        let skipped = (!step.stepped()).then(|| Skipped {
-            outcome: step.outcome,
-            scale: step.scale,
-            non_finite_gradients: step.non_finite_gradients,
-            first_parameter: step.parameters.first().cloned(),
-            first_operation: first_operation(step),
-        });
-        self.push(skipped, state);
+        self.push(skipped(step), state);
     }
 
     /// Adds a scale that was set between steps.
@@ -105,10 +98,9 @@ impl ScaleHistory {
     pub(super) fn name(&mut self, step: &LastStep, state: &LossScaler) {
         if let Some(entry) = self.entries.back_mut()
             && entry.step == state.steps()
-            && let Some(skipped) = &mut entry.skipped
+            && entry.skipped.is_some()
         {
-            skipped.first_parameter = step.parameters.first().cloned();
-            skipped.first_operation = first_operation(step);
+            entry.skipped = skipped(step);
         }
     }
 
@@ -125,14 +117,19 @@ impl ScaleHistory {
     }
 
     fn scale(&self) -> f32 {
-        self.entries
-            .back()
-            .map_or(self.first_scale, |entry| entry.scale)
+        let last = self.entries.back();
+        last.map_or(self.first_scale, |entry| entry.scale)
     }
 }
 
-fn first_operation(step: &LastStep) -> Option<String> {
-    step.anomalies.first().map(|anomaly| anomaly.to_string())
+fn skipped(step: &LastStep) -> Option<Skipped> {
+    (!step.stepped()).then(|| Skipped {
+        outcome: step.outcome,
+        scale: step.scale,
+        non_finite_gradients: step.non_finite_gradients,
+        first_parameter: step.parameters.first().cloned(),
+        first_operation: step.anomalies.first().map(ToString::to_string),
+    })
 }
 
 #[cfg(test)]

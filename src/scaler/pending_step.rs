@@ -3,7 +3,6 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Anomaly;
 
 /// The protocol's state between one `update` and the next.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct PendingStep {
     /// Losses given to `scale`, over all micro-batches.
     pub losses_given: u32,
@@ -38,6 +37,7 @@ pub(crate) struct PendingStep {
 }
 
 /// A parameter's gradient after unscaling.
+#[derive(Debug)]
 pub(crate) struct UnscaledGradient {
     pub finite: bool,
     pub stepped: bool,
@@ -68,16 +68,5 @@ impl From<PendingStepRecord> for PendingStep {
             non_finite_loss: record.non_finite_loss,
             ..Self::default()
         }
-    }
-}
-
-impl fmt::Debug for PendingStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingStep")
-            .field("losses_given", &self.losses_given)
-            .field("scale", &self.scale)
-            .field("unscaled", &self.unscaled.len())
-            .field("steps", &self.steps)
-            .finish_non_exhaustive()
     }
 }

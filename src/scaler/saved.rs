@@ -51,17 +51,13 @@ impl TryFrom<Saved> for LossScaler {
     type Error = String;
 
     fn try_from(saved: Saved) -> Result<Self, String> {
-        if saved.checksum != saved.sum() {
+        let (checksum, sum) = (saved.checksum, saved.sum());
+        if checksum != sum {
             return Err(format!(
-                "the state is damaged: its checksum is {}, its values add up to {}",
-                saved.checksum,
-                saved.sum()
+                "the state is damaged: its checksum is {checksum}, but its values give {sum}"
             ));
         }
-        saved
-            .config
-            .validated()
-            .map_err(|error| error.to_string())?;
+        saved.config.validated().map_err(|e| e.to_string())?;
         Ok(Self {
             config: saved.config,
             scale: saved.scale,
@@ -79,7 +75,7 @@ impl TryFrom<Saved> for LossScaler {
 fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     match u32::deserialize(deserializer)? {
         version if version > VERSION => Err(D::Error::custom(format!(
-            "the state has version {version}, and this burn-amp knows versions up to {VERSION}"
+            "the state has version {version}, but this burn-amp only reads versions up to {VERSION}"
         ))),
         version => Ok(version),
     }

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::config::{POSITIVE, check, is_positive};
 use super::saved::Saved;
 use super::{Dynamic, LossScaleConfig};
 use crate::AmpError;
@@ -155,19 +156,12 @@ impl LossScaler {
                 (dynamic.min_scale..=dynamic.max_scale).contains(&scale),
                 dynamic.bounds(),
             ),
-            LossScaleConfig::Fixed(_) => (
-                scale > 0.0 && scale.is_finite(),
-                "a positive and finite number".into(),
-            ),
-            LossScaleConfig::Disabled => (scale == 1.0, "1, as loss scaling is disabled".into()),
+            LossScaleConfig::Fixed(_) => (is_positive(scale), POSITIVE.into()),
+            LossScaleConfig::Disabled => {
+                (scale == 1.0, "1, because loss scaling is disabled".into())
+            }
         };
-        if !holds {
-            return Err(AmpError::InvalidLossScale {
-                field: "scale",
-                given: scale.to_string(),
-                expected,
-            });
-        }
+        check(holds, "scale", scale, expected)?;
         self.scale = scale;
         self.growth_tracker = 0;
         Ok(())
@@ -202,14 +196,10 @@ impl LossScaler {
                 self.skipped_in_a_row = 0;
                 self.stuck = 0;
             }
-            Outcome::Overflow => {
+            Outcome::Overflow | Outcome::NonFiniteLoss => {
                 self.skipped += 1;
                 self.skipped_in_a_row += 1;
-            }
-            Outcome::NonFiniteLoss => {
-                self.skipped += 1;
-                self.skipped_in_a_row += 1;
-                self.non_finite_losses += 1;
+                self.non_finite_losses += u64::from(outcome == Outcome::NonFiniteLoss);
             }
         }
     }
