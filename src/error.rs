@@ -21,9 +21,9 @@ pub enum AmpError {
 
     /// A half precision that the device can neither compute nor multiply matrices in.
     #[error(
-        "{precision} is not possible with {device}: the backend reports {reported} for it, and AMP \
-         needs storage with arithmetic, or storage with accelerated matrix multiplication. \
-         Possible here: {possible}. Choose one of these, or \"auto\"{hint}"
+        "{device} does not support {precision}: the backend reports {reported} for it, and AMP needs \
+         storage with arithmetic, or storage with accelerated matrix multiplication. Supported \
+         here: {possible}. Choose one of these, or \"auto\"{hint}"
     )]
     UnsupportedPrecision {
         /// The precision that was asked for.
@@ -61,7 +61,7 @@ pub enum AmpError {
     },
 
     /// A plot that cannot be drawn or written (feature `plot`).
-    #[error("cannot draw the loss scale to {place}: {reason}. An earlier file there is as it was")]
+    #[error("cannot draw the loss scale to {place}: {reason}. An existing file there is unchanged")]
     Plot {
         /// The file.
         place: String,
@@ -72,9 +72,9 @@ pub enum AmpError {
     /// The loss scale is at its minimum, and steps are skipped one after the other. Returned only
     /// by a trainer set to return this error.
     #[error(
-        "{steps} steps in a row were skipped, the last of them at the minimum loss scale {scale}: the \
-         model is not training. Not finite whatever the scale: {parameters}. Try bf16, or \
-         full_precision around the layers that overflow"
+        "{steps} steps in a row were skipped, the last one at the minimum loss scale {scale}: the \
+         model is not training. No loss scale makes these gradients finite: {parameters}. Try bf16, \
+         or full_precision around the layers that overflow"
     )]
     StuckAtMinimum {
         /// Steps skipped in a row.
@@ -89,7 +89,7 @@ pub enum AmpError {
     /// A loss of several values, or of none, given to a trainer.
     #[error(
         "the loss has shape {given:?}, expected [1]: the mean or the sum of the batch. Reduce it with \
-         .mean() or .sum(), or give the loss Reduction::Mean. Nothing was changed"
+         .mean() or .sum(), or pass Reduction::Mean to Burn's loss. Nothing was changed"
     )]
     LossShape {
         /// The given shape.
@@ -116,7 +116,7 @@ pub enum AmpError {
 
     /// `unscale` twice for the same parameters.
     #[error(
-        "unscale was called twice since the last update: the gradient of {parameter}, to name one, \
+        "unscale was called twice since the last update: the gradient of {parameter}, for example, \
          would be divided by the scale twice. With accumulation, unscale once, after the last \
          micro-batch"
     )]
@@ -127,7 +127,7 @@ pub enum AmpError {
 
     /// `step` twice for the same parameters.
     #[error(
-        "step was called twice since the last update: the gradient of {parameter}, to name one, would \
+        "step was called twice since the last update: the gradient of {parameter}, for example, would \
          be applied twice. Call update once after the steps of all optimizers; with accumulation, step \
          once, after the last micro-batch"
     )]
@@ -149,8 +149,8 @@ pub enum AmpError {
 
     /// A batch shared by several devices, part of which could be applied alone.
     #[error(
-        "a batch is spread over {devices} devices, and when the gradients of one overflow, those of \
-         the others would be applied as if they were the batch. Give the Learner \
+        "a batch is split across {devices} devices. If the gradients of one device overflow, Burn \
+         applies those of the others as if they were the whole batch. Give the Learner \
          AmpOptimizer::new(optimizer, scalers) with GradScaler::of each device, or choose bf16, which \
          needs no loss scale"
     )]
@@ -161,8 +161,8 @@ pub enum AmpError {
 
     /// Loss scaling was configured together with a precision that does not scale.
     #[error(
-        "a loss scale was configured together with {precision}, which never needs one: of all \
-         precisions only f16 has a smaller range than FP32. Remove the loss scale, or choose f16"
+        "a loss scale was configured with {precision}, which needs none: only f16 has a smaller range \
+         than FP32. Remove the loss scale, or choose f16"
     )]
     LossScaleWithoutF16 {
         /// The precision that was asked for.
@@ -174,22 +174,22 @@ pub enum AmpError {
 fn remedy(action: &str) -> &'static str {
     match action {
         "read" => {
-            "Nothing was changed. An older file may be whole; a scaler that starts anew finds its \
-             scale within some steps"
+            "Nothing was changed. Try an older file, or a new scaler: it finds its scale within some \
+             steps"
         }
-        _ => "An earlier file there is as it was",
+        _ => "An existing file there is unchanged",
     }
 }
 
 /// What is wrong with gradients that do not, or do not all, belong to a model.
 fn foreign(given: usize, of_model: usize) -> String {
-    let unreached = "the loss reaches none of its parameters: are they frozen or detached?";
+    let unreached = "the loss does not depend on its parameters. Are they frozen or detached?";
     match given {
         0 => format!("no gradients of this model: {unreached}"),
         _ => format!(
-            "{given} gradients, of which {of_model} are of this model's parameters. Either they were \
-             computed with another model (GradientsParams::from_grads takes the one that is \
-             stepped), or {unreached}"
+            "{given} gradients, but only {of_model} of them belong to this model. Either they were \
+             computed with another model (GradientsParams::from_grads takes the model to step), or \
+             {unreached}"
         ),
     }
 }

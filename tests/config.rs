@@ -35,9 +35,9 @@ fn a_precision_that_the_device_cannot_do_is_refused_and_nothing_changes() {
         let text = error.to_string();
         for part in [
             format!(
-                "{precision} is not possible with ndarray on Cpu: the backend reports nothing for it"
+                "ndarray on Cpu does not support {precision}: the backend reports nothing for it"
             ),
-            "Possible here: f32.".into(),
+            "Supported here: f32.".into(),
             "Flex".into(),
             "auto".into(),
         ] {

@@ -64,9 +64,9 @@ fn unsupported_precision() {
     let f16 = AmpConfig::new().with_precision(Precision::F16);
     assert_says(
         f16.apply::<AmpAutodiff<NdArray>>(&Default::default()),
-        "f16 is not possible with ndarray on Cpu: the backend reports nothing for it, and AMP \
+        "ndarray on Cpu does not support f16: the backend reports nothing for it, and AMP \
          needs storage with arithmetic, or storage with accelerated matrix multiplication. \
-         Possible here: f32. Choose one of these, or \"auto\", or the Flex backend, which computes \
+         Supported here: f32. Choose one of these, or \"auto\", or the Flex backend, which computes \
          in half on a CPU",
     );
     let storage = DTypeUsageSet::from(DTypeUsage::Storage);
@@ -74,9 +74,9 @@ fn unsupported_precision() {
     let bf16 = AmpConfig::new().with_precision(Precision::Bf16);
     assert_says(
         bf16.apply::<AmpAutodiff<Checked>>(&device),
-        "bf16 is not possible with checked on CheckedDevice { id: 1 }: the backend reports Storage \
+        "checked on CheckedDevice { id: 1 } does not support bf16: the backend reports Storage \
          for it, and AMP needs storage with arithmetic, or storage with accelerated matrix \
-         multiplication. Possible here: f16, f32. Choose one of these, or \"auto\"",
+         multiplication. Supported here: f16, f32. Choose one of these, or \"auto\"",
     );
 }
 
@@ -149,13 +149,12 @@ fn state() {
     assert_says(
         scaler.load("Cargo.toml"),
         "cannot read the state from Cargo.toml: expected value at line 1 column 2. Nothing was \
-         changed. An older file may be whole; a scaler that starts anew finds its scale within some \
-         steps",
+         changed. Try an older file, or a new scaler: it finds its scale within some steps",
     );
     assert_says(
         scaler.save("missing/scaler.json"),
         "cannot write the state to missing/scaler.json: No such file or directory (os error 2). An \
-         earlier file there is as it was",
+         existing file there is unchanged",
     );
 }
 
@@ -166,7 +165,7 @@ fn plot() {
     assert_says(
         report.save_svg("scale.svg"),
         "cannot draw the loss scale to scale.svg: no step was counted yet (bf16 and FP32 need \
-         no loss scale, and count none). An earlier file there is as it was",
+         no loss scale and count no steps). An existing file there is unchanged",
     );
 }
 
@@ -192,9 +191,9 @@ fn stuck_at_minimum() {
     }
     assert_says(
         step(),
-        "4 steps in a row were skipped, the last of them at the minimum loss scale 1: the model is \
-         not training. Not finite whatever the scale: second.bias, second.weight, first.bias, \
-         first.weight. Try bf16, or full_precision around the layers that overflow",
+        "4 steps in a row were skipped, the last one at the minimum loss scale 1: the model is \
+         not training. No loss scale makes these gradients finite: second.bias, second.weight, \
+         first.bias, first.weight. Try bf16, or full_precision around the layers that overflow",
     );
 }
 
@@ -212,7 +211,7 @@ fn loss_shape() {
     assert_says(
         trainer.train_step(values([32, 8], 1), values([32, 4], 2), per_sample),
         "the loss has shape [32], expected [1]: the mean or the sum of the batch. Reduce it with \
-         .mean() or .sum(), or give the loss Reduction::Mean. Nothing was changed",
+         .mean() or .sum(), or pass Reduction::Mean to Burn's loss. Nothing was changed",
     );
     // The window of two batches has not begun.
     for expected in [StepProgress::Accumulated, StepProgress::Stepped] {
@@ -254,7 +253,7 @@ fn already_unscaled() {
     let grads = scaler.unscale(&model, grads).unwrap();
     assert_says(
         scaler.unscale(&model, grads),
-        "unscale was called twice since the last update: the gradient of first.weight, to name one, \
+        "unscale was called twice since the last update: the gradient of first.weight, for example, \
          would be divided by the scale twice. With accumulation, unscale once, after the last \
          micro-batch",
     );
@@ -271,7 +270,7 @@ fn already_stepped() {
     (model, _) = step(model).unwrap();
     assert_says(
         step(model),
-        "step was called twice since the last update: the gradient of first.weight, to name one, \
+        "step was called twice since the last update: the gradient of first.weight, for example, \
          would be applied twice. Call update once after the steps of all optimizers; with \
          accumulation, step once, after the last micro-batch",
     );
@@ -284,9 +283,9 @@ fn foreign_gradients() {
     let grads = scaler.backward(other.loss(0), &other);
     assert_says(
         scaler.unscale(&model, grads),
-        "unscale was given 4 gradients, of which 0 are of this model's parameters. Either they \
-         were computed with another model (GradientsParams::from_grads takes the one that is \
-         stepped), or the loss reaches none of its parameters: are they frozen or detached?",
+        "unscale was given 4 gradients, but only 0 of them belong to this model. Either they \
+         were computed with another model (GradientsParams::from_grads takes the model to step), \
+         or the loss does not depend on its parameters. Are they frozen or detached?",
     );
 }
 
@@ -302,8 +301,8 @@ fn partial_batch() {
     let training = training.to_fp16().with_training_strategy(strategy);
     assert_says(
         training.launch(Learner::new(harness::Model::new(), harness::sgd(), 0.1)),
-        "a batch is spread over 2 devices, and when the gradients of one overflow, those of the \
-         others would be applied as if they were the batch. Give the Learner \
+        "a batch is split across 2 devices. If the gradients of one device overflow, Burn applies \
+         those of the others as if they were the whole batch. Give the Learner \
          AmpOptimizer::new(optimizer, scalers) with GradScaler::of each device, or choose bf16, \
          which needs no loss scale",
     );
@@ -316,7 +315,7 @@ fn loss_scale_without_f16() {
         .with_loss_scale(LossScaleConfig::Fixed(128.0));
     assert_says(
         config.apply::<Amp<Flex>>(&Default::default()),
-        "a loss scale was configured together with bf16, which never needs one: of all precisions \
-         only f16 has a smaller range than FP32. Remove the loss scale, or choose f16",
+        "a loss scale was configured with bf16, which needs none: only f16 has a smaller range \
+         than FP32. Remove the loss scale, or choose f16",
     );
 }

@@ -466,23 +466,23 @@ const NOTHING_SCALED: &str = " was called, but no loss was scaled since the last
 const NOTHING_STEPPED: &str = "update was called, but there was no step since the last update. Call \
      scaler.step(..) first, once for each optimizer, and update once after all of them";
 const ALREADY_UNSCALED: &str = "unscale was called twice since the last update: the gradient of \
-     encoder.layers.0.weight, to name one, would be divided by the scale twice. With accumulation, \
+     encoder.layers.0.weight, for example, would be divided by the scale twice. With accumulation, \
      unscale once, after the last micro-batch";
 const ALREADY_STEPPED: &str = "step was called twice since the last update: the gradient of \
-     encoder.layers.0.weight, to name one, would be applied twice. Call update once after the steps \
+     encoder.layers.0.weight, for example, would be applied twice. Call update once after the steps \
      of all optimizers; with accumulation, step once, after the last micro-batch";
 
 fn foreign(call: &str, given: usize, of_model: usize) -> String {
     if given == 0 {
         return format!(
-            "{call} was given no gradients of this model: the loss reaches none of its parameters: \
-             are they frozen or detached?"
+            "{call} was given no gradients of this model: the loss does not depend on its \
+             parameters. Are they frozen or detached?"
         );
     }
     format!(
-        "{call} was given {given} gradients, of which {of_model} are of this model's parameters. \
-         Either they were computed with another model (GradientsParams::from_grads takes the one that \
-         is stepped), or the loss reaches none of its parameters: are they frozen or detached?"
+        "{call} was given {given} gradients, but only {of_model} of them belong to this model. \
+         Either they were computed with another model (GradientsParams::from_grads takes the model to \
+         step), or the loss does not depend on its parameters. Are they frozen or detached?"
     )
 }
 

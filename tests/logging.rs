@@ -117,17 +117,17 @@ fn the_log_is_told_once_and_why() {
             assert!(line.contains(text), "{line}");
         }
     };
-    let losses = ["(1 of them", "(2 of them", "(4 of them"];
+    let losses = ["so far: 1)", "so far: 2)", "so far: 4)"];
     has(Level::Warn, &losses);
     let overflows = [
-        "after 5 in a row",
+        "after 5 skipped steps in a row",
         ", 1 in a row",
         ", 2 in a row",
         ", 4 in a row",
     ];
     has(
         Level::Debug,
-        &[&overflows[..], &["after 5 in a row"]].concat(),
+        &[&overflows[..], &["after 5 skipped steps in a row"]].concat(),
     );
     has(Level::Error, &["2 steps in a row were skipped"]);
     let [fields] = &FIELDS.lock().unwrap()[..] else {
@@ -147,6 +147,6 @@ fn the_log_is_told_once_and_why() {
     let [(Level::Info, fresh), (Level::Info, dealt)] = &self::lines()[..] else {
         panic!("two lines")
     };
-    assert!(fresh.contains("as one written without AMP: the loss scale is 1"));
-    assert!(dealt.contains("has 1 loss scale(s), and the training has 2 device(s)"));
+    assert!(fresh.contains("it was written without AMP: the loss scale is 1"));
+    assert!(dealt.contains("has 1 loss scale(s), but the training has 2 device(s)"));
 }

@@ -132,7 +132,7 @@ fn the_text_of_many_steps_is_short() {
         5
     );
     assert!(text.contains("0 taken, 9 skipped: 9 losses not finite\n"));
-    assert!(text.contains("the last 9 in a row were skipped"));
+    assert!(text.contains("the last 9 steps were skipped"));
 }
 
 #[test]
@@ -245,7 +245,7 @@ mod plot {
             error.to_string(),
             format!(
                 "cannot draw the loss scale to {}: no step was counted yet (bf16 and FP32 \
-                 need no loss scale, and count none). An earlier file there is as it was",
+                 need no loss scale and count no steps). An existing file there is unchanged",
                 path.display()
             )
         );

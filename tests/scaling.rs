@@ -649,8 +649,8 @@ fn assert_says(error: AmpError, action: &str, place: &str, reason: &str) {
     assert!(matches!(error, AmpError::State { .. }), "{error:?}");
     let text = error.to_string();
     let (way, rest) = match action {
-        "read" => ("from", "Nothing was changed. An older file may be whole"),
-        _ => ("to", "An earlier file there is as it was"),
+        "read" => ("from", "Nothing was changed. Try an older file"),
+        _ => ("to", "An existing file there is unchanged"),
     };
     let begin = format!("cannot {action} the state {way} {place}: ");
     assert!(

@@ -603,9 +603,9 @@ fn a_scale_that_is_stuck_is_an_error_when_asked() {
             .collect();
         assert_eq!(results, expected);
         if asked {
-            let text = "4 steps in a row were skipped, the last of them at the minimum loss scale \
-                 1: the model is not training. Not finite whatever the scale: second.bias, \
-                 first.weight. Try bf16, or full_precision around the layers that overflow";
+            let text = "4 steps in a row were skipped, the last one at the minimum loss scale \
+                 1: the model is not training. No loss scale makes these gradients finite: \
+                 second.bias, first.weight. Try bf16, or full_precision around the layers that overflow";
             assert_eq!(results[3].as_ref().unwrap_err().to_string(), text);
         }
         assert_eq!(parameters(trainer.model()), before);
@@ -649,8 +649,8 @@ fn a_loss_that_reaches_no_parameter_is_an_error() {
                 ));
                 assert_eq!(
                     error.to_string(),
-                    "unscale was given no gradients of this model: the loss reaches none of its \
-                     parameters: are they frozen or detached?"
+                    "unscale was given no gradients of this model: the loss does not depend on \
+                     its parameters. Are they frozen or detached?"
                 );
             }
             assert_eq!(all(&mut trainer), before);
@@ -735,7 +735,7 @@ fn settings_that_make_no_sense_are_refused() {
     let panic = panic.err().unwrap();
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    assert_eq!(text.unwrap(), "a step needs at least 1 batch, 0 were given");
+    assert_eq!(text.unwrap(), "a step needs at least 1 batch, got 0");
 }
 
 #[test]

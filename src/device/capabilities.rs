@@ -99,11 +99,11 @@ fn auto(f16: DTypeUsageSet, bf16: DTypeUsageSet, silent: bool) -> (Precision, &'
     if accelerated(bf16) {
         (Precision::Bf16, "the device accelerates bf16")
     } else if accelerated(f16) {
-        (Precision::F16, "the device accelerates f16, and not bf16")
+        (Precision::F16, "the device accelerates f16, but not bf16")
     } else if silent && half_support(f16) != HalfSupport::None {
         (
             Precision::F16,
-            "PyTorch's autocast does so, and LibTorch does not tell what the device accelerates",
+            "LibTorch does not report what the device accelerates, and PyTorch's autocast uses f16",
         )
     } else {
         (

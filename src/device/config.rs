@@ -189,8 +189,8 @@ impl AmpConfig {
         }
         if self.has_idle_loss_scale(precision) {
             log::warn!(
-                "burn-amp: {} computes in {precision}, which never scales the loss: the loss scale \
-                 that was configured has no effect",
+                "burn-amp: {} computes in {precision}, which needs no loss scale: the configured \
+                 loss scale has no effect",
                 name::<B>(device)
             );
         }
@@ -240,13 +240,10 @@ impl InForce {
     }
 }
 
-/// The environment variable that turns anomaly detection on for every device.
-const DETECT_ANOMALY: &str = "BURN_AMP_DETECT_ANOMALY";
-
 /// Whether the environment turns anomaly detection on. Read once per process.
 fn is_watched_by_environment() -> bool {
     static ASKED: LazyLock<bool> = LazyLock::new(|| {
-        let value = std::env::var(DETECT_ANOMALY);
+        let value = std::env::var("BURN_AMP_DETECT_ANOMALY");
         value.is_ok_and(|value| !matches!(value.trim(), "" | "0" | "false"))
     });
     *ASKED

@@ -20,13 +20,15 @@ pub struct Casts {
 /// The counters of a device, kept for the life of the process.
 #[derive(Debug, Default)]
 pub(crate) struct CastStatistics {
-    to_half: Counter,
-    from_half: Counter,
+    /// Casts to f16 or bf16.
+    pub to_half: Counter,
+    /// Casts to FP32 or wider.
+    pub from_half: Counter,
     read_backs: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Counter {
+pub(crate) struct Counter {
     count: AtomicU64,
     bytes: AtomicU64,
 }
@@ -57,21 +59,13 @@ impl CastStatistics {
         self.read_backs.store(0, Ordering::Relaxed);
     }
 
-    pub(crate) fn casts_to_half(&self) -> Casts {
-        self.to_half.casts()
-    }
-
-    pub(crate) fn casts_from_half(&self) -> Casts {
-        self.from_half.casts()
-    }
-
     pub(crate) fn read_backs(&self) -> u64 {
         self.read_backs.load(Ordering::Relaxed)
     }
 }
 
 impl Counter {
-    fn casts(&self) -> Casts {
+    pub(crate) fn casts(&self) -> Casts {
         Casts {
             count: self.count.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),

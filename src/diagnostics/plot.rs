@@ -30,7 +30,7 @@ impl AmpReport {
         };
         if self.steps() == self.history.first_step {
             return Err(failed(
-                &"no step was counted yet (bf16 and FP32 need no loss scale, and count none)",
+                &"no step was counted yet (bf16 and FP32 need no loss scale and count no steps)",
             ));
         }
         let svg = self.drawn().map_err(|error| failed(&error))?;
@@ -59,7 +59,7 @@ impl AmpReport {
         chart
             .configure_mesh()
             .light_line_style(WHITE)
-            .x_desc("step, with the skipped ones")
+            .x_desc("step, including skipped steps")
             .y_desc("loss scale")
             .y_label_formatter(&|scale| scale.to_string())
             .label_style((FONT, 14))

@@ -104,8 +104,8 @@ impl AmpReport {
             skipped_in_a_row: 0,
             history: ScaleHistory::default(),
             inexact: inexact.names().map(String::from).collect(),
-            casts_to_half: statistics.casts_to_half(),
-            casts_from_half: statistics.casts_from_half(),
+            casts_to_half: statistics.to_half.casts(),
+            casts_from_half: statistics.from_half.casts(),
             read_backs: statistics.read_backs(),
         };
         Ok(unscaled.with_scaler(&GradScaler::of::<B>(device)))
@@ -176,7 +176,7 @@ impl fmt::Display for AmpReport {
             }
             if self.skipped_in_a_row > 1 {
                 let in_a_row = grouped(self.skipped_in_a_row);
-                writeln!(f, "            the last {in_a_row} in a row were skipped")?;
+                writeln!(f, "            the last {in_a_row} steps were skipped")?;
             }
         }
         if !self.inexact.is_empty() {

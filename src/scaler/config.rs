@@ -130,17 +130,17 @@ impl LossScaleConfig {
             }
             LossScaleConfig::Dynamic(d) => {
                 check(is_positive(d.min_scale), "min_scale", d.min_scale, POSITIVE)?;
-                let is_above = d.max_scale.is_finite() && d.max_scale >= d.min_scale;
-                let above = format!("a finite number, at least min_scale ({})", d.min_scale);
-                check(is_above, "max_scale", d.max_scale, above)?;
-                let is_within = (d.min_scale..=d.max_scale).contains(&d.init_scale);
-                check(is_within, "init_scale", d.init_scale, d.bounds())?;
-                let (growth, above) = (d.growth_factor, "a finite number above 1");
-                let is_above = growth > 1.0 && growth.is_finite();
-                check(is_above, "growth_factor", growth, above)?;
-                let (backoff, between) = (d.backoff_factor, "a number between 0 and 1");
-                let is_between = backoff > 0.0 && backoff < 1.0;
-                check(is_between, "backoff_factor", backoff, between)?;
+                let holds = d.max_scale.is_finite() && d.max_scale >= d.min_scale;
+                let expected = format!("a finite number, at least min_scale ({})", d.min_scale);
+                check(holds, "max_scale", d.max_scale, expected)?;
+                let holds = (d.min_scale..=d.max_scale).contains(&d.init_scale);
+                check(holds, "init_scale", d.init_scale, d.bounds())?;
+                let holds = d.growth_factor > 1.0 && d.growth_factor.is_finite();
+                let expected = "a finite number above 1";
+                check(holds, "growth_factor", d.growth_factor, expected)?;
+                let holds = d.backoff_factor > 0.0 && d.backoff_factor < 1.0;
+                let expected = "a number between 0 and 1";
+                check(holds, "backoff_factor", d.backoff_factor, expected)?;
                 for (field, count) in [
                     ("growth_interval", d.growth_interval),
                     ("hysteresis", d.hysteresis),

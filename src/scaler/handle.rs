@@ -465,42 +465,35 @@ fn tell_log(step: &LastStep, transition: Transition, before: &LossScaler, after:
     for anomaly in &step.anomalies {
         named = format!("{named} [{anomaly}]");
     }
-    let steps = after.steps();
-    let in_a_row = after.skipped_in_a_row();
-    let losses = after.non_finite_losses();
+    let (steps, scale, new_scale) = (after.steps(), step.scale, after.scale());
+    let (gradients, losses) = (step.non_finite_gradients, after.non_finite_losses());
+    let (before, in_a_row) = (before.skipped_in_a_row(), after.skipped_in_a_row());
     match step.outcome {
-        Outcome::Finite if before.skipped_in_a_row() > 1 => log::debug!(
-            step = steps, scale = step.scale, skipped_in_a_row = before.skipped_in_a_row();
-            "burn-amp: step taken at loss scale {}, after {} in a row that were skipped",
-            step.scale,
-            before.skipped_in_a_row()
+        Outcome::Finite if before > 1 => log::debug!(
+            step = steps, scale = scale, skipped_in_a_row = before;
+            "burn-amp: step taken at loss scale {scale}, after {before} skipped steps in a row"
         ),
         Outcome::Overflow if in_a_row.is_power_of_two() => log::debug!(
-            step = steps, scale = step.scale, new_scale = after.scale(),
-            gradients = step.non_finite_gradients, skipped_in_a_row = in_a_row;
-            "burn-amp: {} gradients{named} overflowed at loss scale {}; step skipped, {in_a_row} in \
-             a row, scale now {}",
-            step.non_finite_gradients,
-            step.scale,
-            after.scale()
+            step = steps, scale = scale, new_scale = new_scale, gradients = gradients,
+            skipped_in_a_row = in_a_row;
+            "burn-amp: {gradients} gradients{named} overflowed at loss scale {scale}; step \
+             skipped, {in_a_row} in a row, scale now {new_scale}"
         ),
         Outcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
-            step = steps, scale = step.scale, losses = losses;
-            "burn-amp: the loss is not finite{named}; step skipped, loss scale {} kept ({losses} of \
-             them so far). This is not the scale's fault: look at the inputs and the learning rate, \
-             and in the forward pass for values beyond 65504, which f16 does not hold (bf16 does, or \
-             full_precision around the layer)",
-            step.scale
+            step = steps, scale = scale, losses = losses;
+            "burn-amp: the loss is not finite{named}; step skipped, loss scale {scale} kept \
+             (non-finite losses so far: {losses}). The loss scale is not the cause: check the \
+             inputs, the learning rate, and the forward pass for values beyond 65504, which f16 \
+             cannot hold. For such values use bf16, or full_precision around the layer"
         ),
         _ => {}
     }
     if transition == Transition::StuckAtMinimum {
         log::error!(
-            step = steps, scale = after.scale(), skipped_in_a_row = in_a_row;
-            "burn-amp: {in_a_row} steps in a row were skipped, the last of them at the minimum loss \
-             scale {}: the model is not training. Its gradients{named} are not finite whatever the \
-             scale; try bf16, or full_precision around the layers that overflow",
-            after.scale()
+            step = steps, scale = new_scale, skipped_in_a_row = in_a_row;
+            "burn-amp: {in_a_row} steps in a row were skipped, the last one at the minimum loss \
+             scale {new_scale}: the model is not training. No loss scale makes its \
+             gradients{named} finite. Try bf16, or full_precision around the layers that overflow"
         );
     }
 }

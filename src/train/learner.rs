@@ -145,16 +145,16 @@ where
         self,
         learner: Learner<LC>,
     ) -> Result<LearningResult<LC::InferenceModel>, AmpError> {
-        let mut devices = match self.devices.is_empty() {
+        let given = match self.devices.is_empty() {
             true => learner.model().devices(),
             false => self.devices,
         };
-        let mut seen = Vec::new();
-        devices.retain(|device| {
-            let new = !seen.contains(device);
-            seen.push(device.clone());
-            new
-        });
+        let mut devices = Vec::new();
+        for device in given {
+            if !devices.contains(&device) {
+                devices.push(device);
+            }
+        }
         let scalers: Vec<_> = devices.iter().map(GradScaler::of::<LC::Backend>).collect();
         let scales = self.config.apply_to::<LC::Backend>(&devices, |scales| {
             let whole = scalers.iter().all(GradScaler::has_batches);
@@ -166,7 +166,7 @@ where
             }
         })?;
 
-        let interrupter = self.training.interrupter();
+        let stop = Arc::new(StopWhenStuck(self.training.interrupter()));
         let mut training = self.training;
         if scales {
             training = training
@@ -177,7 +177,6 @@ where
             let precision = PrecisionMetric::new::<LC::Backend>(device, scalers.clone());
             training = training.metric_train(precision);
         }
-        let stop = Arc::new(StopWhenStuck(interrupter));
         if self.config.when_stuck() == WhenStuck::Stop {
             scalers.iter().for_each(|scaler| scaler.listen(&stop));
         }
@@ -188,17 +187,11 @@ where
 /// Stops a training run when no loss scale helps.
 struct StopWhenStuck(Interrupter);
 
-impl std::fmt::Debug for StopWhenStuck {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("StopWhenStuck")
-    }
-}
-
 impl Listener for StopWhenStuck {
     fn step(&self, step: &LastStep, transition: Transition) {
         if transition == Transition::StuckAtMinimum {
             self.0.stop(Some(&format!(
-                "the gradients are not finite at loss scale {}, the smallest: try bf16, or \
+                "the gradients are not finite at the minimum loss scale {}: try bf16, or \
                  full_precision around the layers that overflow",
                 step.scale
             )));

@@ -9,7 +9,9 @@ use burn_core::record::{PrecisionSettings, Record};
 use burn_optim::LearningRate;
 use burn_optim::lr_scheduler::LrScheduler;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    DeserializeSeed, Deserializer, Error, IntoDeserializer, MapAccess, SeqAccess, Visitor,
+};
 use serde::{Deserialize, Serialize};
 
 use super::outcomes::{Outcomes, StepsSeen};
@@ -173,30 +175,27 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
     /// Also restores the state of the scalers.
     fn load_record<B: Backend>(self, record: Self::Record<B>) -> Self {
         let states = record.loss_scalers.unwrap_or_default();
-        if states.is_empty() && !self.scalers.is_empty() {
-            log::info!(
-                "burn-amp: the checkpoint has no loss scale, as one written without AMP: the loss \
-                 scale is {}",
+        match (states.len(), self.scalers.len()) {
+            (0, 1..) => log::info!(
+                "burn-amp: the checkpoint has no loss scale, because it was written without AMP: \
+                 the loss scale is {}",
                 self.scalers[0].loss_scale()
-            );
-        }
-        if !states.is_empty() && states.len() != self.scalers.len() {
-            log::info!(
-                "burn-amp: the checkpoint has {} loss scale(s), and the training has {} device(s): \
-                 they are dealt out in turn",
-                states.len(),
-                self.scalers.len()
-            );
+            ),
+            (saved, devices) if saved != devices => log::info!(
+                "burn-amp: the checkpoint has {saved} loss scale(s), but the training has \
+                 {devices} device(s): the devices take them in turn"
+            ),
+            _ => {}
         }
         for (scaler, state) in self.scalers.iter().zip(states.iter().cycle()) {
-            if *state.config() == scaler.config() {
+            let (saved, configured) = (*state.config(), scaler.config());
+            if saved == configured {
                 scaler.load_state(*state);
             } else {
                 log::warn!(
-                    "burn-amp: the checkpoint was written with loss scaling {:?}, and {:?} is \
-                     configured: the configuration holds, and the loss scale starts at {}",
-                    state.config(),
-                    scaler.config(),
+                    "burn-amp: the checkpoint was written with loss scaling {saved:?}, but \
+                     {configured:?} is configured: the configuration applies, and the loss scale \
+                     starts at {}",
                     scaler.loss_scale()
                 );
             }
@@ -272,7 +271,7 @@ impl<I> AmpLrSchedulerItem<I> {
 
 macro_rules! plain {
     ($($visit:ident($ty:ty)),*) => {$(
-        fn $visit<E: serde::de::Error>(self, value: $ty) -> Result<Self::Value, E> {
+        fn $visit<E: Error>(self, value: $ty) -> Result<Self::Value, E> {
             I::deserialize(value.into_deserializer()).map(AmpLrSchedulerItem::plain)
         }
     )*};
@@ -287,12 +286,11 @@ impl<'de, I: Deserialize<'de>> Visitor<'de> for Either<I> {
 
     plain! { visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f32(f32), visit_f64(f64), visit_str(&str) }
 
-    fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
         I::deserialize(().into_deserializer()).map(AmpLrSchedulerItem::plain)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        use serde::de::Error;
         let missing = |i| A::Error::invalid_length(i, &"loss scalers and a scheduler");
         Ok(AmpLrSchedulerItem {
             loss_scalers: seq.next_element()?.ok_or_else(|| missing(0))?,
@@ -301,7 +299,6 @@ impl<'de, I: Deserialize<'de>> Visitor<'de> for Either<I> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        use serde::de::Error;
         let first: Option<String> = map.next_key()?;
         if first.as_deref() != Some(FIELDS[0]) {
             let rest = Rest { first, map };

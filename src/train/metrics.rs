@@ -2,50 +2,24 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use burn_backend::Backend;
 use burn_train::metric::{
     Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
     SerializedEntry,
 };
+use parking_lot::Mutex;
 
 use crate::scaler::Listener;
 use crate::{GradScaler, LastStep, Transition, precision_of};
-
-/// What the step's loss was multiplied by: the scaler's scale in f16, else 1. A unitless factor.
-///
-/// A `Learner` computes its metrics on another thread, some steps later. Each value here still
-/// belongs to its own step: the scaler queues one value per training item at the backward pass.
-/// Several devices queue their values in the order in which they finish.
-#[derive(Debug, Clone)]
-pub struct LossScaleMetric(Followed);
-
-/// How many steps were skipped on all devices up to this step; see [`LossScaleMetric`]. Replicas in
-/// distributed training skip together, which counts once.
-#[derive(Debug, Clone)]
-pub struct SkippedStepsMetric(Followed);
 
 /// The precision in force on a device, as text. Where losses are scaled, also the scale and the
 /// number of skipped steps: `f16, scale 65536, 0 skipped`.
 #[derive(Clone)]
 pub struct PrecisionMetric {
     precision: Arc<dyn Fn() -> String + Send + Sync>,
-    steps: Followed,
-}
-
-impl LossScaleMetric {
-    /// Follows these scalers: those of the training devices.
-    pub fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        Self(Followed::new(scalers))
-    }
-}
-
-impl SkippedStepsMetric {
-    /// Follows these scalers: those of the training devices.
-    pub fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        Self(Followed::new(scalers))
-    }
+    steps: Arc<Steps>,
 }
 
 impl PrecisionMetric {
@@ -61,13 +35,13 @@ impl PrecisionMetric {
         };
         Self {
             precision: Arc::new(precision),
-            steps: Followed::new(scalers),
+            steps: Steps::of(scalers),
         }
     }
 
     fn text(&self) -> String {
         let precision = (self.precision)();
-        match self.steps.latest() {
+        match *self.steps.latest.lock() {
             Some(Step { scale, skipped }) => {
                 format!("{precision}, scale {scale}, {skipped} skipped")
             }
@@ -84,12 +58,7 @@ impl fmt::Debug for PrecisionMetric {
     }
 }
 
-/// The scalers' steps that the metrics have not processed yet.
-#[derive(Debug, Clone)]
-struct Followed {
-    steps: Arc<Steps>,
-}
-
+/// The steps of these scalers that the metrics have not processed yet.
 #[derive(Debug)]
 struct Steps {
     scalers: Vec<GradScaler>,
@@ -118,7 +87,7 @@ impl Listener for Steps {
             true => each.max().unwrap_or_default(),
             false => each.sum(),
         };
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         if waiting.len() == WAITING {
             waiting.clear();
         }
@@ -127,49 +96,46 @@ impl Listener for Steps {
 }
 
 impl Steps {
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Step>> {
-        lock(&self.waiting)
-    }
-}
-
-impl Followed {
-    fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        let scalers: Vec<_> = scalers.into_iter().collect();
-        let steps = Arc::new(Steps {
-            scalers,
+    fn of(scalers: impl IntoIterator<Item = GradScaler>) -> Arc<Self> {
+        let steps = Arc::new(Self {
+            scalers: scalers.into_iter().collect(),
             waiting: Mutex::default(),
             latest: Mutex::default(),
             of_replicas: OnceLock::new(),
         });
+        let scalers = steps.scalers.iter();
+        scalers.for_each(|scaler| scaler.listen(&steps));
         steps
-            .scalers
-            .iter()
-            .for_each(|scaler| scaler.listen(&steps));
-        Self { steps }
     }
 
     /// Moves to the current item's step. Stays at the last step if the item scaled nothing.
     fn next(&self) {
-        if let Some(step) = self.steps.waiting().pop_front() {
-            *lock(&self.steps.latest) = Some(step);
+        if let Some(step) = self.waiting.lock().pop_front() {
+            *self.latest.lock() = Some(step);
         }
     }
-
-    fn latest(&self) -> Option<Step> {
-        *lock(&self.steps.latest)
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn entry(text: String) -> SerializedEntry {
     SerializedEntry::new(text.clone(), text)
 }
 
-macro_rules! followed_metric {
-    ($metric:ty, $name:literal, $description:literal, $before:literal, $value:expr) => {
+macro_rules! numeric_metric {
+    (
+        $(#[$doc:meta])*
+        $metric:ident, $name:literal, $description:literal, $before:literal, $value:expr
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone)]
+        pub struct $metric(Arc<Steps>);
+
+        impl $metric {
+            /// Follows these scalers: those of the training devices.
+            pub fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
+                Self(Steps::of(scalers))
+            }
+        }
+
         impl Metric for $metric {
             type Input = ();
 
@@ -200,7 +166,7 @@ macro_rules! followed_metric {
 
         impl Numeric for $metric {
             fn value(&self) -> NumericEntry {
-                NumericEntry::Value(self.0.latest().map_or($before, $value))
+                NumericEntry::Value(self.0.latest.lock().map_or($before, $value))
             }
 
             fn running_value(&self) -> NumericEntry {
@@ -210,14 +176,22 @@ macro_rules! followed_metric {
     };
 }
 
-followed_metric!(
+numeric_metric!(
+    /// What the step's loss was multiplied by: the scaler's scale in f16, else 1. A unitless
+    /// factor.
+    ///
+    /// A `Learner` computes its metrics on another thread, some steps later. Each value here still
+    /// belongs to its own step: the scaler queues one value per training item at the backward pass.
+    /// Several devices queue their values in the order in which they finish.
     LossScaleMetric,
     "Loss Scale",
-    "What the loss is multiplied with",
+    "What the loss is multiplied by",
     1.0,
     |step| f64::from(step.scale)
 );
-followed_metric!(
+numeric_metric!(
+    /// How many steps were skipped on all devices up to this step; see [`LossScaleMetric`].
+    /// Replicas in distributed training skip together, which counts once.
     SkippedStepsMetric,
     "Skipped Steps",
     "Steps skipped so far because gradients overflowed",

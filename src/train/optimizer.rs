@@ -61,17 +61,17 @@ impl Listener for Passes {
 impl<O: Clone> Clone for AmpOptimizer<O> {
     fn clone(&self) -> Self {
         let passes = Passes(self.passes.0.copied());
-        Self::keep_dtypes(self.inner.clone(), self.scalers.clone(), passes)
+        Self::following(self.inner.clone(), self.scalers.clone(), passes)
     }
 }
 
 impl<O> AmpOptimizer<O> {
     /// Wraps `inner` and follows these scalers: those of every device that shares a batch.
     pub fn new(inner: O, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        Self::keep_dtypes(inner, scalers.into_iter().collect(), Passes::default())
+        Self::following(inner, scalers.into_iter().collect(), Passes::default())
     }
 
-    fn keep_dtypes(inner: O, scalers: Vec<GradScaler>, passes: Passes) -> Self {
+    fn following(inner: O, scalers: Vec<GradScaler>, passes: Passes) -> Self {
         let passes = Arc::new(passes);
         scalers.iter().for_each(|scaler| scaler.listen(&passes));
         Self {
@@ -87,13 +87,10 @@ impl<O> AmpOptimizer<O> {
         let whole = !self.passes.0.take(is_replica).skipped;
         self.scalers.iter().for_each(|scaler| scaler.batch(whole));
         if !whole {
-            let steps = self
-                .scalers
-                .iter()
-                .filter_map(|scaler| scaler.explain(module));
+            let steps = self.scalers.iter().filter_map(|s| s.explain(module));
             let named: Vec<_> = steps.flat_map(|step| step.parameters).collect();
             log::debug!(
-                "burn-amp: a part of the batch overflowed; the whole batch is skipped{}{}",
+                "burn-amp: part of the batch overflowed; the whole batch is skipped{}{}",
                 if named.is_empty() { "" } else { ": " },
                 named.join(", ")
             );

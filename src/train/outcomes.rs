@@ -1,8 +1,9 @@
 //! The outcomes of backward passes, for observers that follow a training run pass by pass.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
+
+use parking_lot::Mutex;
 
 use crate::scaler::Listener;
 use crate::{LastStep, Transition};
@@ -27,7 +28,7 @@ pub(super) struct StepsSeen {
 impl Outcomes {
     /// Takes the outcomes; for a replica, only those of its own thread.
     pub fn take(&self, is_replica: bool) -> StepsSeen {
-        let mut seen = self.lock();
+        let mut seen = self.0.lock();
         match is_replica {
             true => seen.remove(&thread::current().id()).unwrap_or_default(),
             false => StepsSeen::all(std::mem::take(&mut *seen)),
@@ -36,7 +37,7 @@ impl Outcomes {
 
     /// Like `take`, but leaves the outcomes in place.
     pub fn look(&self, is_replica: bool) -> StepsSeen {
-        let seen = self.lock();
+        let seen = self.0.lock();
         match is_replica {
             true => seen
                 .get(&thread::current().id())
@@ -48,7 +49,7 @@ impl Outcomes {
 
     /// A copy of the outcomes, for another observer.
     pub fn copied(&self) -> Self {
-        Self(Mutex::new(self.lock().clone()))
+        Self(Mutex::new(self.0.lock().clone()))
     }
 
     /// Records the outcome of a pass.
@@ -60,11 +61,7 @@ impl Outcomes {
     }
 
     fn here(&self, change: impl FnOnce(&mut StepsSeen)) {
-        change(self.lock().entry(thread::current().id()).or_default());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ThreadId, StepsSeen>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        change(self.0.lock().entry(thread::current().id()).or_default());
     }
 }
 
@@ -78,23 +75,23 @@ impl Listener for Outcomes {
     }
 
     fn forget(&self) {
-        self.lock().clear();
+        self.0.lock().clear();
     }
 }
 
 impl StepsSeen {
     fn all(seen: HashMap<ThreadId, StepsSeen>) -> Self {
         let elsewhere = !seen.is_empty() && !seen.contains_key(&thread::current().id());
-        let none = Self {
+        let mut all = Self {
             elsewhere,
             ..Self::default()
         };
-        seen.into_values().fold(none, |all, other| Self {
-            taken: all.taken || other.taken,
-            skipped: all.skipped || other.skipped,
-            batch: all.batch.or(other.batch),
-            elsewhere,
-        })
+        for other in seen.into_values() {
+            all.taken |= other.taken;
+            all.skipped |= other.skipped;
+            all.batch = all.batch.or(other.batch);
+        }
+        all
     }
 
     /// Whether nothing was seen.

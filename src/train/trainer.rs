@@ -47,13 +47,7 @@ use crate::{
 /// assert!(metrics.loss.is_finite());
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-pub struct MixedPrecisionTrainer<B, M, O, S = LearningRate>
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-    O: Optimizer<M, B>,
-    S: LrScheduler,
-{
+pub struct MixedPrecisionTrainer<B, M, O, S = LearningRate> {
     /// `None` only while the optimizer holds the model.
     model: Option<M>,
     optimizer: O,
@@ -206,7 +200,7 @@ where
     O: Optimizer<M, B>,
     S: LrScheduler,
 {
-    /// Sets a learning-rate scheduler. The scheduler advances only when a step is taken.
+    /// Sets a learning-rate scheduler.
     pub fn with_scheduler<T: LrScheduler>(self, scheduler: T) -> MixedPrecisionTrainer<B, M, O, T> {
         MixedPrecisionTrainer {
             model: self.model,
@@ -228,23 +222,19 @@ where
     ///
     /// If `batches` is 0.
     pub fn with_accumulation(mut self, batches: u32) -> Self {
-        assert!(batches > 0, "a step needs at least 1 batch, 0 were given");
+        assert!(batches > 0, "a step needs at least 1 batch, got 0");
         self.accumulation = batches;
         self
     }
 
-    /// Clips a step's unscaled gradients if their total L2 norm, in FP32, is above `max_norm`:
-    /// multiplies them by `min(1, max_norm / (norm + 1e-6))`, like PyTorch's
-    /// `torch.nn.utils.clip_grad_norm_`. By default gradients are not clipped.
+    /// Clips a step's unscaled gradients to a total L2 norm of `max_norm`, computed in FP32; see
+    /// [`clip_grad_norm`](crate::clip_grad_norm). By default gradients are not clipped.
     ///
     /// # Panics
     ///
     /// If `max_norm` is not positive.
     pub fn with_grad_clipping_norm(mut self, max_norm: f32) -> Self {
-        assert!(
-            max_norm > 0.0,
-            "a norm to clip at is positive, {max_norm} was given"
-        );
+        assert!(max_norm > 0.0, "max_norm must be positive, got {max_norm}");
         self.max_norm = Some(max_norm);
         self
     }
