@@ -45,18 +45,14 @@ impl Capabilities {
         if self.possible(precision) {
             return Ok(precision);
         }
-        let possible = [Precision::F16, Precision::Bf16, Precision::F32]
-            .into_iter()
-            .filter(|p| self.possible(*p))
-            .map(|p| p.to_string())
-            .collect::<Vec<_>>()
-            .join(", ");
+        let all = [Precision::F16, Precision::Bf16, Precision::F32].into_iter();
+        let possible = all.filter(|p| self.possible(*p)).map(|p| p.to_string());
         let dtype = precision.compute_dtype().unwrap_or(DType::F32);
         Err(AmpError::UnsupportedPrecision {
             precision,
             device: name::<B>(device),
             reported: usage_text(B::dtype_usage(device.inner(), dtype)),
-            possible,
+            possible: possible.collect::<Vec<_>>().join(", "),
             hint: match type_name::<B>().contains("NdArray") {
                 true => ", or the Flex backend, which computes in half on a CPU",
                 false => "",

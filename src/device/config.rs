@@ -143,10 +143,8 @@ impl AmpConfig {
         devices: &[B::Device],
         accept: impl FnOnce(bool) -> Result<(), AmpError>,
     ) -> Result<bool, AmpError> {
-        let all: Vec<_> = devices
-            .iter()
-            .map(|device| self.checked::<B>(device))
-            .collect::<Result<_, _>>()?;
+        let all = devices.iter().map(|device| self.checked::<B>(device));
+        let all: Vec<_> = all.collect::<Result<_, _>>()?;
         let scales = self.loss_scale != Some(LossScaleConfig::Disabled)
             && all.iter().any(|in_force| in_force.precision.scales_loss());
         accept(scales)?;
@@ -205,10 +203,8 @@ impl AmpConfig {
 
     /// Whether a loss scale was given although `precision` never scales the loss.
     fn has_idle_loss_scale(&self, precision: Precision) -> bool {
-        let scaled = self
-            .loss_scale
-            .is_some_and(|s| s != LossScaleConfig::Disabled);
-        scaled && !precision.scales_loss()
+        let given = self.loss_scale.unwrap_or(LossScaleConfig::Disabled);
+        given != LossScaleConfig::Disabled && !precision.scales_loss()
     }
 }
 

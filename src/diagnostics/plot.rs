@@ -11,7 +11,7 @@ use crate::{AmpError, AmpReport, Outcome};
 
 const SCALE: RGBColor = RGBColor(30, 110, 190);
 const OVERFLOW: RGBColor = RGBColor(214, 84, 36);
-const NON_FINITE_LOSS: RGBColor = RGBColor(40, 40, 40);
+const BAD_LOSS: RGBColor = RGBColor(40, 40, 40);
 const FONT: &str = "sans-serif";
 
 impl AmpReport {
@@ -76,11 +76,7 @@ impl AmpReport {
 
         for (outcome, color, name) in [
             (Outcome::Overflow, OVERFLOW, "overflow, skipped"),
-            (
-                Outcome::NonFiniteLoss,
-                NON_FINITE_LOSS,
-                "loss not finite, skipped",
-            ),
+            (Outcome::NonFiniteLoss, BAD_LOSS, "loss not finite, skipped"),
         ] {
             let of_outcome = || history.skipped().filter(|(_, s)| s.outcome == outcome);
             let count = of_outcome().count();

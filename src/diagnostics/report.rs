@@ -155,14 +155,10 @@ impl fmt::Display for AmpReport {
                 LossScaleConfig::Disabled => writeln!(f, "disabled")?,
             }
             let (taken, skipped) = (grouped(self.taken_steps), grouped(self.skipped_steps));
-            let overflows = self.skipped_steps - self.non_finite_losses;
+            let losses = self.non_finite_losses;
             let reasons = [
-                counted(overflows, "overflow", "overflows"),
-                counted(
-                    self.non_finite_losses,
-                    "loss not finite",
-                    "losses not finite",
-                ),
+                counted(self.skipped_steps - losses, "overflow", "overflows"),
+                counted(losses, "loss not finite", "losses not finite"),
             ];
             let reasons = reasons.into_iter().flatten().collect::<Vec<_>>().join(", ");
             let colon = if reasons.is_empty() { "" } else { ": " };

@@ -252,7 +252,7 @@ impl GradScaler {
     pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
         let shared = &mut *self.shared();
         shared.scaler.set_scale(scale)?;
-        shared.history.set(&shared.scaler);
+        shared.history.push(None, &shared.scaler);
         Ok(())
     }
 

@@ -71,13 +71,11 @@ impl ScaleHistory {
         self.push(skipped(step), state);
     }
 
-    /// Adds a scale that was set between steps.
-    pub(super) fn set(&mut self, state: &LossScaler) {
-        self.push(None, state);
-    }
-
-    fn push(&mut self, skipped: Option<Skipped>, state: &LossScaler) {
-        if skipped.is_none() && state.scale() == self.scale() {
+    /// Adds an entry, unless nothing happened: a step was taken, or a scale set, and the scale is
+    /// as before.
+    pub(super) fn push(&mut self, skipped: Option<Skipped>, state: &LossScaler) {
+        let last = self.entries.back().map_or(self.first_scale, |e| e.scale);
+        if skipped.is_none() && state.scale() == last {
             return;
         }
         self.entries.push_back(ScaleEntry {
@@ -114,11 +112,6 @@ impl ScaleHistory {
     /// Every scale that was in force, oldest first. A skipped step that kept the scale repeats it.
     pub fn scales(&self) -> impl Iterator<Item = f32> {
         std::iter::once(self.first_scale).chain(self.entries.iter().map(|entry| entry.scale))
-    }
-
-    fn scale(&self) -> f32 {
-        let last = self.entries.back();
-        last.map_or(self.first_scale, |entry| entry.scale)
     }
 }
 

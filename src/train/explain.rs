@@ -43,7 +43,7 @@ impl GradScaler {
 /// is not an `AmpAutodiff`.
 pub(crate) fn nodes<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec<(u64, String)> {
     let mut nodes = Vec::new();
-    for_each_parameter::<B, M, _>(module, |_, path, value| {
+    for_each_parameter::<B, M>(module, |_, path, value| {
         let tensor = value();
         let node = tape::id::<B, _>(&tensor, &B::float_device(&tensor));
         nodes.extend(node.map(|node| (node, path.join("."))));

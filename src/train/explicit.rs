@@ -141,11 +141,9 @@ impl GradScaler {
             let Some(scale) = pending.scale_in_use() else {
                 return grads;
             };
-            let scaled: Vec<_> = found
-                .parameters
-                .iter()
-                .filter(|(id, _)| !pending.unscaled.contains_key(&id.val()))
-                .collect();
+            let is_scaled = |id: u64| !pending.unscaled.contains_key(&id);
+            let scaled = found.parameters.iter();
+            let scaled: Vec<_> = scaled.filter(|(id, _)| is_scaled(id.val())).collect();
             if scaled.is_empty() {
                 return grads;
             }
@@ -180,9 +178,8 @@ impl GradScaler {
         for ((id, path), finite) in scaled.into_iter().zip(gradients) {
             pending.gradients.push((path.clone(), *finite));
             let (finite, stepped) = (*finite && !elsewhere, false);
-            pending
-                .unscaled
-                .insert(id.val(), UnscaledGradient { finite, stepped });
+            let unscaled = UnscaledGradient { finite, stepped };
+            pending.unscaled.insert(id.val(), unscaled);
         }
         grads
     }
@@ -249,12 +246,9 @@ impl GradScaler {
     /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last
     /// update.
     pub fn update(&self) -> Result<Transition, AmpError> {
-        let pending = {
-            let mut shared = self.shared();
-            if shared.pending.steps == 0 {
-                return Err(AmpError::NothingStepped);
-            }
-            std::mem::take(&mut shared.pending)
+        let pending = match &mut self.shared().pending {
+            pending if pending.steps == 0 => return Err(AmpError::NothingStepped),
+            pending => std::mem::take(pending),
         };
         // If nothing was scaled, nothing was checked.
         let Some(scale) = pending.scale.filter(|_| !pending.unscaled.is_empty()) else {

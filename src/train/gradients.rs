@@ -19,12 +19,10 @@ type Gradient<I> = Tensor<I, 1>;
 /// Calls `each` with the id, the path and the value of each float parameter, in module order. A
 /// shared parameter comes up once for each of its places. The value is a closure, because reading
 /// it initializes a lazy parameter.
-pub(super) fn for_each_parameter<B, M, F>(module: &M, each: F)
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-    F: FnMut(ParamId, &[String], &dyn Fn() -> FloatTensor<B>),
-{
+pub(super) fn for_each_parameter<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: &M,
+    each: impl FnMut(ParamId, &[String], &dyn Fn() -> FloatTensor<B>),
+) {
     let path = Vec::new();
     module.visit(&mut Visitor { path, each });
 }
@@ -67,7 +65,7 @@ pub(super) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
     let mut parameters = Vec::new();
     let mut device = None;
     let mut seen = HashSet::new();
-    for_each_parameter::<B, M, _>(model, |id, path, _| {
+    for_each_parameter::<B, M>(model, |id, path, _| {
         if let Some(grad) = grads.get::<B::InnerBackend, 1>(id)
             && seen.insert(id)
         {
@@ -169,14 +167,11 @@ pub(super) fn smallest_times<B: AutodiffBackend, M: AutodiffModule<B>>(
     mut grads: GradientsParams,
     factor: Tensor<B::InnerBackend, 1>,
 ) -> GradientsParams {
-    let elements = |id| {
-        grads
-            .get::<B::InnerBackend, 1>(id)
-            .map(|grad| grad.shape().num_elements())
-    };
+    let shape = |id| grads.get::<B::InnerBackend, 1>(id).map(|grad| grad.shape());
     let parameters = found::<B, M>(model, &grads).parameters.into_iter();
     // On a tie the first gradient wins: the backward pass reaches it last.
-    let smallest = parameters.map(|(id, _)| id).min_by_key(|id| elements(*id));
+    let elements = |id: &ParamId| shape(*id).map(|shape| shape.num_elements());
+    let smallest = parameters.map(|(id, _)| id).min_by_key(elements);
     if let Some(id) = smallest
         && let Some(grad) = grads.remove(id)
     {
@@ -199,12 +194,12 @@ pub(super) fn to_data<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     grads: &GradientsParams,
 ) -> Vec<(u64, TensorData)> {
-    let parameters = found::<B, M>(model, grads).parameters.into_iter();
-    let data = |(id, _): (ParamId, _)| {
-        let grad = grads.get::<B::InnerBackend, 1>(id)?;
-        Some((id.val(), grad.into_data()))
-    };
-    parameters.filter_map(data).collect()
+    let mut data = Vec::new();
+    for_each_parameter::<B, M>(model, |id, _, _| {
+        let grad = grads.get::<B::InnerBackend, 1>(id);
+        data.extend(grad.map(|grad| (id.val(), grad.into_data())));
+    });
+    data
 }
 
 /// Restores the gradients from [`to_data`], each on its parameter's device.
@@ -214,7 +209,7 @@ pub(super) fn from_data<B: AutodiffBackend, M: AutodiffModule<B>>(
 ) -> GradientsParams {
     let mut data: HashMap<_, _> = data.into_iter().collect();
     let mut grads = GradientsParams::new();
-    for_each_parameter::<B, M, _>(model, |id, _, value| {
+    for_each_parameter::<B, M>(model, |id, _, value| {
         if let Some(data) = data.remove(&id.val()) {
             let grad = B::InnerBackend::float_from_data(data, &B::float_device(&value()));
             let grad = TensorPrimitive::Float(grad);

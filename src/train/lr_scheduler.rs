@@ -77,12 +77,11 @@ enum LastRate {
 impl<S: Clone> Clone for AmpLrScheduler<S> {
     fn clone(&self) -> Self {
         let outcomes = Arc::new(self.outcomes.copied());
-        let scalers = self.scalers.clone();
-        scalers.iter().for_each(|scaler| scaler.listen(&outcomes));
+        self.scalers.iter().for_each(|s| s.listen(&outcomes));
         Self {
             settled: self.settled.clone(),
             current: self.current.clone(),
-            scalers,
+            scalers: self.scalers.clone(),
             outcomes,
             order: self.order,
         }
@@ -119,7 +118,7 @@ impl<S: Clone> AmpLrScheduler<S> {
             Some(false) => LastRate::Skipped,
             None if self.has_batches() => LastRate::Open,
             // Before its pass, a replica is asked for as many learning rates as there are replicas.
-            None if seen.is_nothing() && self.is_replica() => LastRate::Open,
+            None if !seen.taken && !seen.skipped && self.is_replica() => LastRate::Open,
             // If nothing was seen, the step scaled nothing, as in bf16 and FP32.
             None if seen.taken || !seen.skipped => LastRate::Taken,
             // The devices finish a batch before its learning rate is requested. The skipped batch
@@ -135,14 +134,6 @@ impl<S: Clone> AmpLrScheduler<S> {
 
     fn is_replica(&self) -> bool {
         self.scalers.iter().any(GradScaler::is_replica)
-    }
-
-    /// The inner scheduler after the steps that were taken.
-    fn inner(&self) -> &S {
-        match self.last_rate(&self.outcomes.look(self.is_replica())) {
-            LastRate::Taken | LastRate::Open => &self.current,
-            LastRate::Skipped => &self.settled,
-        }
     }
 }
 
@@ -166,9 +157,13 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
     }
 
     fn to_record<B: Backend>(&self) -> Self::Record<B> {
+        let scheduler = match self.last_rate(&self.outcomes.look(self.is_replica())) {
+            LastRate::Taken | LastRate::Open => &self.current,
+            LastRate::Skipped => &self.settled,
+        };
         AmpLrSchedulerRecord {
             loss_scalers: Some(self.scalers.iter().map(GradScaler::state).collect()),
-            scheduler: self.inner().to_record::<B>(),
+            scheduler: scheduler.to_record::<B>(),
         }
     }
 

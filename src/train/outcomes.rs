@@ -93,9 +93,4 @@ impl StepsSeen {
         }
         all
     }
-
-    /// Whether nothing was seen.
-    pub fn is_nothing(&self) -> bool {
-        !self.taken && !self.skipped && self.batch.is_none()
-    }
 }

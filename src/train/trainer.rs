@@ -5,7 +5,7 @@ use burn_core::record::{FileRecorder, PrecisionSettings, Record};
 use burn_core::tensor::backend::{AutodiffBackend, Backend};
 use burn_core::tensor::{ElementConversion, Tensor, TensorData};
 use burn_optim::lr_scheduler::LrScheduler;
-use burn_optim::{GradientsAccumulator, GradientsParams, LearningRate, Optimizer};
+use burn_optim::{GradientsAccumulator, LearningRate, Optimizer};
 use serde::{Deserialize, Serialize};
 
 use std::error::Error;
@@ -269,11 +269,9 @@ where
         let model = present(&self.model);
         let (value, scale, grads) = self.mixed.forward_context(|| {
             let loss = loss_fn(model, input, target);
-            let given = loss.dims();
+            let given = loss.dims().to_vec();
             if given != [1] {
-                return Err(AmpError::LossShape {
-                    given: given.to_vec(),
-                });
+                return Err(AmpError::LossShape { given });
             }
             let value = loss.clone().inner();
             let scale = self.mixed.scaler().scale_at::<B>(&loss.device());
@@ -368,12 +366,10 @@ where
 
     /// What the next loss is multiplied by; 1 in bf16 and FP32.
     pub fn loss_scale(&self) -> f32 {
-        let device = self.model().devices().into_iter().next();
-        let scale = || {
-            let scaler = self.mixed.scaler();
-            scaler.scale_at::<B>(&device.unwrap_or_default())
-        };
-        self.mixed.forward_context(scale)
+        let devices = self.model().devices();
+        let device = devices.into_iter().next().unwrap_or_default();
+        let scaler = self.scaler();
+        self.mixed.forward_context(|| scaler.scale_at::<B>(&device))
     }
 
     /// Steps skipped so far.
@@ -389,16 +385,16 @@ where
     /// Everything needed to resume exactly, even within an accumulation window, for any of Burn's
     /// recorders. To resume exactly, use a full-precision recorder.
     pub fn to_record(&mut self) -> TrainerRecord<B, M, O, S> {
-        let grads: GradientsParams = self.accumulator.grads();
+        let model = self.model().clone();
+        let grads = self.accumulator.grads();
         let accumulation = AccumulationRecord {
             micro_batches: self.micro_batches,
             pending: self.mixed.scaler().pending_record::<B>(),
-            gradients: gradients::to_data::<B, M>(self.model(), &grads),
+            gradients: gradients::to_data::<B, M>(&model, &grads),
         };
-        let model = present(&self.model);
-        self.accumulator.accumulate(model, grads);
+        self.accumulator.accumulate(&model, grads);
         (
-            model.clone().into_record(),
+            model.into_record(),
             self.optimizer.to_record(),
             (self.scheduler.to_record::<B>(), self.mixed.state()),
             accumulation,
