@@ -21,9 +21,9 @@ pub enum AmpError {
 
     /// A half precision that the device can neither compute nor multiply matrices in.
     #[error(
-        "{device} does not support {precision}: the backend reports {reported} for it, and AMP needs \
-         storage with arithmetic, or storage with accelerated matrix multiplication. Supported \
-         here: {possible}. Choose one of these, or \"auto\"{hint}"
+        "{device} does not support {precision}: the backend reports {reported} for it, and AMP \
+         needs storage with arithmetic, or storage with accelerated matrix multiplication. \
+         Supported here: {possible}. Choose one of these, or \"auto\"{hint}"
     )]
     UnsupportedPrecision {
         /// The precision that was asked for.
@@ -73,8 +73,8 @@ pub enum AmpError {
     /// by a trainer set to return this error.
     #[error(
         "{steps} steps in a row were skipped, the last one at the minimum loss scale {scale}: the \
-         model is not training. No loss scale makes these gradients finite: {parameters}. Try bf16, \
-         or full_precision around the layers that overflow"
+         model is not training. No loss scale makes these gradients finite: {parameters}. Try \
+         bf16, or full_precision around the layers that overflow"
     )]
     StuckAtMinimum {
         /// Steps skipped in a row.
@@ -127,9 +127,9 @@ pub enum AmpError {
 
     /// `step` twice for the same parameters.
     #[error(
-        "step was called twice since the last update: the gradient of {parameter}, for example, would \
-         be applied twice. Call update once after the steps of all optimizers; with accumulation, step \
-         once, after the last micro-batch"
+        "step was called twice since the last update: the gradient of {parameter}, for example, \
+         would be applied twice. Call update once after the steps of all optimizers; with \
+         accumulation, step once, after the last micro-batch"
     )]
     AlreadyStepped {
         /// The path of a parameter in its module.
@@ -161,8 +161,8 @@ pub enum AmpError {
 
     /// Loss scaling was configured together with a precision that does not scale.
     #[error(
-        "a loss scale was configured with {precision}, which needs none: only f16 has a smaller range \
-         than FP32. Remove the loss scale, or choose f16"
+        "a loss scale was configured with {precision}, which needs none: only f16 has a smaller \
+         range than FP32. Remove the loss scale, or choose f16"
     )]
     LossScaleWithoutF16 {
         /// The precision that was asked for.
@@ -174,8 +174,8 @@ pub enum AmpError {
 fn remedy(action: &str) -> &'static str {
     match action {
         "read" => {
-            "Nothing was changed. Try an older file, or a new scaler: it finds its scale within some \
-             steps"
+            "Nothing was changed. Try an older file, or a new scaler: it finds its scale within \
+             some steps"
         }
         _ => "An existing file there is unchanged",
     }

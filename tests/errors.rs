@@ -66,8 +66,8 @@ fn unsupported_precision() {
         f16.apply::<AmpAutodiff<NdArray>>(&Default::default()),
         "ndarray on Cpu does not support f16: the backend reports nothing for it, and AMP \
          needs storage with arithmetic, or storage with accelerated matrix multiplication. \
-         Supported here: f32. Choose one of these, or \"auto\", or the Flex backend, which computes \
-         in half on a CPU",
+         Supported here: f32. Choose one of these, or \"auto\", or the Flex backend, which \
+         computes in half on a CPU",
     );
     let storage = DTypeUsageSet::from(DTypeUsage::Storage);
     let device = CheckedDevice::with_support(DTypeUsage::general(), storage);
@@ -135,7 +135,7 @@ fn invalid_loss_scale() {
         ),
         (
             LossScaleConfig::Disabled,
-            "loss scaling: scale is inf, expected 1, because loss scaling is disabled",
+            "loss scaling: scale is inf, expected 1 while loss scaling is disabled",
         ),
     ] {
         let scaler = GradScaler::new(config).unwrap();

@@ -34,8 +34,7 @@ pub struct Anomaly {
 impl Anomaly {
     /// Sets the parameter's path, given the nodes of the module's parameters.
     pub(crate) fn place(&mut self, nodes: &[(u64, String)]) {
-        let of_leaf = nodes.iter().find(|(node, _)| Some(*node) == self.leaf);
-        if let Some((_, path)) = of_leaf {
+        if let Some((_, path)) = nodes.iter().find(|(node, _)| Some(*node) == self.leaf) {
             self.parameter = Some(path.clone());
         }
     }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read, Write};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "train")]
@@ -61,6 +62,10 @@ use crate::file::replace_file;
 pub struct GradScaler {
     shared: Arc<Mutex<Shared>>,
 }
+
+// The lock alone is not unwind safe. Nothing panics while it is held.
+impl UnwindSafe for GradScaler {}
+impl RefUnwindSafe for GradScaler {}
 
 #[derive(Debug, Default)]
 pub(crate) struct Shared {

@@ -71,8 +71,7 @@ impl ScaleHistory {
         self.push(skipped(step), state);
     }
 
-    /// Adds an entry, unless nothing happened: a step was taken, or a scale set, and the scale is
-    /// as before.
+    /// Adds an entry for a skipped step or a change of the scale.
     pub(super) fn push(&mut self, skipped: Option<Skipped>, state: &LossScaler) {
         let last = self.entries.back().map_or(self.first_scale, |e| e.scale);
         if skipped.is_none() && state.scale() == last {

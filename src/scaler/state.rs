@@ -157,9 +157,7 @@ impl LossScaler {
                 dynamic.bounds(),
             ),
             LossScaleConfig::Fixed(_) => (is_positive(scale), POSITIVE.into()),
-            LossScaleConfig::Disabled => {
-                (scale == 1.0, "1, because loss scaling is disabled".into())
-            }
+            LossScaleConfig::Disabled => (scale == 1.0, "1 while loss scaling is disabled".into()),
         };
         check(holds, "scale", scale, expected)?;
         self.scale = scale;

@@ -172,8 +172,8 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
         let states = record.loss_scalers.unwrap_or_default();
         match (states.len(), self.scalers.len()) {
             (0, 1..) => log::info!(
-                "burn-amp: the checkpoint has no loss scale, because it was written without AMP: \
-                 the loss scale is {}",
+                "burn-amp: the checkpoint has no loss scale, for example because it was written \
+                 without AMP: the loss scale is {}",
                 self.scalers[0].loss_scale()
             ),
             (saved, devices) if saved != devices => log::info!(
