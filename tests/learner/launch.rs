@@ -195,7 +195,7 @@ fn a_training_that_is_stuck_goes_on_or_stops_as_configured() {
         let message = interrupter.get_message();
         match when_stuck {
             WhenStuck::Log => assert_eq!(message, None),
-            WhenStuck::Stop => assert!(message.unwrap().contains("loss scale 1,")),
+            WhenStuck::Stop => assert!(message.unwrap().contains("minimum loss scale 1:")),
         }
     }
 }
