@@ -36,7 +36,7 @@ use burn::prelude::*;
 use burn::train::metric::LossMetric;
 use burn::train::{InferenceStep, Learner, SupervisedTraining};
 use burn_amp::{
-    Amp, AmpAutodiff, AmpConfig, AmpLrScheduler, AmpTrainingExt, GradScaler, precision_of,
+    Amp, AmpAutodiff, AmpConfig, AmpLrScheduler, AmpReport, AmpTrainingExt, GradScaler,
 };
 use clap::Parser;
 use rand::SeedableRng;
@@ -137,7 +137,14 @@ fn learn(args: &Args) -> Result<(), Box<dyn Error>> {
         Some(reason) if reason == BY_USER => stopped(run::last_epoch(output), epochs),
         Some(reason) => return Err(reason.into()),
         None => {
-            println!("\nprecision: {}", precision_of::<B>(&device)?);
+            let report = AmpReport::of::<B>(&device)?;
+            println!("\n{report}");
+            // bf16 and FP32 need no loss scale, and count no steps.
+            if report.taken_steps + report.skipped_steps > 0 {
+                let picture = output.join(run::LOSS_SCALE);
+                report.save_svg(&picture)?;
+                println!("loss scale over the steps: {}", picture.display());
+            }
             let loss = mean_loss(&model, &*valid);
             let bits = loss / LN_2;
             println!("validation loss: {loss:.4} nats, {bits:.4} bits per character");

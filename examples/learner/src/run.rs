@@ -28,6 +28,8 @@ pub type FileRecorder = NamedMpkFileRecorder<FullPrecisionSettings>;
 const SETTINGS: &str = "run.json";
 /// What Burn writes, each in a folder of its own.
 const WRITTEN: [&str; 3] = ["checkpoint", "train", "valid"];
+/// The loss scale over the steps of an f16 run.
+pub const LOSS_SCALE: &str = "loss_scale.svg";
 
 /// What stays the same until a run is done: with other epochs the learning rate would jump, with
 /// another seed windows would be seen twice.
@@ -70,8 +72,10 @@ pub fn begin(folder: &Path, settings: &Settings) -> Result<usize, String> {
             "{folder} holds something else, choose another --output"
         ));
     }
-    for name in WRITTEN {
-        match fs::remove_dir_all(folder.join(name)) {
+    let folders = WRITTEN.map(|name| fs::remove_dir_all(folder.join(name)));
+    let picture = fs::remove_file(folder.join(LOSS_SCALE));
+    for removed in folders.into_iter().chain([picture]) {
+        match removed {
             Err(gone) if gone.kind() == ErrorKind::NotFound => {}
             removed => removed.map_err(error)?,
         }
