@@ -14,10 +14,17 @@ use crate::scaler::ScaledLoss;
 use tail::Tail;
 
 mod amp;
+mod flags;
 mod tail;
 
+/// What `tail` is made of. Its test with `loom` puts loom's types in their place.
+mod sync {
+    pub(super) use std::sync::Arc;
+    pub(super) use std::sync::atomic::{AtomicPtr, Ordering};
+}
+
 pub use amp::Amp;
-pub(crate) use tail::TensorFlags;
+pub(crate) use flags::TensorFlags;
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -43,7 +50,7 @@ impl<B: Backend> AmpTensor<B> {
     pub(crate) fn new(primitive: FloatTensor<B>, flags: TensorFlags) -> Self {
         Self {
             primitive,
-            tail: Tail::new(flags),
+            tail: Tail::new(flags.bits()),
         }
     }
 
@@ -62,7 +69,7 @@ impl<B: Backend> AmpTensor<B> {
 
     #[inline(always)]
     pub(crate) fn flags(&self) -> TensorFlags {
-        self.tail.flags()
+        TensorFlags::from_bits_truncate(self.tail.flags())
     }
 
     #[inline(always)]
@@ -88,7 +95,7 @@ impl<B: Backend> AmpTensor<B> {
         match scaled {
             None => self,
             Some(_) => Self {
-                tail: Tail::with(self.flags(), Shared::new(scaled)),
+                tail: Tail::with(self.tail.flags(), Shared::new(scaled)),
                 primitive: self.primitive,
             },
         }
@@ -239,5 +246,37 @@ pub(crate) fn to_user_data(data: TensorData, demoted: bool) -> TensorData {
     match demoted && is_half(data.dtype) {
         true => data.convert_dtype(DType::F32),
         false => data,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sync::Arc;
+    use super::tail::Tail;
+
+    #[test]
+    fn flags_stay_whatever_is_shared() {
+        let tail = Tail::<String>::new(0x1ff);
+        assert!(tail.shared().is_none() && tail.is_alone());
+        assert_eq!(tail.flags(), 0x1ff);
+        assert_eq!(tail.share(|| "one".into()), "one");
+        assert_eq!(tail.share(|| unreachable!()), "one");
+        assert_eq!(tail.flags(), 0x1ff);
+        assert_eq!(tail.clone().flags(), 0x1ff);
+        assert_eq!(size_of::<Tail<String>>(), size_of::<usize>());
+    }
+
+    #[test]
+    fn what_is_shared_goes_with_the_last_clone() {
+        let value = Arc::new(());
+        let tail = Tail::new(0);
+        tail.share(|| value.clone());
+        let clone = tail.clone();
+        assert!(!tail.is_alone());
+        drop(tail);
+        assert!(clone.is_alone());
+        assert_eq!(Arc::strong_count(&value), 2);
+        drop(clone);
+        assert_eq!(Arc::strong_count(&value), 1);
     }
 }
