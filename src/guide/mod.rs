@@ -5,7 +5,8 @@
 //! - [`quick_start`]: the type to change, and what you then see.
 #![cfg_attr(
     feature = "train",
-    doc = "- [`from_pytorch`]: PyTorch's names and ours, and what is different on purpose."
+    doc = "- [`from_pytorch`]: PyTorch's names and ours, and what is different on purpose.
+- [`coming_from`]: the names of Lightning, fastai, Keras, flodl and shrew, and ours."
 )]
 //! - [`precision`]: f16, bf16 or FP32, for a device or for a piece of code.
 #![cfg_attr(
@@ -22,7 +23,13 @@
     doc = "- [`remote`]: training on a server that computes in half precision."
 )]
 //! - [`how_it_works`]: the layers, and who decides what.
+//! - [`measurements`]: memory, overhead and accuracy, and how to measure them again.
 //! - [`limits`]: what is not possible, and what was not measured.
+//! - [`stability`]: what stays within a version, and what changes with Burn.
+
+#[cfg(feature = "train")]
+#[doc = include_str!("coming_from.md")]
+pub mod coming_from {}
 
 #[doc = include_str!("custom_ops.md")]
 pub mod custom_ops {}
@@ -40,6 +47,10 @@ pub mod inference {}
 #[doc = include_str!("limits.md")]
 pub mod limits {}
 
+#[doc = include_str!("measurements.md")]
+#[doc = include_str!("digits.svg")]
+pub mod measurements {}
+
 #[doc = include_str!("ops.md")]
 pub mod ops {}
 
@@ -56,6 +67,9 @@ pub mod remote {}
 #[cfg(feature = "train")]
 #[cfg_attr(not(doctest), doc = include_str!("several_devices.md"))]
 pub mod several_devices {}
+
+#[doc = include_str!("stability.md")]
+pub mod stability {}
 
 #[cfg(feature = "train")]
 #[doc = include_str!("training.md")]
