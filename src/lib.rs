@@ -35,6 +35,7 @@
 //!   backend without these features.
 //! - `fusion`, `autotune`: the same features of the enabled backends.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 
 mod autodiff;
