@@ -157,22 +157,26 @@ impl AmpConfig {
     /// The configuration that `device` would get, if the device supports it.
     fn checked<B: Backend>(&self, device: &B::Device) -> Result<InForce, AmpError> {
         let capabilities = DeviceState::of::<B>(device).capabilities::<B>(device);
-        let is_chosen = self.precision != Precision::Auto;
-        let precision = match is_chosen {
-            true => capabilities.check::<B>(self.precision, device)?,
-            false => capabilities.auto,
+        let precision = match self.precision {
+            Precision::Auto => capabilities.auto,
+            chosen => capabilities.check::<B>(chosen, device)?,
         };
-        if self.has_idle_loss_scale(precision) && is_chosen {
+        if self.precision != Precision::Auto && self.has_idle_loss_scale(precision) {
             return Err(AmpError::LossScaleWithoutF16 { precision });
         }
         LossScaler::new(self.loss_scale.unwrap_or_default())?;
-        Ok(InForce {
+        Ok(self.in_force(precision))
+    }
+
+    /// The form that operations read.
+    pub(super) fn in_force(&self, precision: Precision) -> InForce {
+        InForce {
             precision,
-            is_chosen,
+            is_chosen: self.precision != Precision::Auto,
             watched: self.anomaly_detection || is_watched_by_environment(),
             tried: self.op_qualification,
             replica_timeout: self.replica_timeout,
-        })
+        }
     }
 
     fn put_in_force<B: Backend>(
@@ -221,19 +225,6 @@ pub(crate) struct InForce {
     pub tried: bool,
     #[cfg_attr(not(feature = "distributed"), allow(dead_code))]
     pub replica_timeout: Duration,
-}
-
-impl InForce {
-    /// The configuration of a device that nobody has configured.
-    pub(super) fn auto(precision: Precision) -> Self {
-        Self {
-            precision,
-            is_chosen: false,
-            watched: is_watched_by_environment(),
-            tried: true,
-            replica_timeout: AmpConfig::default().replica_timeout,
-        }
-    }
 }
 
 /// Whether the environment turns anomaly detection on. Read once per process.

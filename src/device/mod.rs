@@ -73,7 +73,7 @@ impl DeviceContext {
         let in_force = state.in_force::<B>(device);
         let precision = match region() {
             None => in_force.precision,
-            Some(_) => in_region::<B>(device),
+            Some(_) => precision_of::<B>(device).unwrap_or_else(|error| panic!("{error}")),
         };
         let mode = match precision.compute_dtype() {
             Some(half) => {
@@ -99,10 +99,6 @@ impl DeviceContext {
     pub(crate) fn inexact<B: Backend>(&self, device: &B::Device, half: DType) -> OpSet {
         self.state.inexact::<B>(&self.in_force, device, half)
     }
-}
-
-fn in_region<B: Backend>(device: &B::Device) -> Precision {
-    precision_of::<B>(device).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The half support of a device on which a tensor is created. Operations look at the device only

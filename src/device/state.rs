@@ -1,14 +1,15 @@
 //! The state of a device.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use burn_backend::{Backend, DType};
+use parking_lot::Mutex;
 
 use super::capabilities::{self, Capabilities};
-use super::{CastStatistics, DeviceKey, InForce, OpSet, key, trial};
+use super::{AmpConfig, CastStatistics, DeviceKey, InForce, OpSet, key, trial};
 use crate::GradScaler;
 use crate::precision::want_half;
 
@@ -27,8 +28,7 @@ pub(crate) struct DeviceState {
 
 /// The states of all devices, by device id. Process-wide, because a device outlives every tensor on
 /// it and any thread may name it.
-static STATES: LazyLock<Mutex<HashMap<DeviceKey, &'static DeviceState>>> =
-    LazyLock::new(Mutex::default);
+static STATES: Mutex<BTreeMap<DeviceKey, &'static DeviceState>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     /// The entries of [`STATES`] that this thread has used: an operation finds its device's state
@@ -46,7 +46,7 @@ impl DeviceState {
                 .map(|(_, state)| *state)
         };
         SEEN.with_borrow(seen).unwrap_or_else(|| {
-            let mut states = STATES.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut states = STATES.lock();
             let state = *states
                 .entry(key)
                 .or_insert_with(|| Box::leak(Box::default()));
@@ -72,7 +72,7 @@ impl DeviceState {
     #[cold]
     fn in_auto<B: Backend>(&self, device: &B::Device) -> InForce {
         let capabilities = self.capabilities::<B>(device);
-        let auto = Arc::new(InForce::auto(capabilities.auto));
+        let auto = Arc::new(AmpConfig::new().in_force(capabilities.auto));
         let none: Option<Arc<InForce>> = None;
         let before = self.in_force.compare_and_swap(&none, Some(auto.clone()));
         match &*before {
@@ -99,32 +99,29 @@ impl DeviceState {
         &self.statistics
     }
 
-    /// The operations in which the device is not exact. Runs the trial if it has not run;
-    /// concurrent threads wait for one trial. `B` must be a backend that computes.
+    /// The operations in which the device is not exact, if the configuration tries the device. Runs
+    /// the trial if it has not run; concurrent threads wait for one trial. `B` must be a backend
+    /// that computes.
     pub(super) fn inexact<B: Backend>(
         &self,
         in_force: &InForce,
         device: &B::Device,
         half: DType,
     ) -> OpSet {
-        let run = || trial::of::<B>(device, half);
-        self.if_tried(in_force, half, |trial| Some(trial.get_or_init(run)))
+        match in_force.tried {
+            true => *self
+                .trial(half)
+                .get_or_init(|| trial::of::<B>(device, half)),
+            false => OpSet::NONE,
+        }
     }
 
     /// The result of the trial so far; empty until the trial has run.
     pub(crate) fn found_inexact<B: Backend>(&self, device: &B::Device, half: DType) -> OpSet {
-        self.if_tried(&self.in_force::<B>(device), half, OnceLock::get)
-    }
-
-    /// The result of a trial; empty if the configuration does not try the device.
-    fn if_tried<'a>(
-        &'a self,
-        in_force: &InForce,
-        half: DType,
-        result: impl FnOnce(&'a OnceLock<OpSet>) -> Option<&'a OpSet>,
-    ) -> OpSet {
-        let found = in_force.tried.then(|| result(self.trial(half)));
-        found.flatten().copied().unwrap_or(OpSet::NONE)
+        match self.in_force::<B>(device).tried {
+            true => self.trial(half).get().copied().unwrap_or_default(),
+            false => OpSet::NONE,
+        }
     }
 
     /// Whether the device's trial in `half` has not run yet.

@@ -6,20 +6,20 @@
 //! values are those of an exact device. An operation that could not be tried runs the same way.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorData, try_read_sync};
+use parking_lot::Mutex;
 
 use super::DeviceState;
 use crate::policy::{self, Class, HalfSupport, same};
 
 /// A set of tried operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct OpSet(u32);
 
 impl OpSet {
@@ -62,7 +62,7 @@ struct TrialInputs<'a, B: Backend> {
 
 impl<B: Backend> TrialInputs<'_, B> {
     fn ones<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
-        self.make(vec![1.0; shape.iter().product()], shape)
+        self.values(vec![1.0; shape.iter().product()], shape)
     }
 
     /// Ones, with 2,048 in the middle: from there, neither f16 nor bf16 can count in steps of one.
@@ -71,7 +71,7 @@ impl<B: Backend> TrialInputs<'_, B> {
         let mut values = vec![1.0; shape.iter().product()];
         let middle = values.len() / 2;
         values[middle] = 2048.0;
-        self.make(values, shape)
+        self.values(values, shape)
     }
 
     /// Points at which precision is lost: near zero, at a bend and at the end of the range.
@@ -79,11 +79,11 @@ impl<B: Backend> TrialInputs<'_, B> {
         let points = [
             6.2e-5, -1e-3, 0.02, -0.1, 0.5, -1.0, 1.7, -3.0, 3.93, -7.0, 256.0, 60_000.0,
         ];
-        self.make(points.to_vec(), [12])
+        self.values(points.to_vec(), [12])
     }
 
     /// Values rounded to half, even if the trial computes in FP32.
-    fn make<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> FloatTensor<B> {
+    fn values<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> FloatTensor<B> {
         let values = B::float_from_data(TensorData::new(values, shape), self.device);
         B::float_cast(B::float_cast(values, self.half), self.dtype)
     }
@@ -91,15 +91,15 @@ impl<B: Backend> TrialInputs<'_, B> {
 
 type Trial<B> = fn(&TrialInputs<B>) -> FloatTensor<B>;
 
-/// The tried operations, each with the calls that try it.
+/// The tried operations, each with the arguments that try it.
 macro_rules! trials {
-    ($($op:ident [$($of:ident => $call:expr),+ $(,)?];)*) => {
+    (|$make:ident| $($op:ident $(($($argument:expr),+))+;)*) => {
         const TRIED: [&str; [$(stringify!($op)),*].len()] = [$(stringify!($op)),*];
 
         struct Trials<B>(PhantomData<B>);
 
         impl<B: Backend> Trials<B> {
-            const OF: [&'static [Trial<B>]; TRIED.len()] = [$(&[$(|$of| $call),+]),*];
+            const OF: [&'static [Trial<B>]; TRIED.len()] = [$(&[$(|$make| B::$op($($argument),+)),+]),*];
         }
     };
 }
@@ -109,101 +109,79 @@ const N: usize = 4096;
 
 // One row selects a different kernel than many. So do few channels, and taps instead of channels.
 #[rustfmt::skip]
-trials! {
-    float_matmul [
-        m => B::float_matmul(m.ones([1, N]), m.ones([N, 1])),
-        m => B::float_matmul(m.ones([1, N]), m.ones([N, 8])),
-        m => B::float_matmul(m.ones([8, N]), m.ones([N, 8])),
-        m => B::float_matmul(m.ones([2, 1, N]), m.ones([2, N, 8])),
-    ];
-    linear [
-        m => B::linear(m.ones([1, N]), m.ones([N, 8]), None),
-        m => B::linear(m.ones([8, N]), m.ones([N, 8]), None),
-    ];
-    linear_x_backward [
-        m => B::linear_x_backward(m.ones([8, N]), m.ones([1, N])),
-        m => B::linear_x_backward(m.ones([8, N]), m.ones([8, N])),
-    ];
-    linear_weight_backward [
-        m => B::linear_weight_backward(m.ones([N, 8]), m.ones([N, 8])),
-        m => B::linear_weight_backward(m.ones([N, 1]), m.ones([N, 1])),
-    ];
-    conv1d [
-        m => B::conv1d(m.ones([1, N, 2]), m.ones([4, N, 1]), None, conv()),
-        m => B::conv1d(m.ones([1, 1, 64]), m.peak([1, 1, 64]), None, conv()),
-    ];
-    conv1d_x_backward [
-        m => B::conv1d_x_backward(m.ones([1, 4, 2]), m.ones([N, 4, 1]), m.ones([1, N, 2]), conv()),
-        m => B::conv1d_x_backward(m.ones([1, 1, 127]), m.peak([1, 1, 64]), m.ones([1, 1, 64]), conv()),
-    ];
-    conv1d_weight_backward [
-        m => B::conv1d_weight_backward(m.ones([2, 8, N / 2]), m.ones([8, 8, 1]), m.ones([2, 8, N / 2]), conv()),
-        m => B::conv1d_weight_backward(m.ones([2, 1, N / 2]), m.ones([1, 1, 1]), m.ones([2, 1, N / 2]), conv()),
-    ];
-    conv2d [
-        m => B::conv2d(m.ones([1, N, 2, 2]), m.ones([4, N, 1, 1]), None, conv()),
-        m => B::conv2d(m.ones([1, 1, 8, 8]), m.peak([1, 1, 8, 8]), None, conv()),
-    ];
-    conv2d_x_backward [
-        m => B::conv2d_x_backward(m.ones([1, 4, 2, 2]), m.ones([N, 4, 1, 1]), m.ones([1, N, 2, 2]), conv()),
-        m => B::conv2d_x_backward(m.ones([1, 1, 15, 15]), m.peak([1, 1, 8, 8]), m.ones([1, 1, 8, 8]), conv()),
-    ];
-    conv2d_weight_backward [
-        m => B::conv2d_weight_backward(m.ones([4, 8, 32, 32]), m.ones([8, 8, 1, 1]), m.ones([4, 8, 32, 32]), conv()),
-        m => B::conv2d_weight_backward(m.ones([4, 1, 32, 32]), m.ones([1, 1, 1, 1]), m.ones([4, 1, 32, 32]), conv()),
-    ];
-    conv3d [
-        m => B::conv3d(m.ones([1, N, 1, 2, 2]), m.ones([4, N, 1, 1, 1]), None, conv()),
-        m => B::conv3d(m.ones([1, 1, 4, 4, 4]), m.peak([1, 1, 4, 4, 4]), None, conv()),
-    ];
-    conv3d_x_backward [
-        m => B::conv3d_x_backward(m.ones([1, 4, 1, 2, 2]), m.ones([N, 4, 1, 1, 1]), m.ones([1, N, 1, 2, 2]), conv()),
-        m => B::conv3d_x_backward(m.ones([1, 1, 7, 7, 7]), m.peak([1, 1, 4, 4, 4]), m.ones([1, 1, 4, 4, 4]), conv()),
-    ];
-    conv3d_weight_backward [
-        m => B::conv3d_weight_backward(m.ones([1, 8, 16, 16, 16]), m.ones([8, 8, 1, 1, 1]), m.ones([1, 8, 16, 16, 16]), conv()),
-        m => B::conv3d_weight_backward(m.ones([1, 1, 16, 16, 16]), m.ones([1, 1, 1, 1, 1]), m.ones([1, 1, 16, 16, 16]), conv()),
-    ];
-    conv_transpose1d [
-        m => B::conv_transpose1d(m.ones([1, N, 2]), m.ones([N, 4, 1]), None, transpose()),
-        m => B::conv_transpose1d(m.ones([1, 1, 64]), m.peak([1, 1, 64]), None, transpose()),
-    ];
-    conv_transpose1d_x_backward [
-        m => B::conv_transpose1d_x_backward(m.ones([4, N, 1]), m.ones([1, N, 2]), transpose()),
-        m => B::conv_transpose1d_x_backward(m.peak([1, 1, 64]), m.ones([1, 1, 127]), transpose()),
-    ];
-    conv_transpose1d_weight_backward [
-        m => B::conv_transpose1d_weight_backward(m.ones([2, 8, N / 2]), m.ones([8, 8, 1]), m.ones([2, 8, N / 2]), transpose()),
-        m => B::conv_transpose1d_weight_backward(m.ones([2, 1, N / 2]), m.ones([1, 1, 1]), m.ones([2, 1, N / 2]), transpose()),
-    ];
-    conv_transpose2d [
-        m => B::conv_transpose2d(m.ones([1, N, 2, 2]), m.ones([N, 4, 1, 1]), None, transpose()),
-        m => B::conv_transpose2d(m.ones([1, 1, 8, 8]), m.peak([1, 1, 8, 8]), None, transpose()),
-    ];
-    conv_transpose2d_x_backward [
-        m => B::conv_transpose2d_x_backward(m.ones([4, N, 1, 1]), m.ones([1, N, 2, 2]), transpose()),
-        m => B::conv_transpose2d_x_backward(m.peak([1, 1, 8, 8]), m.ones([1, 1, 15, 15]), transpose()),
-    ];
-    conv_transpose2d_weight_backward [
-        m => B::conv_transpose2d_weight_backward(m.ones([4, 8, 32, 32]), m.ones([8, 8, 1, 1]), m.ones([4, 8, 32, 32]), transpose()),
-        m => B::conv_transpose2d_weight_backward(m.ones([4, 1, 32, 32]), m.ones([1, 1, 1, 1]), m.ones([4, 1, 32, 32]), transpose()),
-    ];
-    conv_transpose3d [
-        m => B::conv_transpose3d(m.ones([1, N, 1, 2, 2]), m.ones([N, 4, 1, 1, 1]), None, transpose()),
-        m => B::conv_transpose3d(m.ones([1, 1, 4, 4, 4]), m.peak([1, 1, 4, 4, 4]), None, transpose()),
-    ];
-    conv_transpose3d_x_backward [
-        m => B::conv_transpose3d_x_backward(m.ones([4, N, 1, 1, 1]), m.ones([1, N, 1, 2, 2]), transpose()),
-        m => B::conv_transpose3d_x_backward(m.peak([1, 1, 4, 4, 4]), m.ones([1, 1, 7, 7, 7]), transpose()),
-    ];
-    conv_transpose3d_weight_backward [
-        m => B::conv_transpose3d_weight_backward(m.ones([1, 8, 16, 16, 16]), m.ones([8, 8, 1, 1, 1]), m.ones([1, 8, 16, 16, 16]), transpose()),
-        m => B::conv_transpose3d_weight_backward(m.ones([1, 1, 16, 16, 16]), m.ones([1, 1, 1, 1, 1]), m.ones([1, 1, 16, 16, 16]), transpose()),
-    ];
-    float_tanh [m => B::float_tanh(m.points())];
-    gelu [m => B::gelu(m.points())];
-    float_atan [m => B::float_atan(m.points())];
-    float_atan2 [m => B::float_atan2(m.points(), m.make(vec![256.0; 12], [12]))];
+trials! { |make|
+    float_matmul
+        (make.ones([1, N]), make.ones([N, 1]))
+        (make.ones([1, N]), make.ones([N, 8]))
+        (make.ones([8, N]), make.ones([N, 8]))
+        (make.ones([2, 1, N]), make.ones([2, N, 8]));
+    linear
+        (make.ones([1, N]), make.ones([N, 8]), None)
+        (make.ones([8, N]), make.ones([N, 8]), None);
+    linear_x_backward
+        (make.ones([8, N]), make.ones([1, N]))
+        (make.ones([8, N]), make.ones([8, N]));
+    linear_weight_backward
+        (make.ones([N, 8]), make.ones([N, 8]))
+        (make.ones([N, 1]), make.ones([N, 1]));
+    conv1d
+        (make.ones([1, N, 2]), make.ones([4, N, 1]), None, conv())
+        (make.ones([1, 1, 64]), make.peak([1, 1, 64]), None, conv());
+    conv1d_x_backward
+        (make.ones([1, 4, 2]), make.ones([N, 4, 1]), make.ones([1, N, 2]), conv())
+        (make.ones([1, 1, 127]), make.peak([1, 1, 64]), make.ones([1, 1, 64]), conv());
+    conv1d_weight_backward
+        (make.ones([2, 8, N / 2]), make.ones([8, 8, 1]), make.ones([2, 8, N / 2]), conv())
+        (make.ones([2, 1, N / 2]), make.ones([1, 1, 1]), make.ones([2, 1, N / 2]), conv());
+    conv2d
+        (make.ones([1, N, 2, 2]), make.ones([4, N, 1, 1]), None, conv())
+        (make.ones([1, 1, 8, 8]), make.peak([1, 1, 8, 8]), None, conv());
+    conv2d_x_backward
+        (make.ones([1, 4, 2, 2]), make.ones([N, 4, 1, 1]), make.ones([1, N, 2, 2]), conv())
+        (make.ones([1, 1, 15, 15]), make.peak([1, 1, 8, 8]), make.ones([1, 1, 8, 8]), conv());
+    conv2d_weight_backward
+        (make.ones([4, 8, 32, 32]), make.ones([8, 8, 1, 1]), make.ones([4, 8, 32, 32]), conv())
+        (make.ones([4, 1, 32, 32]), make.ones([1, 1, 1, 1]), make.ones([4, 1, 32, 32]), conv());
+    conv3d
+        (make.ones([1, N, 1, 2, 2]), make.ones([4, N, 1, 1, 1]), None, conv())
+        (make.ones([1, 1, 4, 4, 4]), make.peak([1, 1, 4, 4, 4]), None, conv());
+    conv3d_x_backward
+        (make.ones([1, 4, 1, 2, 2]), make.ones([N, 4, 1, 1, 1]), make.ones([1, N, 1, 2, 2]), conv())
+        (make.ones([1, 1, 7, 7, 7]), make.peak([1, 1, 4, 4, 4]), make.ones([1, 1, 4, 4, 4]), conv());
+    conv3d_weight_backward
+        (make.ones([1, 8, 16, 16, 16]), make.ones([8, 8, 1, 1, 1]), make.ones([1, 8, 16, 16, 16]), conv())
+        (make.ones([1, 1, 16, 16, 16]), make.ones([1, 1, 1, 1, 1]), make.ones([1, 1, 16, 16, 16]), conv());
+    conv_transpose1d
+        (make.ones([1, N, 2]), make.ones([N, 4, 1]), None, transpose())
+        (make.ones([1, 1, 64]), make.peak([1, 1, 64]), None, transpose());
+    conv_transpose1d_x_backward
+        (make.ones([4, N, 1]), make.ones([1, N, 2]), transpose())
+        (make.peak([1, 1, 64]), make.ones([1, 1, 127]), transpose());
+    conv_transpose1d_weight_backward
+        (make.ones([2, 8, N / 2]), make.ones([8, 8, 1]), make.ones([2, 8, N / 2]), transpose())
+        (make.ones([2, 1, N / 2]), make.ones([1, 1, 1]), make.ones([2, 1, N / 2]), transpose());
+    conv_transpose2d
+        (make.ones([1, N, 2, 2]), make.ones([N, 4, 1, 1]), None, transpose())
+        (make.ones([1, 1, 8, 8]), make.peak([1, 1, 8, 8]), None, transpose());
+    conv_transpose2d_x_backward
+        (make.ones([4, N, 1, 1]), make.ones([1, N, 2, 2]), transpose())
+        (make.peak([1, 1, 8, 8]), make.ones([1, 1, 15, 15]), transpose());
+    conv_transpose2d_weight_backward
+        (make.ones([4, 8, 32, 32]), make.ones([8, 8, 1, 1]), make.ones([4, 8, 32, 32]), transpose())
+        (make.ones([4, 1, 32, 32]), make.ones([1, 1, 1, 1]), make.ones([4, 1, 32, 32]), transpose());
+    conv_transpose3d
+        (make.ones([1, N, 1, 2, 2]), make.ones([N, 4, 1, 1, 1]), None, transpose())
+        (make.ones([1, 1, 4, 4, 4]), make.peak([1, 1, 4, 4, 4]), None, transpose());
+    conv_transpose3d_x_backward
+        (make.ones([4, N, 1, 1, 1]), make.ones([1, N, 1, 2, 2]), transpose())
+        (make.peak([1, 1, 4, 4, 4]), make.ones([1, 1, 7, 7, 7]), transpose());
+    conv_transpose3d_weight_backward
+        (make.ones([1, 8, 16, 16, 16]), make.ones([8, 8, 1, 1, 1]), make.ones([1, 8, 16, 16, 16]), transpose())
+        (make.ones([1, 1, 16, 16, 16]), make.ones([1, 1, 1, 1, 1]), make.ones([1, 1, 16, 16, 16]), transpose());
+    float_tanh (make.points());
+    gelu (make.points());
+    float_atan (make.points());
+    float_atan2 (make.points(), make.values(vec![256.0; 12], [12]));
 }
 
 fn conv<const D: usize>() -> ConvOptions<D> {
@@ -218,19 +196,15 @@ fn transpose<const D: usize>() -> ConvTransposeOptions<D> {
 /// process. An operation whose trial panics or cannot be read back is not shown to be exact.
 pub(crate) fn of<B: Backend>(device: &B::Device, half: DType) -> OpSet {
     let (mut inexact, mut untried) = (OpSet::NONE, OpSet::NONE);
-    let support = DeviceState::of::<B>(device)
-        .capabilities::<B>(device)
-        .support;
-    let arithmetic = support.of(half) == HalfSupport::Arithmetic;
+    let capabilities = DeviceState::of::<B>(device).capabilities::<B>(device);
+    let arithmetic = capabilities.support.of(half) == HalfSupport::Arithmetic;
     for (i, trials) in Trials::<B>::OF.into_iter().enumerate() {
         // A device that only contracts in half computes no other operation in half.
         if !arithmetic && policy::class(TRIED[i]) != Class::LowerPrecision {
             continue;
         }
         let exact = || {
-            let mut exact = trials
-                .iter()
-                .map(|trial| is_exact::<B>(*trial, device, half));
+            let mut exact = trials.iter().map(|t| is_exact::<B>(*t, device, half));
             exact.try_fold(true, |all, exact| Some(all && exact?))
         };
         match catch_unwind(AssertUnwindSafe(exact)) {
@@ -269,12 +243,12 @@ fn log_found<B: Backend>(device: &B::Device, half: DType, inexact: OpSet, untrie
 fn is_exact<B: Backend>(trial: Trial<B>, device: &B::Device, half: DType) -> Option<bool> {
     let values = |dtype: DType| {
         let (half, dtype) = (half.into(), dtype.into());
-        let result = trial(&TrialInputs {
+        let inputs = TrialInputs {
             device,
             half,
             dtype,
-        });
-        let result = B::float_cast(result, FloatDType::F32);
+        };
+        let result = B::float_cast(trial(&inputs), FloatDType::F32);
         let data = try_read_sync(B::float_into_data(result))?.ok()?;
         Some(data.iter::<f32>().collect::<Vec<_>>())
     };
@@ -290,7 +264,7 @@ type Begin = fn(&dyn Any, DType);
 
 /// How to try a device, by device type: the layer above autodiff decides when, but cannot name the
 /// backend that computes. Process-wide, like the types.
-static BEGIN: LazyLock<Mutex<HashMap<TypeId, Begin>>> = LazyLock::new(Mutex::default);
+static BEGIN: Mutex<BTreeMap<TypeId, Begin>> = Mutex::new(BTreeMap::new());
 
 /// Registers how to try devices of this backend, unless the backend has autodiff.
 pub(crate) fn register<B: Backend>(device: &B::Device) {
@@ -300,13 +274,14 @@ pub(crate) fn register<B: Backend>(device: &B::Device) {
                 run::<B>(device, half);
             }
         };
-        begins().entry(TypeId::of::<B::Device>()).or_insert(begin);
+        let mut known = BEGIN.lock();
+        known.entry(TypeId::of::<B::Device>()).or_insert(begin);
     }
 }
 
 /// Runs a device's trial now rather than when the device first computes in half.
 pub(crate) fn begin<B: Backend>(device: &B::Device, half: DType) {
-    let begin = begins().get(&TypeId::of::<B::Device>()).copied();
+    let begin = BEGIN.lock().get(&TypeId::of::<B::Device>()).copied();
     match begin {
         Some(begin) => begin(device, half),
         // `B` is the backend itself, and no layer has been used on it yet.
@@ -319,8 +294,4 @@ pub(crate) fn begin<B: Backend>(device: &B::Device, half: DType) {
 fn run<B: Backend>(device: &B::Device, half: DType) {
     let state = DeviceState::of::<B>(device);
     state.inexact::<B>(&state.in_force::<B>(device), device, half);
-}
-
-fn begins() -> MutexGuard<'static, HashMap<TypeId, Begin>> {
-    BEGIN.lock().unwrap_or_else(PoisonError::into_inner)
 }
