@@ -9,6 +9,7 @@ use burn_backend::distributed::{
 use burn_backend::tensor::FloatTensor;
 
 use crate::autodiff::replicas;
+use crate::ops::delegate;
 use crate::{Amp, AmpTensor, GradScaler};
 
 /// Forwards to the backend below. All replicas start with the loss scale of the first device, and
@@ -38,12 +39,10 @@ impl<B: DistributedBackend> DistributedBackend for Amp<B> {
         B::close_communication_server(device);
     }
 
-    fn register_sync_parameters(device: &Self::Device, params: Vec<DistributedParams>) {
-        B::register_sync_parameters(device, params);
-    }
-
-    fn submit_sync_collective(device: &Self::Device) {
-        B::submit_sync_collective(device);
+    delegate! {
+        fn register_sync_parameters(device: &Self::Device, params: Vec<DistributedParams>);
+        fn submit_sync_collective(device: &Self::Device);
+        fn sync_collective(device: &Self::Device);
     }
 
     fn submit_gradient_sync(tensor: TensorRef<Self>, params: DistributedParams) {
@@ -65,9 +64,5 @@ impl<B: DistributedBackend> DistributedBackend for Amp<B> {
         // Resolved when the caller resolves the returned tensor.
         let reduced = unsafe { reduced.assume_resolved() };
         CollectiveTensor::new(AmpTensor::new(reduced, flags))
-    }
-
-    fn sync_collective(device: &Self::Device) {
-        B::sync_collective(device);
     }
 }

@@ -7,62 +7,38 @@ use burn_ir::{BackendIr, HandleKind, TensorHandle};
 
 use crate::Amp;
 
+/// The tensor of a handle and the handle of a tensor, for each kind of tensor.
+macro_rules! handles {
+    ($($kind:ident($name:literal): $tensor:ident, $handle:ident, $of:ident;)*) => {$(
+        fn $tensor(handle: TensorHandle<Self::Handle>) -> $of<Self> {
+            match handle.handle {
+                HandleKind::$kind(tensor) => tensor,
+                other => panic!(
+                    "an operation on {} tensors was given the handle of a {} tensor: client and \
+                     server disagree on what a tensor is, are they of the same version of Burn?",
+                    $name,
+                    other.name()
+                ),
+            }
+        }
+
+        fn $handle(tensor: $of<Self>) -> Self::Handle {
+            HandleKind::$kind(tensor)
+        }
+    )*};
+}
+
 /// A handle is the tensor itself. Its holder assumes that a float tensor is FP32, and never sees
 /// otherwise: data read back is FP32.
 impl<B: Backend> BackendIr for Amp<B> {
     type Handle = HandleKind<Self>;
 
-    fn float_tensor(handle: TensorHandle<Self::Handle>) -> FloatTensor<Self> {
-        match handle.handle {
-            HandleKind::Float(tensor) => tensor,
-            other => mistaken("float", &other),
-        }
+    handles! {
+        Float("float"): float_tensor, float_tensor_handle, FloatTensor;
+        Int("int"): int_tensor, int_tensor_handle, IntTensor;
+        Bool("bool"): bool_tensor, bool_tensor_handle, BoolTensor;
+        Quantized("quantized"): quantized_tensor, quantized_tensor_handle, QuantizedTensor;
     }
-
-    fn int_tensor(handle: TensorHandle<Self::Handle>) -> IntTensor<Self> {
-        match handle.handle {
-            HandleKind::Int(tensor) => tensor,
-            other => mistaken("int", &other),
-        }
-    }
-
-    fn bool_tensor(handle: TensorHandle<Self::Handle>) -> BoolTensor<Self> {
-        match handle.handle {
-            HandleKind::Bool(tensor) => tensor,
-            other => mistaken("bool", &other),
-        }
-    }
-
-    fn quantized_tensor(handle: TensorHandle<Self::Handle>) -> QuantizedTensor<Self> {
-        match handle.handle {
-            HandleKind::Quantized(tensor) => tensor,
-            other => mistaken("quantized", &other),
-        }
-    }
-
-    fn float_tensor_handle(tensor: FloatTensor<Self>) -> Self::Handle {
-        HandleKind::Float(tensor)
-    }
-
-    fn int_tensor_handle(tensor: IntTensor<Self>) -> Self::Handle {
-        HandleKind::Int(tensor)
-    }
-
-    fn bool_tensor_handle(tensor: BoolTensor<Self>) -> Self::Handle {
-        HandleKind::Bool(tensor)
-    }
-
-    fn quantized_tensor_handle(tensor: QuantizedTensor<Self>) -> Self::Handle {
-        HandleKind::Quantized(tensor)
-    }
-}
-
-fn mistaken<B: Backend>(expected: &str, handle: &HandleKind<B>) -> ! {
-    panic!(
-        "an operation on {expected} tensors was given the handle of a {} tensor: client and \
-         server disagree on what a tensor is, are they of the same version of Burn?",
-        handle.name()
-    )
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! The decorator as a backend: [`Amp`] is a backend wherever `B` is one.
 
 use burn_backend::backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError};
+use burn_backend::tensor::Device;
 use burn_backend::{DType, DeviceOps, TensorData};
 
 use crate::autodiff::tape;
 use crate::device;
+use crate::ops::{delegate, delegate_on_device};
 use crate::{Amp, AmpTensor};
 
 #[cfg(feature = "distributed")]
@@ -46,20 +48,8 @@ impl<B: Backend> Backend for Amp<B> {
         B::memory_persistent_allocations(device.inner(), input, func)
     }
 
-    fn memory_cleanup(device: &Self::Device) {
-        B::memory_cleanup(device.inner())
-    }
-
     fn name(device: &Self::Device) -> String {
         format!("amp<{}>", B::name(device.inner()))
-    }
-
-    fn seed(device: &Self::Device, seed: u64) {
-        B::seed(device.inner(), seed)
-    }
-
-    fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
-        B::sync(device.inner())
     }
 
     fn staging<'a, Iter>(data: Iter, device: &Self::Device)
@@ -67,10 +57,6 @@ impl<B: Backend> Backend for Amp<B> {
         Iter: Iterator<Item = &'a mut TensorData>,
     {
         B::staging(data, device.inner())
-    }
-
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        B::supports_dtype(device.inner(), dtype)
     }
 
     fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
@@ -81,7 +67,14 @@ impl<B: Backend> Backend for Amp<B> {
         B::dtype_usage(device, dtype)
     }
 
-    fn device_count(type_id: u16) -> usize {
-        B::device_count(type_id)
+    delegate_on_device! {
+        fn memory_cleanup(; device);
+        fn seed(; device, seed: u64);
+        fn sync(; device) -> Result<(), ExecutionError>;
+        fn supports_dtype(; device, dtype: DType) -> bool;
+    }
+
+    delegate! {
+        fn device_count(type_id: u16) -> usize;
     }
 }

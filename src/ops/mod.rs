@@ -75,6 +75,9 @@ enum Step {
     Composed,
 }
 
+/// A tape, and the half dtype in force.
+type TapeInHalf<B> = (&'static dyn TapeExtension<B>, DType);
+
 /// The decision on one operation: how its operands are cast, and the dtype and flags of its result.
 struct Call {
     op: Op,
@@ -118,7 +121,7 @@ impl Call {
             }
         };
         let upper = mode != Mode::Off && B::ad_enabled(&device);
-        let plan = match mode {
+        let mut plan = match mode {
             // Half tensors that the policy made return to FP32; the user's own half tensors stay.
             Mode::Off if tensors.iter().any(|t| t.is_demoted()) => Plan {
                 operands: (class != Class::Move).then_some(match operands.widest() {
@@ -148,17 +151,18 @@ impl Call {
         if plan.operands == Some(DType::F16) {
             flags |= TensorFlags::FROM_F16;
         }
-        let rounded = match named.qualifies.is_none() || mode == Mode::Off {
-            true => None,
-            false => inexact_half::<B>(named, &plan, tensors[0].dtype(), &context, &device),
-        };
-        let plan = match rounded {
-            Some(half) => Plan {
-                operands: Some(DType::F32),
-                result: plan.result.or(Some(half)),
-            },
-            None => plan,
-        };
+        let computed = plan.operands.unwrap_or(tensors[0].dtype());
+        let rounded = (is_half(computed)
+            && mode != Mode::Off
+            && !named.qualifies.is_none()
+            // Above autodiff the operands are cast to half anyway, so that the tape keeps half.
+            && !B::ad_enabled(&device)
+            && context.inexact::<B>(&device, computed).contains(named.qualifies))
+        .then_some(computed);
+        if rounded.is_some() {
+            plan.operands = Some(DType::F32);
+            plan.result = plan.result.or(rounded);
+        }
         let mut call = Self {
             op: named,
             context,
@@ -186,37 +190,23 @@ impl Call {
             self.flags -= TensorFlags::widened_where(|half| !held(half));
         }
         if is_half(dtype) && !held(dtype) && mode != Mode::Off {
-            self.plan = Plan {
-                operands: Some(DType::F32),
-                result: None,
-            };
+            self.plan = Plan::cast(DType::F32);
         }
     }
 
-    /// The tape and the half dtype in force, if the policy itself records the operation on these
-    /// operands.
-    fn recording<B: Backend>(
-        &self,
-        tensors: &[&AmpTensor<B>],
-    ) -> Option<(&'static dyn TapeExtension<B>, DType)> {
-        match self.op.is_recorded {
-            true => self.tape(tensors),
-            false => None,
-        }
+    /// As [`tape`](Call::tape), if the policy itself records the operation.
+    fn recording<B: Backend>(&self, tensors: &[&AmpTensor<B>]) -> Option<TapeInHalf<B>> {
+        self.op.is_recorded.then(|| self.tape(tensors))?
     }
 
-    /// The tape of these operands and the half dtype in force, if the policy can record them.
-    fn tape<B: Backend>(
-        &self,
-        tensors: &[&AmpTensor<B>],
-    ) -> Option<(&'static dyn TapeExtension<B>, DType)> {
+    /// The tape of these operands, if the policy can record an operation on them.
+    fn tape<B: Backend>(&self, tensors: &[&AmpTensor<B>]) -> Option<TapeInHalf<B>> {
         let device = tensors[0].device();
-        if !B::ad_enabled(&device) {
-            return None;
-        }
         let ours = |t: &&AmpTensor<B>| matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16);
         match mode(&self.context, tensors) {
-            Mode::On(half) if tensors.iter().all(ours) => Some((tape::of::<B>(&device)?, half)),
+            Mode::On(half) if B::ad_enabled(&device) && tensors.iter().all(ours) => {
+                Some((tape::of::<B>(&device)?, half))
+            }
             _ => None,
         }
     }
@@ -233,12 +223,10 @@ impl Call {
     #[inline(always)]
     fn operand<B: Backend>(&self, tensor: AmpTensor<B>) -> FloatTensor<B> {
         self.watch(&tensor);
-        match self.plan.operands {
-            Some(dtype) => match self.rounded {
-                Some(half) => cast::<B>(tape::into_dtype(tensor, half), dtype),
-                None => tape::into_dtype(tensor, dtype),
-            },
-            None => tensor.into_primitive(),
+        match (self.plan.operands, self.rounded) {
+            (None, _) => tensor.into_primitive(),
+            (Some(dtype), None) => tape::into_dtype(tensor, dtype),
+            (Some(dtype), Some(half)) => cast::<B>(tape::into_dtype(tensor, half), dtype),
         }
     }
 
@@ -263,8 +251,7 @@ impl Call {
     /// Wraps a float result of the backend's operation.
     #[inline(always)]
     fn result<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
-        let primitive = self.in_result_dtype::<B>(primitive);
-        self.recorded(primitive)
+        self.recorded(self.in_result_dtype::<B>(primitive))
     }
 
     /// Casts a result to the dtype that the policy gives it.
@@ -315,21 +302,6 @@ fn fitting<B: Backend>(tensors: &[&AmpTensor<B>]) -> TensorFlags {
     TensorFlags::widened_where(|half| tensors.iter().all(|t| t.fits(half)))
 }
 
-/// The operation's half dtype, if the device does not compute the operation exactly in it.
-fn inexact_half<B: Backend>(
-    named: Op,
-    plan: &Plan,
-    first: DType,
-    context: &DeviceContext,
-    device: &B::Device,
-) -> Option<DType> {
-    let half = plan.operands.unwrap_or(first);
-    // Above autodiff the operands are cast to half anyway, so that the tape keeps half.
-    let computes = is_half(half) && !B::ad_enabled(device);
-    let inexact = computes && context.inexact::<B>(device, half).contains(named.qualifies);
-    inexact.then_some(half)
-}
-
 /// The dtypes of an operation's operands.
 fn operands<B: Backend>(tensors: &[&AmpTensor<B>], mode: Mode) -> Operands {
     let (first, others) = tensors.split_first().expect("an operand");
@@ -351,11 +323,8 @@ fn operands<B: Backend>(tensors: &[&AmpTensor<B>], mode: Mode) -> Operands {
 
 /// How the policy applies to these operands.
 fn mode<B: Backend>(context: &DeviceContext, tensors: &[&AmpTensor<B>]) -> Mode {
-    match keeps_dtypes()
-        || tensors
-            .iter()
-            .any(|t| t.flags().contains(TensorFlags::GRADIENT))
-    {
+    let is_gradient = |t: &&AmpTensor<B>| t.flags().contains(TensorFlags::GRADIENT);
+    match keeps_dtypes() || tensors.iter().any(is_gradient) {
         true => Mode::KeepDtypes,
         false => context.mode,
     }
@@ -498,9 +467,9 @@ macro_rules! wrapped {
 
 /// Operations without float tensors: the backend's own.
 macro_rules! delegate {
-    ($(fn $op:ident($($a:ident: $ty:ty),* $(,)?) -> $out:ty;)*) => {$(
+    ($(fn $op:ident($($a:ident: $ty:ty),*) $(-> $out:ty)?;)*) => {$(
         #[inline]
-        fn $op($($a: $ty),*) -> $out {
+        fn $op($($a: $ty),*) $(-> $out)? {
             B::$op($($a),*)
         }
     )*};
@@ -508,12 +477,13 @@ macro_rules! delegate {
 
 /// As [`delegate`], for operations on a device. The device is used without its own autodiff.
 macro_rules! delegate_on_device {
-    ($(fn $op:ident($($a:ident: $ty:ty),*; device $(, $b:ident: $bty:ty)*) -> $out:ty;)*) => {$(
+    ($(fn $op:ident($($a:ident: $ty:ty),*; device $(, $b:ident: $bty:ty)*) $(-> $out:ty)?;)*) => {$(
         #[inline]
-        fn $op($($a: $ty,)* device: &Device<Self> $(, $b: $bty)*) -> $out {
+        fn $op($($a: $ty,)* device: &Device<Self> $(, $b: $bty)*) $(-> $out)? {
             B::$op($($a,)* device.inner() $(, $b)*)
         }
     )*};
 }
 
-use {delegate, delegate_on_device, float_ops, op, own_ops, wrapped};
+pub(crate) use {delegate, delegate_on_device};
+use {float_ops, op, own_ops, wrapped};

@@ -95,19 +95,16 @@ impl Operands {
     /// As [`one`](Operands::one), for a constant that fits in half.
     pub fn constant(dtype: DType) -> Self {
         Self {
-            first: dtype,
             seen: 0,
             constants: bit(dtype),
-            widened: false,
+            ..Self::one(dtype)
         }
     }
 
     /// Adds an operand: a constant that fits in half.
-    pub fn and_constant(self, dtype: DType) -> Self {
-        Self {
-            constants: self.constants | bit(dtype),
-            ..self
-        }
+    pub fn and_constant(mut self, dtype: DType) -> Self {
+        self.constants |= bit(dtype);
+        self
     }
 
     /// The operands, with constants counted like any other operand.
@@ -121,19 +118,14 @@ impl Operands {
 
     /// The half dtype that constants follow, if any.
     fn followed(self) -> Option<DType> {
-        match self.constants {
-            0 => None,
-            _ if self.seen & !HALF_BITS != 0 => None,
-            _ => self.half(),
-        }
+        let only_half = self.seen & !HALF_BITS == 0;
+        self.half().filter(|_| self.constants != 0 && only_half)
     }
 
     /// Adds an operand.
-    pub fn and(self, dtype: DType) -> Self {
-        Self {
-            seen: self.seen | bit(dtype),
-            ..self
-        }
+    pub fn and(mut self, dtype: DType) -> Self {
+        self.seen |= bit(dtype);
+        self
     }
 
     /// Whether any operand is F16 or BF16.
@@ -185,7 +177,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn cast(dtype: DType) -> Self {
+    pub(crate) fn cast(dtype: DType) -> Self {
         Self {
             operands: Some(dtype),
             result: None,
@@ -193,11 +185,7 @@ impl Plan {
     }
 
     fn cast_if(condition: bool, dtype: DType) -> Self {
-        if condition {
-            Self::cast(dtype)
-        } else {
-            Self::default()
-        }
+        condition.then(|| Self::cast(dtype)).unwrap_or_default()
     }
 }
 
@@ -257,16 +245,11 @@ pub fn plan(class: Class, operands: Operands, mode: Mode, support: impl Fn() -> 
 ///
 /// Bounds of F16: 6.1e-5 to 65504; of BF16: 1.2e-38 to 3.39e38.
 pub fn holds(dtype: DType, scalar: f64) -> bool {
-    if scalar == 0.0 || !scalar.is_finite() {
+    if !is_half(dtype) || scalar == 0.0 || !scalar.is_finite() {
         return true;
     }
-    match dtype {
-        DType::F16 | DType::BF16 => {
-            let info = dtype.finfo().expect("a float dtype");
-            (info.min_positive..=info.max).contains(&scalar.abs())
-        }
-        _ => true,
-    }
+    let info = dtype.finfo().expect("a float dtype");
+    (info.min_positive..=info.max).contains(&scalar.abs())
 }
 
 #[cfg(test)]

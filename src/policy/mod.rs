@@ -81,18 +81,14 @@ pub struct Rows {
 }
 
 impl Rows {
-    const fn otherwise(self, class: Class, when: &'static str) -> Self {
-        Self {
-            otherwise: Some((class, when)),
-            ..self
-        }
+    const fn otherwise(mut self, class: Class, when: &'static str) -> Self {
+        self.otherwise = Some((class, when));
+        self
     }
 
-    const fn recorded(self, form: &'static str) -> Self {
-        Self {
-            recorded: Some(form),
-            ..self
-        }
+    const fn recorded(mut self, form: &'static str) -> Self {
+        self.recorded = Some(form);
+        self
     }
 }
 
