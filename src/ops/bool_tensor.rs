@@ -1,7 +1,5 @@
 //! Boolean operations: the backend's own.
 
-use std::future::Future;
-
 use burn_backend::backend::ExecutionError;
 use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
@@ -18,19 +16,10 @@ impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
         B::bool_into_data(tensor).await
     }
 
-    fn bool_argwhere(
-        tensor: BoolTensor<Self>,
-        out_dtype: IntDType,
-    ) -> impl Future<Output = IntTensor<Self>> + 'static + Send {
-        B::bool_argwhere(tensor, out_dtype)
-    }
-
     fn bool_into_float(tensor: BoolTensor<Self>, out_dtype: FloatDType) -> FloatTensor<Self> {
         let device = B::bool_device(&tensor);
-        let made = create(&device, out_dtype, |dtype| {
-            B::bool_into_float(tensor, dtype)
-        });
-        constant(made)
+        let make = |_: &_, dtype| B::bool_into_float(tensor, dtype);
+        constant(create(&device, out_dtype, make))
     }
 
     delegate_on_device! {
@@ -42,6 +31,7 @@ impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
     }
 
     delegate! {
+        fn bool_argwhere(tensor: BoolTensor<Self>, out_dtype: IntDType) -> impl Future<Output = IntTensor<Self>> + 'static + Send;
         fn bool_into_int(tensor: BoolTensor<Self>, out_dtype: IntDType) -> IntTensor<Self>;
         fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self>;
         fn bool_reshape(tensor: BoolTensor<Self>, shape: Shape) -> BoolTensor<Self>;

@@ -21,7 +21,8 @@ impl<B: Backend> IntTensorOps<Self> for Amp<B> {
 
     fn int_into_float(tensor: IntTensor<Self>, out_dtype: FloatDType) -> FloatTensor<Self> {
         let device = B::int_device(&tensor);
-        create(&device, out_dtype, |dtype| B::int_into_float(tensor, dtype))
+        let make = |_: &_, dtype| B::int_into_float(tensor, dtype);
+        create(&device, out_dtype, make)
     }
 
     delegate_on_device! {

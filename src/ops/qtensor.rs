@@ -49,7 +49,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
 
     fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let device = B::q_device(&tensor);
-        create(&device, dtype, |dtype| B::dequantize(tensor, dtype))
+        create(&device, dtype, |_, dtype| B::dequantize(tensor, dtype))
     }
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {

@@ -14,7 +14,7 @@ use super::{Call, by_policy, float_ops, op, own_ops};
 use crate::autodiff::tape::{self, Arithmetic};
 use crate::autodiff::{leaves, seed};
 use crate::device::{DeviceContext, registered};
-use crate::policy::{HalfSupport, Mode, holds, is_half};
+use crate::policy::{HALVES, HalfSupport, Mode, holds, is_half};
 use crate::precision::{half_wanted, keeps_dtypes};
 use crate::tensor::{TensorFlags, converted, to_user_data};
 use crate::{Amp, AmpTensor};
@@ -47,23 +47,20 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let device = device.inner();
-        let made = create(device, dtype, |dtype| B::float_zeros(shape, device, dtype));
-        constant(made)
+        let make = |device: &_, dtype| B::float_zeros(shape, device, dtype);
+        constant(create(device, dtype, make))
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let device = device.inner();
         // The initial gradient of a scaled backward pass.
-        if !B::ad_enabled(device)
+        if !B::ad_enabled(device.inner())
             && let Some(scale) = seed::take()
         {
-            return create(device, dtype, |dtype| {
-                B::float_full(shape, scale.into(), device, dtype)
-            });
+            let make = |device: &_, dtype| B::float_full(shape, scale.into(), device, dtype);
+            return create(device, dtype, make);
         }
-        let made = create(device, dtype, |dtype| B::float_ones(shape, device, dtype));
-        constant(made)
+        let make = |device: &_, dtype| B::float_ones(shape, device, dtype);
+        constant(create(device, dtype, make))
     }
 
     fn float_full(
@@ -72,21 +69,19 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        let device = device.inner();
-        let made = create(device, dtype, |dtype| {
-            B::float_full(shape, fill_value, device, dtype)
-        });
-        match held_by_half(fill_value) {
+        let make = |device: &_, dtype| B::float_full(shape, fill_value, device, dtype);
+        let made = create(device, dtype, make);
+        let value = fill_value.elem::<f64>();
+        match HALVES.iter().all(|half| holds(*half, value)) {
             true => constant(made),
             false => made,
         }
     }
 
     fn float_empty(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let device = device.inner();
-        let made = create(device, dtype, |dtype| B::float_empty(shape, device, dtype));
+        let make = |device: &_, dtype| B::float_empty(shape, device, dtype);
         // Its values do not matter: others are written over them.
-        constant(made)
+        constant(create(device, dtype, make))
     }
 
     // Devices and read-back.
@@ -116,11 +111,11 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let mut flags = tensor.flags() & (TensorFlags::GRADIENT | TensorFlags::FROM_F16);
         let half = tensor.dtype();
-        let exact = dtype == FloatDType::F32
+        if dtype == FloatDType::F32
             && is_half(half)
             && !keeps_dtypes()
-            && DeviceContext::of::<B>(&tensor.device()).mode == Mode::On(half);
-        if exact {
+            && DeviceContext::of::<B>(&tensor.device()).mode == Mode::On(half)
+        {
             flags |= TensorFlags::exact(half);
         }
         let scaled = tensor.scaled().cloned();
@@ -312,19 +307,20 @@ fn scatter<B: Backend>(
     call.result(call.run(|| B::float_scatter_nd(data, indices, values, reduction)))
 }
 
-/// Creates a tensor in the requested dtype. If the device only stores that dtype and multiplies
+/// Creates a tensor in the requested dtype, on the device without its own autodiff. If the device only stores that dtype and multiplies
 /// matrices in it, the tensor is created in FP32 and cast.
 pub(super) fn create<B: Backend>(
     device: &B::Device,
     dtype: FloatDType,
-    make: impl FnOnce(FloatDType) -> FloatTensor<B>,
+    make: impl FnOnce(&B::Device, FloatDType) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
+    let device = device.inner();
     let support = registered::<B>(device);
     let only_stored =
         is_half(dtype.into()) && support.of(dtype.into()) == HalfSupport::Contractions;
     AmpTensor::plain(match only_stored {
-        true => converted::<B>(make(FloatDType::F32), dtype),
-        false => make(dtype),
+        true => converted::<B>(make(device, FloatDType::F32), dtype),
+        false => make(device, dtype),
     })
 }
 
@@ -334,11 +330,6 @@ pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
         DType::F32 => tensor.with_flags(TensorFlags::CONSTANT),
         _ => tensor,
     }
-}
-
-fn held_by_half(value: Scalar) -> bool {
-    let value = value.elem::<f64>();
-    holds(DType::F16, value) && holds(DType::BF16, value)
 }
 
 /// Remembers a tensor whose gradient is wanted, so that the backward pass finds it.
