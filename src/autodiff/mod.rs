@@ -60,6 +60,15 @@ pub type AmpAutodiff<B, C = NoCheckpointing> = Amp<Autodiff<Amp<B>, C>>;
 /// Burn's autodiff between the two layers.
 type AutodiffLayer<B, C> = Autodiff<Amp<B>, C>;
 
+/// Conversions between the layers, of tensors that no layer wraps.
+macro_rules! same_in_each_layer {
+    ($(fn $name:ident($from:ty) -> $to:ty;)*) => {$(
+        fn $name(tensor: $from) -> $to {
+            tensor
+        }
+    )*};
+}
+
 impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     type InnerBackend = Amp<B>;
     type Gradients = AmpGradients<B>;
@@ -145,37 +154,20 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         AutodiffLayer::<B, C>::inner(tensor.into_primitive()).with_flags(flags)
     }
 
-    fn int_inner(tensor: IntTensor<Self>) -> IntTensor<Amp<B>> {
-        tensor
-    }
-
-    fn bool_inner(tensor: BoolTensor<Self>) -> BoolTensor<Amp<B>> {
-        tensor
-    }
-
-    fn q_inner(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Amp<B>> {
-        tensor
+    same_in_each_layer! {
+        fn int_inner(IntTensor<Self>) -> IntTensor<Amp<B>>;
+        fn bool_inner(BoolTensor<Self>) -> BoolTensor<Amp<B>>;
+        fn q_inner(QuantizedTensor<Self>) -> QuantizedTensor<Amp<B>>;
+        fn int_from_inner(IntTensor<Amp<B>>) -> IntTensor<Self>;
+        fn bool_from_inner(BoolTensor<Amp<B>>) -> BoolTensor<Self>;
+        fn q_from_inner(QuantizedTensor<Amp<B>>) -> QuantizedTensor<Self>;
     }
 
     /// Keeps only `DEMOTED`: a parameter computed from gradients is not itself a gradient.
     fn from_inner(tensor: AmpTensor<B>) -> FloatTensor<Self> {
         let flags = tensor.flags() & TensorFlags::DEMOTED;
-        AmpTensor::new(
-            AutodiffLayer::<B, C>::from_inner(tensor.with_flags(flags)),
-            flags,
-        )
-    }
-
-    fn int_from_inner(tensor: IntTensor<Amp<B>>) -> IntTensor<Self> {
-        tensor
-    }
-
-    fn bool_from_inner(tensor: BoolTensor<Amp<B>>) -> BoolTensor<Self> {
-        tensor
-    }
-
-    fn q_from_inner(tensor: QuantizedTensor<Amp<B>>) -> QuantizedTensor<Self> {
-        tensor
+        let tensor = AutodiffLayer::<B, C>::from_inner(tensor.with_flags(flags));
+        AmpTensor::new(tensor, flags)
     }
 
     #[cfg(feature = "distributed")]
@@ -283,14 +275,13 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
     let scale = scaler.loss_scale();
     let mut leaves = Vec::new();
-    let (grads, replicas) = scaled_backward::<B, C>(loss, scale, |leaf, grad| {
+    let (mut grads, replicas) = scaled_backward::<B, C>(loss, scale, |leaf, grad| {
         leaves.push(leaf);
         finite.add(grad);
     });
 
-    let [loss_is_finite, gradients @ ..] = &finite.read()[..] else {
-        unreachable!("the loss was added")
-    };
+    let finite = finite.read();
+    let (loss_is_finite, gradients) = finite.split_first().expect("the loss was added");
     let overflowed = gradients.iter().filter(|finite| !**finite).count();
     let vote = Vote {
         scale: Some(scale),
@@ -299,22 +290,16 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     };
     let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, vote).outcome();
     let anomalies = anomaly::take();
-    let by_pass = NonFinite {
+    let mut found = NonFinite {
         by_pass: true,
         ..NonFinite::default()
     };
-    let (found, grads) = match outcome {
-        Outcome::Finite => (by_pass, grads),
-        Outcome::Overflow | Outcome::NonFiniteLoss => {
-            let found = NonFinite {
-                gradients: overflowed,
-                leaves: leaves.into_iter().zip(gradients.iter().copied()).collect(),
-                anomalies,
-                ..by_pass
-            };
-            (found, HashMap::new())
-        }
-    };
+    if outcome != Outcome::Finite {
+        found.gradients = overflowed;
+        found.leaves = leaves.into_iter().zip(gradients.iter().copied()).collect();
+        found.anomalies = anomalies;
+        grads.clear();
+    }
     scaler.record(scale, outcome, found);
     AmpGradients::of_leaves(grads)
 }

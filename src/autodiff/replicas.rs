@@ -59,15 +59,13 @@ impl Failure {
                 names.join(", ")
             ),
             Failure::Different(one, other) => {
-                let text = |scale: &Option<f32>| match scale {
+                let [one, other] = [one, other].map(|scale| match scale {
                     Some(scale) => format!("scaled by {scale}"),
                     None => "not scaled".into(),
-                };
+                });
                 format!(
-                    "the loss of one replica is {}, that of another {}: their gradients do not add \
-                     up. Give all devices the same precision and loss scale",
-                    text(one),
-                    text(other)
+                    "the loss of one replica is {one}, that of another {other}: their gradients do \
+                     not add up. Give all devices the same precision and loss scale"
                 )
             }
         }
@@ -99,14 +97,14 @@ impl Vote {
 
     /// Combines two votes: a value is finite only if it is finite on every replica.
     fn and(self, other: Self) -> Result<Self, Failure> {
-        match self.scale == other.scale {
-            false => Err(Failure::Different(self.scale, other.scale)),
-            true => Ok(Self {
-                scale: self.scale,
-                loss_is_finite: self.loss_is_finite && other.loss_is_finite,
-                gradients_are_finite: self.gradients_are_finite && other.gradients_are_finite,
-            }),
+        if self.scale != other.scale {
+            return Err(Failure::Different(self.scale, other.scale));
         }
+        Ok(Self {
+            scale: self.scale,
+            loss_is_finite: self.loss_is_finite && other.loss_is_finite,
+            gradients_are_finite: self.gradients_are_finite && other.gradients_are_finite,
+        })
     }
 }
 
@@ -182,15 +180,11 @@ pub(crate) fn agreed<B: Backend>(
     device: &B::Device,
     vote: Vote,
 ) -> Vote {
-    match replicas {
-        Some(replicas) => {
-            let timeout = DeviceState::of::<B>(device)
-                .in_force::<B>(device)
-                .replica_timeout;
-            replicas.agree(&device::name::<B>(device), timeout, vote)
-        }
-        None => vote,
-    }
+    let Some(replicas) = replicas else {
+        return vote;
+    };
+    let in_force = DeviceState::of::<B>(device).in_force::<B>(device);
+    replicas.agree(&device::name::<B>(device), in_force.replica_timeout, vote)
 }
 
 #[cfg(feature = "distributed")]

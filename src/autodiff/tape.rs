@@ -91,8 +91,10 @@ pub(crate) enum Softmax {
     Masked,
 }
 
+/// Stands in for types that have no public name, such as those of autodiff.
+type Anything = dyn Any + Send + Sync;
 /// An [`Entry`], a [`NodeOf`] or an [`Upper`].
-type Registered = &'static (dyn Any + Send + Sync);
+type Registered = &'static Anything;
 /// The tape extension of an autodiff backend.
 struct Entry<B: Backend>(&'static dyn TapeExtension<B>);
 /// Gets a tensor's node on the tape, for any checkpointing strategy.
@@ -106,9 +108,6 @@ struct Upper<T> {
     #[cfg(feature = "train")]
     with_scaled: fn(T, ScaledLoss) -> T,
 }
-
-/// Stands in for autodiff's types, which have no public names.
-type Anything = dyn Any + Send + Sync;
 
 /// A weak reference to a node of autodiff.
 pub(crate) struct WeakNode {
@@ -219,35 +218,29 @@ pub(crate) fn register<B: Backend>() {
     if known.contains_key(&TypeId::of::<NodeOf<TapeTensor<B>>>()) {
         return;
     }
-    add(
-        &mut known,
-        const {
-            &NodeOf::<TapeTensor<B>>(|tensor| WeakNode {
-                node: Arc::downgrade(&tensor.node) as Weak<Anything>,
-                #[cfg(feature = "distributed")]
-                held: Arc::downgrade(&tensor.rc) as Weak<Anything>,
-            })
-        },
-    );
+    let node = const {
+        &NodeOf::<TapeTensor<B>>(|tensor| WeakNode {
+            node: Arc::downgrade(&tensor.node) as Weak<Anything>,
+            #[cfg(feature = "distributed")]
+            held: Arc::downgrade(&tensor.rc) as Weak<Anything>,
+        })
+    };
+    add(&mut known, node);
     register_strategy::<B, NoCheckpointing>(&mut known);
     register_strategy::<B, BalancedCheckpointing>(&mut known);
 }
 
 fn register_strategy<B: Backend, C: CheckpointStrategy>(known: &mut Registry) {
-    add(
-        known,
-        const { &Entry::<Autodiff<Amp<B>, C>>(&Recorded::<B, C>(PhantomData)) },
-    );
-    add(
-        known,
-        const {
-            &Upper::<AmpTensor<Autodiff<Amp<B>, C>>> {
-                id: |tensor| tensor.primitive.node.id.value,
-                #[cfg(feature = "train")]
-                with_scaled: |tensor, scaled| tensor.with_scaled(Some(scaled)),
-            }
-        },
-    );
+    let entry = const { &Entry::<Autodiff<Amp<B>, C>>(&Recorded::<B, C>(PhantomData)) };
+    let upper = const {
+        &Upper::<AmpTensor<Autodiff<Amp<B>, C>>> {
+            id: |tensor| tensor.primitive.node.id.value,
+            #[cfg(feature = "train")]
+            with_scaled: |tensor, scaled| tensor.with_scaled(Some(scaled)),
+        }
+    };
+    add(known, entry);
+    add(known, upper);
 }
 
 fn add<T: Send + Sync>(known: &mut Registry, value: &'static T) {

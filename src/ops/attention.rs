@@ -1,7 +1,7 @@
 //! Attention in steps of the policy's own: contractions in half, and a softmax in FP32 between.
 
 use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
-use burn_backend::tensor::{BoolTensor, FloatTensor};
+use burn_backend::tensor::BoolTensor;
 use burn_backend::{Backend, Shape, TensorMetadata, get_device_settings};
 
 use super::arithmetic::kept;
@@ -16,6 +16,41 @@ use crate::{Amp, AmpTensor};
 /// Attention as one operation of the backend or, in half, as steps where it is recorded or where the
 /// device or a bias does not let it run whole.
 pub(super) fn attention<B: Backend>(
+    mut query: AmpTensor<B>,
+    key: AmpTensor<B>,
+    value: AmpTensor<B>,
+    mask: Option<BoolTensor<B>>,
+    attn_bias: Option<AmpTensor<B>>,
+    mut options: AttentionModuleOptions,
+) -> AmpTensor<B> {
+    let bias = attn_bias.as_ref().unwrap_or(&value);
+    let call = Call::new(op!(attention), &[&query, &key, &value, bias]);
+    if let Some(half) = call.plan.operands.filter(|dtype| is_half(*dtype)) {
+        // Scale the query instead of the scores: unscaled scores may exceed 65504.
+        let head = query.shape()[query.rank() - 1] as f64;
+        let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
+        query = Amp::<B>::float_mul_scalar(query, scale.into());
+        let whole = !B::ad_enabled(&query.device())
+            && !call.is_bare_contraction(&query)
+            && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half);
+        if !whole {
+            let out = scaled_dot_product(&call, query, key, value, mask, attn_bias, options);
+            return call.marked(out.into_primitive());
+        }
+    }
+    let (query, key) = (call.operand(query), call.operand(key));
+    let value = call.operand(value);
+    let attn_bias = attn_bias.map(|bias| call.operand(bias));
+    call.result(call.run(|| B::attention(query, key, value, mask, attn_bias, options)))
+}
+
+/// softmax(softcap(Q Kᵀ) + bias) V for `[batch, heads, length, head]` and a scaled query. Masked
+/// scores are minus infinity.
+///
+/// A fully masked row gives zeros and has a gradient of zeros, unlike that of Burn's
+/// `attention_fallback`, which is NaN.
+fn scaled_dot_product<B: Backend>(
+    call: &Call,
     query: AmpTensor<B>,
     key: AmpTensor<B>,
     value: AmpTensor<B>,
@@ -23,61 +58,8 @@ pub(super) fn attention<B: Backend>(
     attn_bias: Option<AmpTensor<B>>,
     options: AttentionModuleOptions,
 ) -> AmpTensor<B> {
-    let bias = attn_bias.as_ref().unwrap_or(&value);
-    let call = Call::new(op!(attention), &[&query, &key, &value, bias]);
-    let half = call.plan.operands.filter(|dtype| is_half(*dtype));
-    if let Some(dtype) = half {
-        let whole = !B::ad_enabled(&query.device())
-            && !call.is_bare_contraction(&query)
-            && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == dtype);
-        if !whole {
-            let out = scaled_dot_product(&call, query, key, value, mask, attn_bias, options);
-            return call.marked(out.into_primitive());
-        }
-    }
-    // Scale the query instead of the scores: unscaled scores may exceed 65504.
-    let (query, options) = match half {
-        Some(_) => {
-            let scale = scale(&query, &options);
-            let options = AttentionModuleOptions {
-                scale: Some(1.0),
-                ..options
-            };
-            (Amp::<B>::float_mul_scalar(query, scale.into()), options)
-        }
-        None => (query, options),
-    };
-    let (query, key) = (call.operand(query), call.operand(key));
-    let value = call.operand(value);
-    let attn_bias = attn_bias.map(|bias| call.operand(bias));
-    call.result(call.run(|| B::attention(query, key, value, mask, attn_bias, options)))
-}
-
-/// The factor on the scores: from the options, else 1/sqrt(head dimension).
-fn scale<T: TensorMetadata>(query: &T, options: &AttentionModuleOptions) -> f64 {
-    let head = query.shape()[query.rank() - 1];
-    options.scale.unwrap_or_else(|| 1.0 / (head as f64).sqrt())
-}
-
-/// softmax(softcap(scale Q Kᵀ) + bias) V for `[batch, heads, length, head]`. Masked scores are
-/// minus infinity, and a fully masked row gives zeros.
-///
-/// Differs from Burn's `attention_fallback` in two ways. The query is scaled before the product,
-/// which in f16 would otherwise overflow beyond 65504. A fully masked row has a gradient of zeros,
-/// not NaN.
-fn scaled_dot_product<B: Backend>(
-    call: &Call,
-    query: FloatTensor<Amp<B>>,
-    key: FloatTensor<Amp<B>>,
-    value: FloatTensor<Amp<B>>,
-    mask: Option<BoolTensor<Amp<B>>>,
-    attn_bias: Option<FloatTensor<Amp<B>>>,
-    options: AttentionModuleOptions,
-) -> FloatTensor<Amp<B>> {
     type A<B> = Amp<B>;
 
-    let scale = scale(&query, &options);
-    let query = A::<B>::float_mul_scalar(query, scale.into());
     let mut scores = A::<B>::float_matmul(query, A::<B>::float_transpose(key));
     if let Some(softcap) = options.softcap {
         assert!(softcap > 0.0, "softcap must be positive, got {softcap}");
@@ -110,7 +92,7 @@ fn scaled_dot_product<B: Backend>(
 }
 
 /// True where a key lies in the future of its query. The last key is aligned with the last query.
-fn future<B: Backend>(scores: &FloatTensor<Amp<B>>) -> BoolTensor<Amp<B>> {
+fn future<B: Backend>(scores: &AmpTensor<B>) -> BoolTensor<B> {
     let device = scores.device();
     let settings = get_device_settings::<B>(&device);
     let shape = scores.shape();

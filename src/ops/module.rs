@@ -150,24 +150,26 @@ fn layer_norm<B: Backend>(
     let operands = [&tensor, &gamma, beta.as_ref().unwrap_or(&gamma)];
     let call = Call::decide(Step::Composed, op!(layer_norm), &operands, &[]);
     if let Some((tape, half)) = call.recording(&operands) {
-        let mut shape = vec![1; tensor.rank()];
-        shape[tensor.rank() - 1] = gamma.shape().num_elements();
-        let kept = kept(&tensor, half);
+        let (last, kept) = (tensor.rank() - 1, kept(&tensor, half));
         [&tensor, &gamma].into_iter().for_each(|t| call.watch(t));
         let (tensor, gamma) = (tensor.into_primitive(), gamma.into_primitive());
-        let scaled = call.run(|| tape.layer_norm(tensor, gamma, epsilon, kept));
-        let scaled = call.recorded(scaled);
+        let out = call.run(|| tape.layer_norm(tensor, gamma, epsilon, kept));
         let out = match beta {
-            Some(beta) => {
-                Amp::<B>::float_add(scaled, Amp::<B>::float_reshape(beta, Shape::from(shape)))
-            }
-            None => scaled,
+            Some(beta) => shifted(call.recorded(out), last, beta),
+            None => call.recorded(out),
         };
         return call.marked(call.in_result_dtype::<B>(out.into_primitive()));
     }
     let (tensor, gamma) = (call.operand(tensor), call.operand(gamma));
     let beta = beta.map(|beta| call.operand(beta));
     call.result(call.run(|| B::layer_norm(tensor, gamma, beta, epsilon)))
+}
+
+/// A tensor plus a bias along one dimension.
+fn shifted<B: Backend>(tensor: AmpTensor<B>, dim: usize, bias: AmpTensor<B>) -> AmpTensor<B> {
+    let mut shape = vec![1; tensor.rank()];
+    shape[dim] = bias.shape().num_elements();
+    Amp::<B>::float_add(tensor, Amp::<B>::float_reshape(bias, shape.into()))
 }
 
 /// The gradient of a convolution's bias. Only the shapes of `x` and the bias matter: the output
@@ -204,12 +206,11 @@ fn contraction<B: Backend>(
 ) -> AmpTensor<B> {
     let call = Call::new(named, &[&x, &weight, bias.as_ref().unwrap_or(&weight)]);
     match bias {
-        Some(bias) if call.is_bare_contraction(&x) => {
-            let out = contraction(named, channels, x, weight, None, op);
-            let mut shape = vec![1; out.rank()];
-            shape[channels] = bias.shape().num_elements();
-            Amp::<B>::float_add(out, Amp::<B>::float_reshape(bias, Shape::from(shape)))
-        }
+        Some(bias) if call.is_bare_contraction(&x) => shifted(
+            contraction(named, channels, x, weight, None, op),
+            channels,
+            bias,
+        ),
         bias => {
             let (x, weight) = (call.operand(x), call.operand(weight));
             let bias = bias.map(|bias| call.operand(bias));
