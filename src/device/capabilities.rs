@@ -20,7 +20,9 @@ pub(crate) struct Capabilities {
 impl Capabilities {
     pub(super) fn of<B: Backend>(device: &B::Device) -> Self {
         let usage = |dtype| B::dtype_usage(device.inner(), dtype);
-        let silent = is_silent(&bare_name::<B>(device));
+        // For these, Burn reports the dtypes that the GPU computes in, not those it accelerates.
+        let name = bare_name::<B>(device);
+        let silent = matches!(name.as_str(), "libtorch<cuda>" | "libtorch<metal>");
         let (auto, why_auto) = auto(usage(DType::F16), usage(DType::BF16), silent);
         Self {
             auto,
@@ -64,10 +66,8 @@ impl Capabilities {
 /// Logs the precision that `Auto` selects.
 pub(super) fn log_auto<B: Backend>(capabilities: &Capabilities, device: &B::Device) {
     let Capabilities { auto, why_auto, .. } = capabilities;
-    log::info!(
-        "burn-amp: auto on {} is {auto}: {why_auto}",
-        name::<B>(device)
-    );
+    let device = name::<B>(device);
+    log::info!("burn-amp: auto on {device} is {auto}: {why_auto}");
 }
 
 fn half_support(usage: DTypeUsageSet) -> HalfSupport {
@@ -78,12 +78,6 @@ fn half_support(usage: DTypeUsageSet) -> HalfSupport {
     } else {
         HalfSupport::None
     }
-}
-
-/// Whether the backend's name is that of LibTorch on a GPU. There Burn reports the dtypes that the
-/// GPU computes in, but not the dtypes that it accelerates.
-fn is_silent(name: &str) -> bool {
-    matches!(name, "libtorch<cuda>" | "libtorch<metal>")
 }
 
 /// The precision that `Auto` selects, and why. A silent device gets f16, as in PyTorch's autocast:

@@ -40,12 +40,8 @@ impl DeviceState {
     /// The state of a device. The lookup walks the short list of devices that this thread has used.
     pub(crate) fn of<B: Backend>(device: &B::Device) -> &'static Self {
         let key = key::<B>(device);
-        let seen = |seen: &Vec<(DeviceKey, &'static Self)>| {
-            seen.iter()
-                .find(|(k, _)| *k == key)
-                .map(|(_, state)| *state)
-        };
-        SEEN.with_borrow(seen).unwrap_or_else(|| {
+        let seen = SEEN.with_borrow(|seen| seen.iter().find(|(k, _)| *k == key).map(|(_, s)| *s));
+        seen.unwrap_or_else(|| {
             let mut states = STATES.lock();
             let state = *states
                 .entry(key)

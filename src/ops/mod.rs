@@ -144,10 +144,8 @@ impl Call {
             Class::Promote | Class::PromoteSum => any & fitting(tensors),
             _ => TensorFlags::empty(),
         };
-        flags.set(
-            TensorFlags::DEMOTED,
-            !tensors.iter().all(|t| t.is_half_by_choice()),
-        );
+        let by_choice = tensors.iter().all(|t| t.is_half_by_choice());
+        flags.set(TensorFlags::DEMOTED, !by_choice);
         if plan.operands == Some(DType::F16) {
             flags |= TensorFlags::FROM_F16;
         }
@@ -351,6 +349,7 @@ fn checked<B: Backend, const N: usize, const M: usize>(
     operands: [AmpTensor<B>; N],
     op: impl FnOnce([FloatTensor<B>; N]) -> [FloatTensor<B>; M],
 ) -> [AmpTensor<B>; M] {
+    const { assert!(N > 0, "an operation needs an operand") };
     match half_wanted() {
         false => op(operands.map(AmpTensor::into_primitive)).map(AmpTensor::plain),
         true => by_policy(|| {

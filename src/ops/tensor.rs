@@ -307,8 +307,8 @@ fn scatter<B: Backend>(
     call.result(call.run(|| B::float_scatter_nd(data, indices, values, reduction)))
 }
 
-/// Creates a tensor in the requested dtype, on the device without its own autodiff. If the device only stores that dtype and multiplies
-/// matrices in it, the tensor is created in FP32 and cast.
+/// Creates a tensor in the requested dtype, on the device without its own autodiff. If the device
+/// only stores that dtype and multiplies matrices in it, the tensor is created in FP32 and cast.
 pub(super) fn create<B: Backend>(
     device: &B::Device,
     dtype: FloatDType,

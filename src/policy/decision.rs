@@ -108,12 +108,10 @@ impl Operands {
     }
 
     /// The operands, with constants counted like any other operand.
-    fn whole(self) -> Self {
-        Self {
-            seen: self.seen | self.constants,
-            constants: 0,
-            ..self
-        }
+    fn whole(mut self) -> Self {
+        self.seen |= self.constants;
+        self.constants = 0;
+        self
     }
 
     /// The half dtype that constants follow, if any.
@@ -185,7 +183,10 @@ impl Plan {
     }
 
     fn cast_if(condition: bool, dtype: DType) -> Self {
-        condition.then(|| Self::cast(dtype)).unwrap_or_default()
+        match condition {
+            true => Self::cast(dtype),
+            false => Self::default(),
+        }
     }
 }
 
