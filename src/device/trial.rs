@@ -99,7 +99,8 @@ macro_rules! trials {
         struct Trials<B>(PhantomData<B>);
 
         impl<B: Backend> Trials<B> {
-            const OF: [&'static [Trial<B>]; TRIED.len()] = [$(&[$(|$make| B::$op($($argument),+)),+]),*];
+            const OF: [&'static [Trial<B>]; TRIED.len()] =
+                [$(&[$(|$make| B::$op($($argument),+)),+]),*];
         }
     };
 }
