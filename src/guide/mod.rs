@@ -27,38 +27,32 @@
 //! - [`limits`]: what is not possible, and what was not measured.
 //! - [`stability`]: what stays within a version, and what changes with Burn.
 
-#[cfg(feature = "train")]
-#[doc = include_str!("coming_from.md")]
-pub mod coming_from {}
+macro_rules! pages {
+    ($($(#[$attribute:meta])* $page:ident)*) => {$(
+        $(#[$attribute])*
+        #[doc = include_str!(concat!(stringify!($page), ".md"))]
+        pub mod $page {}
+    )*};
+}
 
-#[doc = include_str!("custom_ops.md")]
-pub mod custom_ops {}
-
-#[cfg(feature = "train")]
-#[doc = include_str!("from_pytorch.md")]
-pub mod from_pytorch {}
-
-#[doc = include_str!("how_it_works.md")]
-pub mod how_it_works {}
-
-#[doc = include_str!("inference.md")]
-pub mod inference {}
-
-#[doc = include_str!("limits.md")]
-pub mod limits {}
+pages! {
+    #[cfg(feature = "train")] coming_from
+    custom_ops
+    #[cfg(feature = "train")] from_pytorch
+    how_it_works
+    inference
+    limits
+    ops
+    precision
+    quick_start
+    stability
+    #[cfg(feature = "train")] training
+    #[cfg(feature = "train")] troubleshooting
+}
 
 #[doc = include_str!("measurements.md")]
 #[doc = include_str!("digits.svg")]
 pub mod measurements {}
-
-#[doc = include_str!("ops.md")]
-pub mod ops {}
-
-#[doc = include_str!("precision.md")]
-pub mod precision {}
-
-#[doc = include_str!("quick_start.md")]
-pub mod quick_start {}
 
 #[cfg(feature = "train")]
 #[cfg_attr(not(doctest), doc = include_str!("remote.md"))]
@@ -67,14 +61,3 @@ pub mod remote {}
 #[cfg(feature = "train")]
 #[cfg_attr(not(doctest), doc = include_str!("several_devices.md"))]
 pub mod several_devices {}
-
-#[doc = include_str!("stability.md")]
-pub mod stability {}
-
-#[cfg(feature = "train")]
-#[doc = include_str!("training.md")]
-pub mod training {}
-
-#[cfg(feature = "train")]
-#[doc = include_str!("troubleshooting.md")]
-pub mod troubleshooting {}
