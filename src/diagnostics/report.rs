@@ -113,7 +113,8 @@ impl AmpReport {
 
     /// The same report with another scaler's steps, for a model with its own scaler.
     pub fn with_scaler(self, scaler: &GradScaler) -> Self {
-        let (state, history) = scaler.snapshot();
+        let shared = scaler.shared();
+        let state = shared.scaler;
         Self {
             loss_scaling: *state.config(),
             loss_scale: state.scale(),
@@ -121,7 +122,7 @@ impl AmpReport {
             skipped_steps: state.skipped_steps(),
             non_finite_losses: state.non_finite_losses(),
             skipped_in_a_row: state.skipped_in_a_row(),
-            history,
+            history: shared.history.clone(),
             ..self
         }
     }

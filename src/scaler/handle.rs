@@ -14,7 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::Anomaly;
-use super::history::ScaleHistory;
+use super::history::{ScaleHistory, skipped};
 use super::{LossScaleConfig, LossScaler, Outcome, Transition};
 use crate::error::AmpError;
 use crate::file::replace_file;
@@ -70,7 +70,7 @@ impl RefUnwindSafe for GradScaler {}
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) scaler: LossScaler,
-    history: ScaleHistory,
+    pub(crate) history: ScaleHistory,
     last_step: Option<LastStep>,
     /// Gradients of the last step whose parameters are not named yet, by leaf node.
     leaves: HashMap<u64, bool>,
@@ -95,11 +95,9 @@ impl Shared {
 /// Observes a scaler. Called on the thread of the step, until the observer is dropped.
 #[cfg(feature = "train")]
 pub(crate) trait Listener: Send + Sync {
-    /// A step was taken or skipped.
-    fn step(&self, _step: &LastStep, _transition: Transition) {}
-
-    /// A backward pass took or skipped a step. The gradients of a skipped step are absent.
-    fn pass(&self, _step: &LastStep) {}
+    /// A step was taken or skipped. If `by_pass`, the backward pass itself did so, and the gradients
+    /// of a skipped step are absent.
+    fn step(&self, step: &LastStep, transition: Transition, by_pass: bool);
 
     /// The scaler starts over.
     fn forget(&self) {}
@@ -242,12 +240,6 @@ impl GradScaler {
         self.shared().history.clone()
     }
 
-    /// The state and its history at one moment.
-    pub(crate) fn snapshot(&self) -> (LossScaler, ScaleHistory) {
-        let shared = self.shared();
-        (shared.scaler, shared.history.clone())
-    }
-
     /// Sets the scale. The counts are kept, and the growth interval starts over.
     ///
     /// # Errors
@@ -363,16 +355,13 @@ impl GradScaler {
         let before = shared.scaler;
         let transition = shared.scaler.update_at(scale, outcome);
         let after = shared.scaler;
-        shared.history.take(&step, &after);
+        shared.history.push(skipped(&step), &after);
         shared.last_step = Some(step.clone());
         drop(shared);
         tell_log(&step, transition, &before, &after);
         #[cfg(feature = "train")]
         for listener in self.listeners() {
-            listener.step(&step, transition);
-            if found.by_pass {
-                listener.pass(&step);
-            }
+            listener.step(&step, transition, found.by_pass);
         }
         transition
     }

@@ -66,12 +66,7 @@ impl ScaleHistory {
         }
     }
 
-    /// Adds a step that left the scaler in `state`.
-    pub(super) fn take(&mut self, step: &LastStep, state: &LossScaler) {
-        self.push(skipped(step), state);
-    }
-
-    /// Adds an entry for a skipped step or a change of the scale.
+    /// Adds an entry for a skipped step or a change of the scale, which left the scaler in `state`.
     pub(super) fn push(&mut self, skipped: Option<Skipped>, state: &LossScaler) {
         let last = self.entries.back().map_or(self.first_scale, |e| e.scale);
         if skipped.is_none() && state.scale() == last {
@@ -114,7 +109,8 @@ impl ScaleHistory {
     }
 }
 
-fn skipped(step: &LastStep) -> Option<Skipped> {
+/// The step's entry, if it was skipped.
+pub(super) fn skipped(step: &LastStep) -> Option<Skipped> {
     (!step.stepped()).then(|| Skipped {
         outcome: step.outcome,
         scale: step.scale,

@@ -4,7 +4,7 @@
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-use super::{Dynamic, LossScaleConfig, LossScaler};
+use super::{LossScaleConfig, LossScaler};
 
 /// Increased when a field is added or changes its meaning.
 const VERSION: u32 = 1;
@@ -87,25 +87,16 @@ impl Saved {
         let (kind, floats, counts) = match self.config {
             LossScaleConfig::Disabled => (0, [0.0; 5], [0; 3]),
             LossScaleConfig::Fixed(scale) => (1, [scale, 0.0, 0.0, 0.0, 0.0], [0; 3]),
-            LossScaleConfig::Dynamic(Dynamic {
-                init_scale,
-                growth_factor,
-                backoff_factor,
-                growth_interval,
-                min_scale,
-                max_scale,
-                hysteresis,
-                stuck_after,
-            }) => (
+            LossScaleConfig::Dynamic(d) => (
                 2,
                 [
-                    init_scale,
-                    growth_factor,
-                    backoff_factor,
-                    min_scale,
-                    max_scale,
+                    d.init_scale,
+                    d.growth_factor,
+                    d.backoff_factor,
+                    d.min_scale,
+                    d.max_scale,
                 ],
-                [growth_interval, hysteresis, stuck_after],
+                [d.growth_interval, d.hysteresis, d.stuck_after],
             ),
         };
         let mut hasher = crc32fast::Hasher::new();

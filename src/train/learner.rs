@@ -188,7 +188,7 @@ where
 struct StopWhenStuck(Interrupter);
 
 impl Listener for StopWhenStuck {
-    fn step(&self, step: &LastStep, transition: Transition) {
+    fn step(&self, step: &LastStep, transition: Transition, _: bool) {
         if transition == Transition::StuckAtMinimum {
             self.0.stop(Some(&format!(
                 "the gradients are not finite at the minimum loss scale {}: try bf16, or \

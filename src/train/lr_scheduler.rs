@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use burn_backend::Backend;
 use burn_core::record::{PrecisionSettings, Record};
@@ -15,7 +14,6 @@ use serde::de::{
 use serde::{Deserialize, Serialize};
 
 use super::outcomes::{Outcomes, StepsSeen};
-use crate::scaler::Listener;
 use crate::{GradScaler, LossScaler};
 
 /// Wraps any learning-rate scheduler so that it does not advance over skipped steps.
@@ -43,14 +41,15 @@ use crate::{GradScaler, LossScaler};
 /// let scheduler = AmpLrScheduler::new(cosine, [scaler]);
 /// # Ok::<(), String>(())
 /// ```
-#[derive(Debug)]
+///
+/// A clone observes steps on its own.
+#[derive(Debug, Clone)]
 pub struct AmpLrScheduler<S> {
     /// The scheduler after the steps known to be taken.
     settled: S,
     /// The scheduler after the last step, whose outcome may not be known yet.
     current: S,
-    scalers: Vec<GradScaler>,
-    outcomes: Arc<Outcomes>,
+    outcomes: Outcomes,
     /// Known from the first learning rate on.
     order: Option<Order>,
 }
@@ -73,32 +72,13 @@ enum LastRate {
     Open,
 }
 
-/// A clone observes steps on its own.
-impl<S: Clone> Clone for AmpLrScheduler<S> {
-    fn clone(&self) -> Self {
-        let outcomes = Arc::new(self.outcomes.copied());
-        self.scalers.iter().for_each(|s| s.listen(&outcomes));
-        Self {
-            settled: self.settled.clone(),
-            current: self.current.clone(),
-            scalers: self.scalers.clone(),
-            outcomes,
-            order: self.order,
-        }
-    }
-}
-
 impl<S: Clone> AmpLrScheduler<S> {
     /// Wraps `scheduler` and follows these scalers: those of the training devices.
     pub fn new(scheduler: S, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        let scalers: Vec<_> = scalers.into_iter().collect();
-        let outcomes = Arc::<Outcomes>::default();
-        scalers.iter().for_each(|scaler| scaler.listen(&outcomes));
         Self {
             settled: scheduler.clone(),
             current: scheduler,
-            scalers,
-            outcomes,
+            outcomes: Outcomes::for_scheduler(scalers),
             order: None,
         }
     }
@@ -116,9 +96,9 @@ impl<S: Clone> AmpLrScheduler<S> {
         match seen.batch {
             Some(true) => LastRate::Taken,
             Some(false) => LastRate::Skipped,
-            None if self.has_batches() => LastRate::Open,
+            None if self.outcomes.has_batches() => LastRate::Open,
             // Before its pass, a replica is asked for as many learning rates as there are replicas.
-            None if !seen.taken && !seen.skipped && self.is_replica() => LastRate::Open,
+            None if !seen.taken && !seen.skipped && self.outcomes.is_replica() => LastRate::Open,
             // If nothing was seen, the step scaled nothing, as in bf16 and FP32.
             None if seen.taken || !seen.skipped => LastRate::Taken,
             // The devices finish a batch before its learning rate is requested. The skipped batch
@@ -127,21 +107,13 @@ impl<S: Clone> AmpLrScheduler<S> {
             None => LastRate::Skipped,
         }
     }
-
-    fn has_batches(&self) -> bool {
-        self.scalers.iter().any(GradScaler::has_batches)
-    }
-
-    fn is_replica(&self) -> bool {
-        self.scalers.iter().any(GradScaler::is_replica)
-    }
 }
 
 impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
     type Record<B: Backend> = AmpLrSchedulerRecord<S::Record<B>>;
 
     fn step(&mut self) -> LearningRate {
-        let seen = self.outcomes.take(self.is_replica());
+        let seen = self.outcomes.take();
         let order = *self.order.insert(self.order(&seen));
         match self.last_rate(&seen) {
             LastRate::Taken => self.settled = self.current.clone(),
@@ -150,19 +122,25 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
         }
         let lr = self.current.step();
         // The batch of this learning rate was already skipped.
-        if !self.has_batches() && order == Order::After && seen.skipped && !seen.taken {
+        if !self.outcomes.has_batches() && order == Order::After && seen.skipped && !seen.taken {
             self.current = self.settled.clone();
         }
         lr
     }
 
     fn to_record<B: Backend>(&self) -> Self::Record<B> {
-        let scheduler = match self.last_rate(&self.outcomes.look(self.is_replica())) {
+        let scheduler = match self.last_rate(&self.outcomes.clone().take()) {
             LastRate::Taken | LastRate::Open => &self.current,
             LastRate::Skipped => &self.settled,
         };
         AmpLrSchedulerRecord {
-            loss_scalers: Some(self.scalers.iter().map(GradScaler::state).collect()),
+            loss_scalers: Some(
+                self.outcomes
+                    .scalers
+                    .iter()
+                    .map(GradScaler::state)
+                    .collect(),
+            ),
             scheduler: scheduler.to_record::<B>(),
         }
     }
@@ -170,11 +148,12 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
     /// Also restores the state of the scalers.
     fn load_record<B: Backend>(self, record: Self::Record<B>) -> Self {
         let states = record.loss_scalers.unwrap_or_default();
-        match (states.len(), self.scalers.len()) {
+        let scalers = self.outcomes.scalers;
+        match (states.len(), scalers.len()) {
             (0, 1..) => log::info!(
                 "burn-amp: the checkpoint has no loss scale, for example because it was written \
                  without AMP: the loss scale is {}",
-                self.scalers[0].loss_scale()
+                scalers[0].loss_scale()
             ),
             (saved, devices) if saved != devices => log::info!(
                 "burn-amp: the checkpoint has {saved} loss scale(s), but the training has \
@@ -182,7 +161,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
             ),
             _ => {}
         }
-        for (scaler, state) in self.scalers.iter().zip(states.iter().cycle()) {
+        for (scaler, state) in scalers.iter().zip(states.iter().cycle()) {
             let (saved, configured) = (*state.config(), scaler.config());
             if saved == configured {
                 scaler.load_state(*state);
@@ -195,14 +174,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
                 );
             }
         }
-        Listener::forget(&*self.outcomes);
-        let scheduler = self.current.load_record::<B>(record.scheduler);
-        Self {
-            settled: scheduler.clone(),
-            current: scheduler,
-            order: None,
-            ..self
-        }
+        Self::new(self.current.load_record::<B>(record.scheduler), scalers)
     }
 }
 

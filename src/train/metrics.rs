@@ -79,7 +79,7 @@ struct Step {
 const WAITING: usize = 64;
 
 impl Listener for Steps {
-    fn step(&self, step: &LastStep, _: Transition) {
+    fn step(&self, step: &LastStep, _: Transition, _: bool) {
         let scale = step.scale;
         let each = self.scalers.iter().map(GradScaler::skipped_steps);
         let of_replicas = || self.scalers.iter().any(GradScaler::is_replica);

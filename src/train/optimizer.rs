@@ -1,14 +1,11 @@
 //! An optimizer that applies a whole batch or nothing.
 
-use std::sync::Arc;
-
 use burn_core::module::AutodiffModule;
 use burn_core::tensor::backend::AutodiffBackend;
 use burn_optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 
 use super::outcomes::Outcomes;
-use crate::scaler::Listener;
-use crate::{GradScaler, LastStep};
+use crate::GradScaler;
 
 /// Wraps any optimizer for gradients from several backward passes, on several devices or over
 /// several micro-batches. If one pass overflowed, nothing is applied.
@@ -31,63 +28,29 @@ use crate::{GradScaler, LastStep};
 /// A [`Learner`](burn_train::Learner) calls it when every pass of a batch is done. Burn drops an
 /// incomplete accumulation at the end of an epoch. An overflow in the dropped part skips the next
 /// batch.
-#[derive(Debug)]
+///
+/// A clone observes passes on its own.
+#[derive(Debug, Clone)]
 pub struct AmpOptimizer<O> {
     inner: O,
-    scalers: Vec<GradScaler>,
-    passes: Arc<Passes>,
-}
-
-/// The passes since the last batch.
-#[derive(Debug, Default)]
-struct Passes(Outcomes);
-
-impl Listener for Passes {
-    /// Not called for steps of the explicit protocol, which already cover a whole window.
-    fn pass(&self, step: &LastStep) {
-        self.0.see(step);
-    }
-
-    fn forget(&self) {
-        self.0.forget();
-    }
-
-    fn makes_batches(&self) -> bool {
-        true
-    }
-}
-
-/// A clone observes passes on its own.
-impl<O: Clone> Clone for AmpOptimizer<O> {
-    fn clone(&self) -> Self {
-        let passes = Passes(self.passes.0.copied());
-        Self::following(self.inner.clone(), self.scalers.clone(), passes)
-    }
+    /// Of the passes since the last batch.
+    outcomes: Outcomes,
 }
 
 impl<O> AmpOptimizer<O> {
     /// Wraps `inner` and follows these scalers: those of every device that shares a batch.
     pub fn new(inner: O, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        Self::following(inner, scalers.into_iter().collect(), Passes::default())
-    }
-
-    fn following(inner: O, scalers: Vec<GradScaler>, passes: Passes) -> Self {
-        let passes = Arc::new(passes);
-        scalers.iter().for_each(|scaler| scaler.listen(&passes));
-        Self {
-            inner,
-            scalers,
-            passes,
-        }
+        let outcomes = Outcomes::for_optimizer(scalers);
+        Self { inner, outcomes }
     }
 
     /// Whether the batch is whole. If not, logs the parameters with non-finite gradients.
     fn is_whole<B: AutodiffBackend, M: AutodiffModule<B>>(&self, module: &M) -> bool {
-        let is_replica = self.scalers.iter().any(GradScaler::is_replica);
-        let whole = !self.passes.0.take(is_replica).skipped;
-        self.scalers.iter().for_each(|scaler| scaler.batch(whole));
+        let whole = !self.outcomes.take().skipped;
+        let scalers = &self.outcomes.scalers;
+        scalers.iter().for_each(|scaler| scaler.batch(whole));
         if !whole {
-            let steps = self.scalers.iter().filter_map(|s| s.explain(module));
+            let steps = scalers.iter().filter_map(|s| s.explain(module));
             let named: Vec<_> = steps.flat_map(|step| step.parameters).collect();
             log::debug!(
                 "burn-amp: part of the batch overflowed; the whole batch is skipped{}{}",

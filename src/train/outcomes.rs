@@ -1,17 +1,30 @@
 //! The outcomes of backward passes, for observers that follow a training run pass by pass.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
 
 use crate::scaler::Listener;
-use crate::{LastStep, Transition};
+use crate::{GradScaler, LastStep, Transition};
 
-/// The outcomes since they were last taken. In distributed training, each replica has its own
-/// thread and sees only its own passes, because the replicas' steps end at different times.
-#[derive(Debug, Default)]
-pub(super) struct Outcomes(Mutex<HashMap<ThreadId, StepsSeen>>);
+/// The outcomes of these scalers' steps since they were last taken. In distributed training, each
+/// replica has its own thread and sees only its own passes, because the replicas' steps end at
+/// different times.
+#[derive(Debug)]
+pub(super) struct Outcomes {
+    pub scalers: Vec<GradScaler>,
+    seen: Arc<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    /// Whether the observer is an optimizer, which makes batches of passes. Steps of the explicit
+    /// protocol already cover a whole window.
+    makes_batches: bool,
+    threads: Mutex<HashMap<ThreadId, StepsSeen>>,
+}
 
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct StepsSeen {
@@ -26,48 +39,74 @@ pub(super) struct StepsSeen {
 }
 
 impl Outcomes {
+    pub fn for_optimizer(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
+        Self::following(scalers.into_iter().collect(), true, HashMap::new())
+    }
+
+    pub fn for_scheduler(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
+        Self::following(scalers.into_iter().collect(), false, HashMap::new())
+    }
+
+    fn following(
+        scalers: Vec<GradScaler>,
+        makes_batches: bool,
+        threads: HashMap<ThreadId, StepsSeen>,
+    ) -> Self {
+        let seen = Arc::new(Seen {
+            makes_batches,
+            threads: Mutex::new(threads),
+        });
+        scalers.iter().for_each(|scaler| scaler.listen(&seen));
+        Self { scalers, seen }
+    }
+
     /// Takes the outcomes; for a replica, only those of its own thread.
-    pub fn take(&self, is_replica: bool) -> StepsSeen {
-        let mut seen = self.0.lock();
+    pub fn take(&self) -> StepsSeen {
+        let is_replica = self.is_replica();
+        let mut seen = self.seen.threads.lock();
         match is_replica {
             true => seen.remove(&thread::current().id()).unwrap_or_default(),
             false => StepsSeen::all(std::mem::take(&mut *seen)),
         }
     }
 
-    /// Like `take`, but leaves the outcomes in place.
-    pub fn look(&self, is_replica: bool) -> StepsSeen {
-        let seen = self.0.lock();
-        match is_replica {
-            true => seen
-                .get(&thread::current().id())
-                .copied()
-                .unwrap_or_default(),
-            false => StepsSeen::all(seen.clone()),
-        }
+    pub fn is_replica(&self) -> bool {
+        self.scalers.iter().any(GradScaler::is_replica)
     }
 
-    /// A copy of the outcomes, for another observer.
-    pub fn copied(&self) -> Self {
-        Self(Mutex::new(self.0.lock().clone()))
-    }
-
-    /// Records the outcome of a pass.
-    pub fn see(&self, step: &LastStep) {
-        self.here(|seen| {
-            seen.taken |= step.stepped();
-            seen.skipped |= !step.stepped();
-        });
-    }
-
-    fn here(&self, change: impl FnOnce(&mut StepsSeen)) {
-        change(self.0.lock().entry(thread::current().id()).or_default());
+    /// Whether an optimizer reports whole batches.
+    pub fn has_batches(&self) -> bool {
+        self.scalers.iter().any(GradScaler::has_batches)
     }
 }
 
-impl Listener for Outcomes {
-    fn step(&self, step: &LastStep, _: Transition) {
-        self.see(step);
+/// A clone observes steps on its own.
+impl Clone for Outcomes {
+    fn clone(&self) -> Self {
+        let threads = self.seen.threads.lock().clone();
+        Self::following(self.scalers.clone(), self.seen.makes_batches, threads)
+    }
+}
+
+impl Seen {
+    fn here(&self, change: impl FnOnce(&mut StepsSeen)) {
+        change(
+            self.threads
+                .lock()
+                .entry(thread::current().id())
+                .or_default(),
+        );
+    }
+}
+
+impl Listener for Seen {
+    fn step(&self, step: &LastStep, _: Transition, by_pass: bool) {
+        if by_pass || !self.makes_batches {
+            self.here(|seen| {
+                seen.taken |= step.stepped();
+                seen.skipped |= !step.stepped();
+            });
+        }
     }
 
     fn batch(&self, taken: bool) {
@@ -75,7 +114,11 @@ impl Listener for Outcomes {
     }
 
     fn forget(&self) {
-        self.0.lock().clear();
+        self.threads.lock().clear();
+    }
+
+    fn makes_batches(&self) -> bool {
+        self.makes_batches
     }
 }
 
