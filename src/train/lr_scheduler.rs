@@ -7,7 +7,7 @@ use burn_backend::Backend;
 use burn_core::record::{PrecisionSettings, Record};
 use burn_optim::LearningRate;
 use burn_optim::lr_scheduler::LrScheduler;
-use serde::de::value::MapAccessDeserializer;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{
     DeserializeSeed, Deserializer, Error, IntoDeserializer, MapAccess, SeqAccess, Visitor,
 };
@@ -133,14 +133,9 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
             LastRate::Taken | LastRate::Open => &self.current,
             LastRate::Skipped => &self.settled,
         };
+        let states = self.outcomes.scalers.iter().map(GradScaler::state);
         AmpLrSchedulerRecord {
-            loss_scalers: Some(
-                self.outcomes
-                    .scalers
-                    .iter()
-                    .map(GradScaler::state)
-                    .collect(),
-            ),
+            loss_scalers: Some(states.collect()),
             scheduler: scheduler.to_record::<B>(),
         }
     }
@@ -179,18 +174,21 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
 }
 
 /// The state of an [`AmpLrScheduler`]: the inner scheduler's record `R`, and the loss scalers.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct AmpLrSchedulerRecord<R> {
     /// `None` in a record that was written without AMP.
     loss_scalers: Option<Vec<LossScaler>>,
     scheduler: R,
 }
 
+/// The serialized form of an [`AmpLrSchedulerRecord`]; `I` is that of the inner scheduler.
+pub type AmpLrSchedulerItem<I> = AmpLrSchedulerRecord<I>;
+
 impl<B: Backend, R: Record<B>> Record<B> for AmpLrSchedulerRecord<R> {
     type Item<S: PrecisionSettings> = AmpLrSchedulerItem<R::Item<S>>;
 
     fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
-        AmpLrSchedulerItem {
+        AmpLrSchedulerRecord {
             loss_scalers: self.loss_scalers,
             scheduler: self.scheduler.into_item(),
         }
@@ -204,15 +202,6 @@ impl<B: Backend, R: Record<B>> Record<B> for AmpLrSchedulerRecord<R> {
     }
 }
 
-/// The serialized form of an [`AmpLrSchedulerRecord`]; `I` is that of the inner scheduler.
-#[derive(Debug, Clone, Serialize)]
-pub struct AmpLrSchedulerItem<I> {
-    loss_scalers: Option<Vec<LossScaler>>,
-    scheduler: I,
-}
-
-const FIELDS: &[&str] = &["loss_scalers", "scheduler"];
-
 /// Reads its own fields, or else the record of the inner scheduler alone. A format that is not
 /// self-describing (bincode) must hold the item's own fields.
 impl<'de, I: Deserialize<'de>> Deserialize<'de> for AmpLrSchedulerItem<I> {
@@ -225,21 +214,35 @@ impl<'de, I: Deserialize<'de>> Deserialize<'de> for AmpLrSchedulerItem<I> {
     }
 }
 
+const FIELDS: &[&str] = &["loss_scalers", "scheduler"];
+
+/// Reads the item's own fields.
+#[derive(Deserialize)]
+#[serde(
+    remote = "AmpLrSchedulerRecord",
+    expecting = "loss scalers and a scheduler"
+)]
+struct Own<I> {
+    loss_scalers: Option<Vec<LossScaler>>,
+    scheduler: I,
+}
+
 struct Either<I>(PhantomData<I>);
 
-impl<I> AmpLrSchedulerItem<I> {
-    fn plain(scheduler: I) -> Self {
-        Self {
-            loss_scalers: None,
-            scheduler,
-        }
-    }
+/// Reads the record of the inner scheduler alone.
+fn plain<'de, I: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<AmpLrSchedulerItem<I>, D::Error> {
+    Ok(AmpLrSchedulerItem {
+        loss_scalers: None,
+        scheduler: I::deserialize(deserializer)?,
+    })
 }
 
 macro_rules! plain {
     ($($visit:ident($ty:ty)),*) => {$(
         fn $visit<E: Error>(self, value: $ty) -> Result<Self::Value, E> {
-            I::deserialize(value.into_deserializer()).map(AmpLrSchedulerItem::plain)
+            plain(value.into_deserializer())
         }
     )*};
 }
@@ -254,30 +257,20 @@ impl<'de, I: Deserialize<'de>> Visitor<'de> for Either<I> {
     plain! { visit_bool(bool), visit_i64(i64), visit_u64(u64), visit_f32(f32), visit_f64(f64), visit_str(&str) }
 
     fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        I::deserialize(().into_deserializer()).map(AmpLrSchedulerItem::plain)
+        plain(().into_deserializer())
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let missing = |i| A::Error::invalid_length(i, &"loss scalers and a scheduler");
-        Ok(AmpLrSchedulerItem {
-            loss_scalers: seq.next_element()?.ok_or_else(|| missing(0))?,
-            scheduler: seq.next_element()?.ok_or_else(|| missing(1))?,
-        })
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+        Own::deserialize(SeqAccessDeserializer::new(seq))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let first: Option<String> = map.next_key()?;
-        if first.as_deref() != Some(FIELDS[0]) {
-            let rest = Rest { first, map };
-            return I::deserialize(MapAccessDeserializer::new(rest)).map(AmpLrSchedulerItem::plain);
-        }
-        let loss_scalers = map.next_value()?;
-        match map.next_key::<String>()?.as_deref() {
-            Some("scheduler") => Ok(AmpLrSchedulerItem {
-                loss_scalers,
-                scheduler: map.next_value()?,
-            }),
-            _ => Err(A::Error::missing_field("scheduler")),
+        let is_own = first.as_deref() == Some(FIELDS[0]);
+        let all = MapAccessDeserializer::new(Rest { first, map });
+        match is_own {
+            true => Own::deserialize(all),
+            false => plain(all),
         }
     }
 }
