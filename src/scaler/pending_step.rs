@@ -58,15 +58,3 @@ impl PendingStep {
         self.scale.filter(|_| self.scaled)
     }
 }
-
-impl From<PendingStepRecord> for PendingStep {
-    fn from(record: PendingStepRecord) -> Self {
-        Self {
-            losses_given: record.losses_given,
-            scale: record.scale,
-            scaled: record.scale.is_some(),
-            non_finite_loss: record.non_finite_loss,
-            ..Self::default()
-        }
-    }
-}

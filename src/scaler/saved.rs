@@ -9,66 +9,49 @@ use super::{LossScaleConfig, LossScaler};
 /// Increased when a field is added or changes its meaning.
 const VERSION: u32 = 1;
 
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Saved {
+pub(super) struct State {
     /// First in every format, so the version is read before any field that a newer version changed.
     #[serde(deserialize_with = "known")]
     version: u32,
-    config: LossScaleConfig,
-    scale: f32,
-    growth_tracker: u32,
-    hysteresis_left: u32,
-    taken_steps: u64,
-    skipped_steps: u64,
-    skipped_in_a_row: u64,
-    stuck: u32,
-    non_finite_losses: u64,
+    pub config: LossScaleConfig,
+    pub scale: f32,
+    pub growth_tracker: u32,
+    pub hysteresis_left: u32,
+    pub taken_steps: u64,
+    pub skipped_steps: u64,
+    pub skipped_in_a_row: u64,
+    pub stuck: u32,
+    pub non_finite_losses: u64,
+    /// 0 except in a saved state.
     checksum: u32,
 }
 
-impl From<LossScaler> for Saved {
-    fn from(scaler: LossScaler) -> Self {
-        let mut saved = Self {
-            version: VERSION,
-            config: scaler.config,
-            scale: scaler.scale,
-            growth_tracker: scaler.growth_tracker,
-            hysteresis_left: scaler.hysteresis_left,
-            taken_steps: scaler.taken,
-            skipped_steps: scaler.skipped,
-            skipped_in_a_row: scaler.skipped_in_a_row,
-            stuck: scaler.stuck,
-            non_finite_losses: scaler.non_finite_losses,
-            checksum: 0,
-        };
-        saved.checksum = saved.sum();
-        saved
+impl From<LossScaler> for State {
+    fn from(LossScaler { state }: LossScaler) -> Self {
+        let checksum = state.sum();
+        Self { checksum, ..state }
     }
 }
 
-impl TryFrom<Saved> for LossScaler {
+impl TryFrom<State> for LossScaler {
     type Error = String;
 
-    fn try_from(saved: Saved) -> Result<Self, String> {
-        let (checksum, sum) = (saved.checksum, saved.sum());
+    fn try_from(state: State) -> Result<Self, String> {
+        let (checksum, sum) = (state.checksum, state.sum());
         if checksum != sum {
             return Err(format!(
                 "the state is damaged: its checksum is {checksum}, but its values give {sum}"
             ));
         }
-        saved.config.validated().map_err(|e| e.to_string())?;
-        Ok(Self {
-            config: saved.config,
-            scale: saved.scale,
-            growth_tracker: saved.growth_tracker,
-            hysteresis_left: saved.hysteresis_left,
-            taken: saved.taken_steps,
-            skipped: saved.skipped_steps,
-            skipped_in_a_row: saved.skipped_in_a_row,
-            stuck: saved.stuck,
-            non_finite_losses: saved.non_finite_losses,
-        })
+        state.config.validated().map_err(|e| e.to_string())?;
+        let state = State {
+            version: VERSION,
+            checksum: 0,
+            ..state
+        };
+        Ok(Self { state })
     }
 }
 
@@ -81,7 +64,27 @@ fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     }
 }
 
-impl Saved {
+impl State {
+    /// The state before the first step.
+    pub fn new(config: LossScaleConfig) -> Self {
+        Self {
+            version: VERSION,
+            config,
+            scale: config.init_scale(),
+            growth_tracker: 0,
+            hysteresis_left: match config {
+                LossScaleConfig::Dynamic(dynamic) => dynamic.hysteresis,
+                _ => 0,
+            },
+            taken_steps: 0,
+            skipped_steps: 0,
+            skipped_in_a_row: 0,
+            stuck: 0,
+            non_finite_losses: 0,
+            checksum: 0,
+        }
+    }
+
     /// The CRC-32 of every value except the checksum.
     fn sum(&self) -> u32 {
         let (kind, floats, counts) = match self.config {

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::config::{POSITIVE, check, is_positive};
-use super::saved::Saved;
+use super::saved::State;
 use super::{Dynamic, LossScaleConfig};
 use crate::AmpError;
 
@@ -62,17 +62,9 @@ pub enum Transition {
 /// Serde and Burn records save and restore every field. A damaged state, or one from a newer
 /// version, is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(into = "Saved", try_from = "Saved")]
+#[serde(into = "State", try_from = "State")]
 pub struct LossScaler {
-    pub(super) config: LossScaleConfig,
-    pub(super) scale: f32,
-    pub(super) growth_tracker: u32,
-    pub(super) hysteresis_left: u32,
-    pub(super) taken: u64,
-    pub(super) skipped: u64,
-    pub(super) skipped_in_a_row: u64,
-    pub(super) stuck: u32,
-    pub(super) non_finite_losses: u64,
+    pub(super) state: State,
 }
 
 impl LossScaler {
@@ -82,66 +74,53 @@ impl LossScaler {
     ///
     /// [`AmpError::InvalidLossScale`] when a setting is out of its range.
     pub fn new(config: LossScaleConfig) -> Result<Self, AmpError> {
-        let config = config.validated()?;
-        Ok(Self {
-            config,
-            scale: config.init_scale(),
-            growth_tracker: 0,
-            hysteresis_left: match config {
-                LossScaleConfig::Dynamic(dynamic) => dynamic.hysteresis,
-                _ => 0,
-            },
-            taken: 0,
-            skipped: 0,
-            skipped_in_a_row: 0,
-            stuck: 0,
-            non_finite_losses: 0,
-        })
+        let state = State::new(config.validated()?);
+        Ok(Self { state })
     }
 
     /// The settings.
     pub fn config(&self) -> &LossScaleConfig {
-        &self.config
+        &self.state.config
     }
 
     /// Whether the loss is scaled and gradients are checked.
     pub fn is_enabled(&self) -> bool {
-        self.config != LossScaleConfig::Disabled
+        self.state.config != LossScaleConfig::Disabled
     }
 
     /// What the next loss is multiplied by; 1 when disabled.
     pub fn scale(&self) -> f32 {
-        self.scale
+        self.state.scale
     }
 
     /// Steps with finite gradients since the last overflow or change of the scale.
     pub fn growth_tracker(&self) -> u32 {
-        self.growth_tracker
+        self.state.growth_tracker
     }
 
     /// Steps whose gradients were finite.
     pub fn taken_steps(&self) -> u64 {
-        self.taken
+        self.state.taken_steps
     }
 
     /// Skipped steps, for any reason.
     pub fn skipped_steps(&self) -> u64 {
-        self.skipped
+        self.state.skipped_steps
     }
 
     /// Steps that were taken or skipped.
     pub fn steps(&self) -> u64 {
-        self.taken + self.skipped
+        self.state.taken_steps + self.state.skipped_steps
     }
 
     /// Steps skipped since the last step taken.
     pub fn skipped_in_a_row(&self) -> u64 {
-        self.skipped_in_a_row
+        self.state.skipped_in_a_row
     }
 
     /// Steps skipped because the loss itself was not finite.
     pub fn non_finite_losses(&self) -> u64 {
-        self.non_finite_losses
+        self.state.non_finite_losses
     }
 
     /// Sets the scale. The counts are kept, and the growth interval starts over.
@@ -151,7 +130,7 @@ impl LossScaler {
     /// [`AmpError::InvalidLossScale`] when `scale` is not positive and finite, or outside a dynamic
     /// configuration's bounds, or not 1 while loss scaling is disabled.
     pub fn set_scale(&mut self, scale: f32) -> Result<(), AmpError> {
-        let (holds, expected) = match self.config {
+        let (holds, expected) = match self.state.config {
             LossScaleConfig::Dynamic(dynamic) => (
                 (dynamic.min_scale..=dynamic.max_scale).contains(&scale),
                 dynamic.bounds(),
@@ -160,8 +139,8 @@ impl LossScaler {
             LossScaleConfig::Disabled => (scale == 1.0, "1 while loss scaling is disabled".into()),
         };
         check(holds, "scale", scale, expected)?;
-        self.scale = scale;
-        self.growth_tracker = 0;
+        self.state.scale = scale;
+        self.state.growth_tracker = 0;
         Ok(())
     }
 
@@ -169,7 +148,7 @@ impl LossScaler {
     /// only a dynamic scale moves.
     pub fn update(&mut self, outcome: Outcome) -> Transition {
         self.count(outcome);
-        match (self.config, outcome) {
+        match (self.state.config, outcome) {
             (LossScaleConfig::Dynamic(dynamic), Outcome::Finite) => self.finite(&dynamic),
             (LossScaleConfig::Dynamic(dynamic), Outcome::Overflow) => self.overflow(&dynamic),
             _ => Transition::Kept,
@@ -180,7 +159,7 @@ impl LossScaler {
     /// current scale is smaller, another step has already backed off for the same overflow, and
     /// this overflow is only counted.
     pub(super) fn update_at(&mut self, scale: f32, outcome: Outcome) -> Transition {
-        if outcome == Outcome::Overflow && scale > self.scale {
+        if outcome == Outcome::Overflow && scale > self.state.scale {
             self.count(outcome);
             return Transition::Kept;
         }
@@ -190,46 +169,46 @@ impl LossScaler {
     fn count(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Finite => {
-                self.taken += 1;
-                self.skipped_in_a_row = 0;
-                self.stuck = 0;
+                self.state.taken_steps += 1;
+                self.state.skipped_in_a_row = 0;
+                self.state.stuck = 0;
             }
             Outcome::Overflow | Outcome::NonFiniteLoss => {
-                self.skipped += 1;
-                self.skipped_in_a_row += 1;
-                self.non_finite_losses += u64::from(outcome == Outcome::NonFiniteLoss);
+                self.state.skipped_steps += 1;
+                self.state.skipped_in_a_row += 1;
+                self.state.non_finite_losses += u64::from(outcome == Outcome::NonFiniteLoss);
             }
         }
     }
 
     fn finite(&mut self, dynamic: &Dynamic) -> Transition {
-        self.growth_tracker += 1;
-        if self.growth_tracker < dynamic.growth_interval {
+        self.state.growth_tracker += 1;
+        if self.state.growth_tracker < dynamic.growth_interval {
             return Transition::Kept;
         }
-        self.growth_tracker = 0;
-        self.hysteresis_left = dynamic.hysteresis;
-        self.move_to((self.scale * dynamic.growth_factor).min(dynamic.max_scale))
+        self.state.growth_tracker = 0;
+        self.state.hysteresis_left = dynamic.hysteresis;
+        self.move_to((self.state.scale * dynamic.growth_factor).min(dynamic.max_scale))
     }
 
     fn overflow(&mut self, dynamic: &Dynamic) -> Transition {
-        self.growth_tracker = 0;
-        self.hysteresis_left = self.hysteresis_left.saturating_sub(1);
-        if self.scale <= dynamic.min_scale {
-            self.stuck = self.stuck.saturating_add(1);
-            return match self.stuck == dynamic.stuck_after {
+        self.state.growth_tracker = 0;
+        self.state.hysteresis_left = self.state.hysteresis_left.saturating_sub(1);
+        if self.state.scale <= dynamic.min_scale {
+            self.state.stuck = self.state.stuck.saturating_add(1);
+            return match self.state.stuck == dynamic.stuck_after {
                 true => Transition::StuckAtMinimum,
                 false => Transition::Kept,
             };
         }
-        if self.hysteresis_left > 0 {
+        if self.state.hysteresis_left > 0 {
             return Transition::Kept;
         }
-        self.move_to((self.scale * dynamic.backoff_factor).max(dynamic.min_scale))
+        self.move_to((self.state.scale * dynamic.backoff_factor).max(dynamic.min_scale))
     }
 
     fn move_to(&mut self, scale: f32) -> Transition {
-        let before = std::mem::replace(&mut self.scale, scale);
+        let before = std::mem::replace(&mut self.state.scale, scale);
         match scale.total_cmp(&before) {
             std::cmp::Ordering::Less => Transition::BackedOff,
             std::cmp::Ordering::Equal => Transition::Kept,

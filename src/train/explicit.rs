@@ -12,7 +12,7 @@ use crate::autodiff::{scaled_loss, tape};
 use crate::device::DeviceContext;
 use crate::diagnostics::FiniteCheck;
 use crate::policy::Mode;
-use crate::scaler::{NonFinite, PendingStepRecord, ScaledLoss, UnscaledGradient};
+use crate::scaler::{NonFinite, PendingStep, PendingStepRecord, ScaledLoss, UnscaledGradient};
 use crate::{AmpError, GradScaler, Outcome, Transition, full_precision};
 
 impl GradScaler {
@@ -314,7 +314,13 @@ impl GradScaler {
 
     /// Continues a step that was pending when it was recorded. The default record holds no step.
     pub(crate) fn resume(&self, record: PendingStepRecord) {
-        self.shared().pending = record.into();
+        self.shared().pending = PendingStep {
+            losses_given: record.losses_given,
+            scale: record.scale,
+            scaled: record.scale.is_some(),
+            non_finite_loss: record.non_finite_loss,
+            ..PendingStep::default()
+        };
     }
 
     /// What a loss on this device is multiplied by now: 1 where nothing is scaled.

@@ -167,12 +167,11 @@ pub(super) fn smallest_times<B: AutodiffBackend, M: AutodiffModule<B>>(
     mut grads: GradientsParams,
     factor: Tensor<B::InnerBackend, 1>,
 ) -> GradientsParams {
-    let shape = |id| grads.get::<B::InnerBackend, 1>(id).map(|grad| grad.shape());
+    let grad = |id| grads.get::<B::InnerBackend, 1>(id);
+    let elements = |id: &ParamId| grad(*id).map(|grad| grad.shape().num_elements());
     let parameters = found::<B, M>(model, &grads).parameters.into_iter();
     // On a tie the first gradient wins: the backward pass reaches it last.
-    let elements = |id: &ParamId| shape(*id).map(|shape| shape.num_elements());
-    let smallest = parameters.map(|(id, _)| id).min_by_key(elements);
-    if let Some(id) = smallest
+    if let Some(id) = parameters.map(|(id, _)| id).min_by_key(elements)
         && let Some(grad) = grads.remove(id)
     {
         grads.register(id, times(grad, &factor));
@@ -194,12 +193,10 @@ pub(super) fn to_data<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     grads: &GradientsParams,
 ) -> Vec<(u64, TensorData)> {
-    let mut data = Vec::new();
-    for_each_parameter::<B, M>(model, |id, _, _| {
-        let grad = grads.get::<B::InnerBackend, 1>(id);
-        data.extend(grad.map(|grad| (id.val(), grad.into_data())));
-    });
-    data
+    let parameters = found::<B, M>(model, grads).parameters.into_iter();
+    let grad = |id| grads.get::<B::InnerBackend, 1>(id);
+    let data = |(id, _): (ParamId, _)| Some((id.val(), grad(id)?.into_data()));
+    parameters.filter_map(data).collect()
 }
 
 /// Restores the gradients from [`to_data`], each on its parameter's device.

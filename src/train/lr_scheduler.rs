@@ -50,17 +50,10 @@ pub struct AmpLrScheduler<S> {
     /// The scheduler after the last step, whose outcome may not be known yet.
     current: S,
     outcomes: Outcomes,
-    /// Known from the first learning rate on.
-    order: Option<Order>,
-}
-
-/// Whether a learning rate is requested before or after the passes it applies to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
-    /// Burn on one device, and custom loops. The passes may run on any thread.
-    Before,
-    /// Burn on several devices, when the threads of all devices are done.
-    After,
+    /// Whether each learning rate is requested after its passes, as by Burn on several devices, when
+    /// the threads of all devices are done. Burn on one device and custom loops request it before,
+    /// and the passes may run on any thread. Known from the first learning rate on.
+    after_passes: Option<bool>,
 }
 
 /// What happened to the step of the last learning rate.
@@ -78,18 +71,15 @@ impl<S: Clone> AmpLrScheduler<S> {
         Self {
             settled: scheduler.clone(),
             current: scheduler,
-            outcomes: Outcomes::for_scheduler(scalers),
-            order: None,
+            outcomes: Outcomes::of(scalers, false),
+            after_passes: None,
         }
     }
 
-    /// The order of this training run, known at the first learning rate: earlier passes on other
-    /// threads mean that learning rates come after the passes.
-    fn order(&self, seen: &StepsSeen) -> Order {
-        self.order.unwrap_or(match seen.elsewhere {
-            true => Order::After,
-            false => Order::Before,
-        })
+    /// Passes on other threads before the first learning rate mean that learning rates come after
+    /// the passes.
+    fn is_after_passes(&self, seen: &StepsSeen) -> bool {
+        self.after_passes.unwrap_or(seen.elsewhere)
     }
 
     fn last_rate(&self, seen: &StepsSeen) -> LastRate {
@@ -103,7 +93,7 @@ impl<S: Clone> AmpLrScheduler<S> {
             None if seen.taken || !seen.skipped => LastRate::Taken,
             // The devices finish a batch before its learning rate is requested. The skipped batch
             // is therefore the current one, and the previous batch is already handled.
-            None if self.order(seen) == Order::After => LastRate::Taken,
+            None if self.is_after_passes(seen) => LastRate::Taken,
             None => LastRate::Skipped,
         }
     }
@@ -114,7 +104,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
 
     fn step(&mut self) -> LearningRate {
         let seen = self.outcomes.take();
-        let order = *self.order.insert(self.order(&seen));
+        let after_passes = *self.after_passes.insert(self.is_after_passes(&seen));
         match self.last_rate(&seen) {
             LastRate::Taken => self.settled = self.current.clone(),
             LastRate::Skipped => self.current = self.settled.clone(),
@@ -122,7 +112,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
         }
         let lr = self.current.step();
         // The batch of this learning rate was already skipped.
-        if !self.outcomes.has_batches() && order == Order::After && seen.skipped && !seen.taken {
+        if !self.outcomes.has_batches() && after_passes && seen.skipped && !seen.taken {
             self.current = self.settled.clone();
         }
         lr

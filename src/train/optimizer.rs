@@ -40,7 +40,7 @@ pub struct AmpOptimizer<O> {
 impl<O> AmpOptimizer<O> {
     /// Wraps `inner` and follows these scalers: those of every device that shares a batch.
     pub fn new(inner: O, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        let outcomes = Outcomes::for_optimizer(scalers);
+        let outcomes = Outcomes::of(scalers, true);
         Self { inner, outcomes }
     }
 

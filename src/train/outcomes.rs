@@ -39,22 +39,12 @@ pub(super) struct StepsSeen {
 }
 
 impl Outcomes {
-    pub fn for_optimizer(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        Self::following(scalers.into_iter().collect(), true, HashMap::new())
-    }
-
-    pub fn for_scheduler(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        Self::following(scalers.into_iter().collect(), false, HashMap::new())
-    }
-
-    fn following(
-        scalers: Vec<GradScaler>,
-        makes_batches: bool,
-        threads: HashMap<ThreadId, StepsSeen>,
-    ) -> Self {
+    /// Follows these scalers; an optimizer `makes_batches`.
+    pub fn of(scalers: impl IntoIterator<Item = GradScaler>, makes_batches: bool) -> Self {
+        let scalers: Vec<_> = scalers.into_iter().collect();
         let seen = Arc::new(Seen {
             makes_batches,
-            threads: Mutex::new(threads),
+            threads: Mutex::default(),
         });
         scalers.iter().for_each(|scaler| scaler.listen(&seen));
         Self { scalers, seen }
@@ -83,8 +73,9 @@ impl Outcomes {
 /// A clone observes steps on its own.
 impl Clone for Outcomes {
     fn clone(&self) -> Self {
-        let threads = self.seen.threads.lock().clone();
-        Self::following(self.scalers.clone(), self.seen.makes_batches, threads)
+        let copy = Self::of(self.scalers.clone(), self.seen.makes_batches);
+        *copy.seen.threads.lock() = self.seen.threads.lock().clone();
+        copy
     }
 }
 

@@ -187,9 +187,8 @@ where
     }
 
     /// Sets a constant learning rate. Default 1e-3.
-    pub fn with_learning_rate(mut self, learning_rate: LearningRate) -> Self {
-        self.scheduler = learning_rate;
-        self
+    pub fn with_learning_rate(self, learning_rate: LearningRate) -> Self {
+        self.with_scheduler(learning_rate)
     }
 }
 
@@ -321,7 +320,7 @@ where
             self.scheduler = scheduler;
         }
         if transition == Transition::StuckAtMinimum && self.stuck_is_error {
-            let last = self.scaler().last_step();
+            let last = scaler.last_step();
             return Err(AmpError::StuckAtMinimum {
                 steps: self.mixed.state().skipped_in_a_row(),
                 scale: self.loss_scale(),
