@@ -21,12 +21,6 @@ impl<B: Backend> FiniteCheck<B> {
         }
     }
 
-    /// How many tensors were added.
-    #[cfg(feature = "train")]
-    pub(crate) fn len(&self) -> usize {
-        self.rests.len()
-    }
-
     /// Sums the non-finite values of a tensor, without reading anything back. With fusion the check
     /// is part of the kernel that made the tensor, plus a sum.
     ///

@@ -195,8 +195,7 @@ impl fmt::Display for Skipped {
         match self.outcome {
             Outcome::NonFiniteLoss => write!(f, "the loss is not finite")?,
             _ => {
-                let gradients = self.non_finite_gradients as u64;
-                let gradients = counted(gradients, "gradient", "gradients");
+                let gradients = counted(self.non_finite_gradients as u64, "gradient", "gradients");
                 let gradients = gradients.unwrap_or_else(|| "a replica's gradients".into());
                 write!(f, "{gradients} not finite")?;
             }

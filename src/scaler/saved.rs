@@ -9,7 +9,7 @@ use super::{LossScaleConfig, LossScaler};
 /// Increased when a field is added or changes its meaning.
 const VERSION: u32 = 1;
 
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct State {
     /// First in every format, so the version is read before any field that a newer version changed.
@@ -71,17 +71,11 @@ impl State {
             version: VERSION,
             config,
             scale: config.init_scale(),
-            growth_tracker: 0,
             hysteresis_left: match config {
                 LossScaleConfig::Dynamic(dynamic) => dynamic.hysteresis,
                 _ => 0,
             },
-            taken_steps: 0,
-            skipped_steps: 0,
-            skipped_in_a_row: 0,
-            stuck: 0,
-            non_finite_losses: 0,
-            checksum: 0,
+            ..Self::default()
         }
     }
 

@@ -64,6 +64,7 @@ pub enum Transition {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(into = "State", try_from = "State")]
 pub struct LossScaler {
+    /// In the form in which it is saved.
     pub(super) state: State,
 }
 
@@ -167,44 +168,46 @@ impl LossScaler {
     }
 
     fn count(&mut self, outcome: Outcome) {
-        match outcome {
-            Outcome::Finite => {
-                self.state.taken_steps += 1;
-                self.state.skipped_in_a_row = 0;
-                self.state.stuck = 0;
-            }
-            Outcome::Overflow | Outcome::NonFiniteLoss => {
-                self.state.skipped_steps += 1;
-                self.state.skipped_in_a_row += 1;
-                self.state.non_finite_losses += u64::from(outcome == Outcome::NonFiniteLoss);
-            }
+        let state = &mut self.state;
+        if outcome == Outcome::Finite {
+            state.taken_steps += 1;
+            state.skipped_in_a_row = 0;
+            state.stuck = 0;
+        } else {
+            state.skipped_steps += 1;
+            state.skipped_in_a_row += 1;
+            state.non_finite_losses += u64::from(outcome == Outcome::NonFiniteLoss);
         }
     }
 
     fn finite(&mut self, dynamic: &Dynamic) -> Transition {
-        self.state.growth_tracker += 1;
-        if self.state.growth_tracker < dynamic.growth_interval {
+        let state = &mut self.state;
+        state.growth_tracker += 1;
+        if state.growth_tracker < dynamic.growth_interval {
             return Transition::Kept;
         }
-        self.state.growth_tracker = 0;
-        self.state.hysteresis_left = dynamic.hysteresis;
-        self.move_to((self.state.scale * dynamic.growth_factor).min(dynamic.max_scale))
+        state.growth_tracker = 0;
+        state.hysteresis_left = dynamic.hysteresis;
+        let grown = state.scale * dynamic.growth_factor;
+        self.move_to(grown.min(dynamic.max_scale))
     }
 
     fn overflow(&mut self, dynamic: &Dynamic) -> Transition {
-        self.state.growth_tracker = 0;
-        self.state.hysteresis_left = self.state.hysteresis_left.saturating_sub(1);
-        if self.state.scale <= dynamic.min_scale {
-            self.state.stuck = self.state.stuck.saturating_add(1);
-            return match self.state.stuck == dynamic.stuck_after {
+        let state = &mut self.state;
+        state.growth_tracker = 0;
+        state.hysteresis_left = state.hysteresis_left.saturating_sub(1);
+        if state.scale <= dynamic.min_scale {
+            state.stuck = state.stuck.saturating_add(1);
+            return match state.stuck == dynamic.stuck_after {
                 true => Transition::StuckAtMinimum,
                 false => Transition::Kept,
             };
         }
-        if self.state.hysteresis_left > 0 {
+        if state.hysteresis_left > 0 {
             return Transition::Kept;
         }
-        self.move_to((self.state.scale * dynamic.backoff_factor).max(dynamic.min_scale))
+        let backed_off = state.scale * dynamic.backoff_factor;
+        self.move_to(backed_off.max(dynamic.min_scale))
     }
 
     fn move_to(&mut self, scale: f32) -> Transition {

@@ -1,11 +1,11 @@
-//! The explicit protocol: scale, unscale, step, update, as PyTorch's `GradScaler` has it.
+//! The scaler's methods that take a module. Most are the explicit protocol: scale, unscale, step,
+//! update, as PyTorch's `GradScaler` has it.
 
 use burn_core::module::AutodiffModule;
 use burn_core::tensor::backend::AutodiffBackend;
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorPrimitive};
 use burn_optim::{GradientsParams, LearningRate, Optimizer};
 
-use super::explain;
 use super::gradients::{self, Found};
 use crate::autodiff::replicas::{Replicas, Vote, agreed};
 use crate::autodiff::{scaled_loss, tape};
@@ -13,7 +13,7 @@ use crate::device::DeviceContext;
 use crate::diagnostics::FiniteCheck;
 use crate::policy::Mode;
 use crate::scaler::{NonFinite, PendingStep, PendingStepRecord, ScaledLoss, UnscaledGradient};
-use crate::{AmpError, GradScaler, Outcome, Transition, full_precision};
+use crate::{AmpError, GradScaler, LastStep, Outcome, Transition, full_precision};
 
 impl GradScaler {
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. The
@@ -152,11 +152,10 @@ impl GradScaler {
         };
         let factor = (!is_amp::<B>(&found.device)).then(|| 1.0 / f64::from(scale));
         let mut check = scaled_loss::check_of::<B::InnerBackend>(losses, &found.device);
-        let losses = check.len();
         let ids = scaled.iter().map(|(id, _)| *id);
         gradients::unscale(ids, &mut grads, factor, &mut check);
         let finite = check.read();
-        let (losses, gradients) = finite.split_at(losses);
+        let (losses, gradients) = finite.split_at(finite.len() - scaled.len());
         let vote = Vote {
             scale: Some(scale),
             loss_is_finite: !losses.contains(&false),
@@ -167,7 +166,7 @@ impl GradScaler {
 
         // Visit the module without holding the lock: the module's code may call this scaler.
         let is_watched = !self.shared().pending.anomalies.is_empty();
-        let nodes = is_watched.then(|| explain::nodes::<B, M>(model));
+        let nodes = is_watched.then(|| gradients::nodes::<B, M>(model));
         let nodes = nodes.unwrap_or_default();
         let pending = &mut self.shared().pending;
         pending.anomalies.iter_mut().for_each(|a| a.place(&nodes));
@@ -263,6 +262,36 @@ impl GradScaler {
             ..NonFinite::default()
         };
         Ok(self.record(scale, outcome, found))
+    }
+
+    /// The last step, with its parameters named after the trained module; `None` before the first
+    /// step. Call it before the module takes its next step. For training loops on `AmpAutodiff`
+    /// that call `backward()` themselves. The explicit protocol, a trainer and an
+    /// [`AmpOptimizer`](crate::AmpOptimizer) already name the parameters.
+    ///
+    /// ```
+    /// # use burn::{backend::Flex, nn::LinearConfig, tensor::Tensor};
+    /// # use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
+    /// # type B = AmpAutodiff<Flex>;
+    /// # let device = Default::default();
+    /// # let scaler = GradScaler::new(LossScaleConfig::default())?;
+    /// # let model = LinearConfig::new(4, 2).init::<B>(&device);
+    /// # let input = Tensor::<B, 2>::ones([8, 4], &device) * 1e30;
+    /// # let grads = with_precision(Precision::F16, || scaler.scope(|| {
+    /// let grads = model.forward(input).mean().backward();
+    /// # grads }));
+    /// # assert!(model.weight.grad(&grads).is_none());
+    /// if let Some(step) = scaler.explain(&model).filter(|step| !step.stepped()) {
+    ///     println!("not finite: {}", step.parameters.join(", "));
+    ///     # assert!(step.parameters.contains(&"weight".to_string()));
+    /// }
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn explain<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        module: &M,
+    ) -> Option<LastStep> {
+        self.explained(&gradients::nodes::<B, M>(module))
     }
 
     /// The model's parameters that have a gradient, if all gradients belong to the model.

@@ -10,6 +10,7 @@ use burn_core::tensor::backend::{AutodiffBackend, Backend};
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorData, TensorPrimitive};
 use burn_optim::GradientsParams;
 
+use crate::autodiff::tape;
 use crate::diagnostics::FiniteCheck;
 
 /// A gradient of any number of dimensions: [`GradientsParams`] does not store the number, and does
@@ -23,8 +24,7 @@ pub(super) fn for_each_parameter<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     each: impl FnMut(ParamId, &[String], &dyn Fn() -> FloatTensor<B>),
 ) {
-    let path = Vec::new();
-    module.visit(&mut Visitor { path, each });
+    module.visit(&mut Visitor { path: vec![], each });
 }
 
 struct Visitor<F> {
@@ -49,6 +49,18 @@ where
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
         self.path.pop();
     }
+}
+
+/// The tape nodes of a module's parameters with their paths, in module order. Empty if the backend
+/// is not an `AmpAutodiff`.
+pub(super) fn nodes<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec<(u64, String)> {
+    let mut nodes = Vec::new();
+    for_each_parameter::<B, M>(module, |_, path, value| {
+        let tensor = value();
+        let node = tape::id::<B, _>(&tensor, &B::float_device(&tensor));
+        nodes.extend(node.map(|node| (node, path.join("."))));
+    });
+    nodes
 }
 
 /// The module's parameters that have a gradient, each once, with their paths, in module order.

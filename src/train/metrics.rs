@@ -103,8 +103,7 @@ impl Steps {
             latest: Mutex::default(),
             of_replicas: OnceLock::new(),
         });
-        let scalers = steps.scalers.iter();
-        scalers.for_each(|scaler| scaler.listen(&steps));
+        steps.scalers.iter().for_each(|s| s.listen(&steps));
         steps
     }
 
@@ -148,11 +147,10 @@ macro_rules! numeric_metric {
             }
 
             fn attributes(&self) -> MetricAttributes {
-                let attributes = NumericAttributes {
+                MetricAttributes::Numeric(NumericAttributes {
                     unit: None,
                     higher_is_better: false,
-                };
-                attributes.into()
+                })
             }
 
             fn update(&mut self, _: &(), _: &MetricMetadata) -> SerializedEntry {

@@ -1,7 +1,6 @@
 //! Training loops: the pieces of mixed precision, and a trainer built from them.
 
 mod convert;
-mod explain;
 mod explicit;
 mod gradients;
 mod learner;
