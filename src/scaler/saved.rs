@@ -38,7 +38,7 @@ impl From<LossScaler> for State {
 impl TryFrom<State> for LossScaler {
     type Error = String;
 
-    fn try_from(state: State) -> Result<Self, String> {
+    fn try_from(mut state: State) -> Result<Self, String> {
         let (checksum, sum) = (state.checksum, state.sum());
         if checksum != sum {
             return Err(format!(
@@ -46,11 +46,7 @@ impl TryFrom<State> for LossScaler {
             ));
         }
         state.config.validated().map_err(|e| e.to_string())?;
-        let state = State {
-            version: VERSION,
-            checksum: 0,
-            ..state
-        };
+        (state.version, state.checksum) = (VERSION, 0);
         Ok(Self { state })
     }
 }

@@ -68,10 +68,11 @@ enum LastRate {
 impl<S: Clone> AmpLrScheduler<S> {
     /// Wraps `scheduler` and follows these scalers: those of the training devices.
     pub fn new(scheduler: S, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
+        let makes_batches = false;
         Self {
             settled: scheduler.clone(),
             current: scheduler,
-            outcomes: Outcomes::of(scalers, false),
+            outcomes: Outcomes::of(scalers, makes_batches),
             after_passes: None,
         }
     }
@@ -119,6 +120,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
     }
 
     fn to_record<B: Backend>(&self) -> Self::Record<B> {
+        // The next step still needs the outcomes, so a clone gives them.
         let scheduler = match self.last_rate(&self.outcomes.clone().take()) {
             LastRate::Taken | LastRate::Open => &self.current,
             LastRate::Skipped => &self.settled,

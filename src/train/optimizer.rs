@@ -40,7 +40,8 @@ pub struct AmpOptimizer<O> {
 impl<O> AmpOptimizer<O> {
     /// Wraps `inner` and follows these scalers: those of every device that shares a batch.
     pub fn new(inner: O, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        let outcomes = Outcomes::of(scalers, true);
+        let makes_batches = true;
+        let outcomes = Outcomes::of(scalers, makes_batches);
         Self { inner, outcomes }
     }
 
