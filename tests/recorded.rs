@@ -668,6 +668,34 @@ fn two_losses_have_their_own_backward_passes() {
     }
 }
 
+/// The gradients of a layer that is used at each of many steps, as in an RNN, and whose weight is
+/// used in FP32, too.
+fn many_uses<B: AutodiffBackend>() -> Vec<Vec<f64>> {
+    let mut lab = Lab::<B>::new(DType::F32, Feed::Leaf);
+    let layer = lab.linear(4, 4);
+    let mut x = lab.constant([5, 4]);
+    for _ in 0..8 {
+        x = layer.forward(x).tanh();
+    }
+    let decay = (layer.weight.val().powi_scalar(2) * 0.1).sum();
+    let grads = (x.sum() + decay).backward();
+    lab.gradients(&grads)
+}
+
+#[test]
+fn every_use_of_a_parameter_adds_to_its_gradient() {
+    let expected = many_uses::<Autodiff<Flex>>();
+    for precision in HALVES {
+        for (how, actual) in in_training(precision, || on_both!(many_uses())) {
+            for (i, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                let what = format!("{i}, {how} in {precision}");
+                // Each of the 8 steps rounds what it passes on.
+                assert_within(&what, precision, actual, expected, 8.0);
+            }
+        }
+    }
+}
+
 /// Runs a check of dtypes in training under both strategies and in inference, in both halves.
 macro_rules! everywhere {
     ($($name:ident<$b:ident>($half:ident) $body:block)*) => {$(

@@ -15,7 +15,8 @@ use crate::AmpTensor;
 pub struct AmpGradients<B: Backend> {
     /// Autodiff's own gradients if nothing was scaled, else `None`.
     pub(super) tape: Option<Gradients>,
-    /// Gradients that were unscaled, or replaced by the user, by the node id of their tensor.
+    /// Gradients that were unscaled, summed up with those of half copies, or replaced by the user, by
+    /// the node id of their tensor.
     pub(super) ready: HashMap<u64, AmpTensor<B>>,
 }
 

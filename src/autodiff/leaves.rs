@@ -24,20 +24,34 @@ struct Remembered {
 pub(crate) struct LeafInfo {
     pub dtype: DType,
     pub flags: TensorFlags,
+    /// The node id of the FP32 leaf that this leaf is a half copy of.
+    pub copy_of: Option<u64>,
+}
+
+impl LeafInfo {
+    pub(super) fn of<B: Backend>(leaf: &AmpTensor<B>) -> Self {
+        Self {
+            dtype: leaf.dtype(),
+            flags: leaf.flags(),
+            copy_of: None,
+        }
+    }
 }
 
 /// Remembers a leaf for as long as a tape or a tensor holds its node.
 pub(crate) fn remember<B: Backend>(leaf: &AmpTensor<B>) {
-    let Some(node) = tape::node::<B>(&leaf.primitive) else {
-        return;
-    };
-    let (dtype, flags) = (leaf.dtype(), leaf.flags());
+    if let Some(node) = tape::node::<B>(&leaf.primitive) {
+        add(node, LeafInfo::of(leaf));
+    }
+}
+
+pub(super) fn add(node: WeakNode, info: LeafInfo) {
     let mut remembered = LEAVES.lock();
     if remembered.leaves.len() >= remembered.sweep_at {
         remembered.let_go();
         remembered.sweep_at = (2 * remembered.leaves.len()).max(64);
     }
-    remembered.leaves.push((node, LeafInfo { dtype, flags }));
+    remembered.leaves.push((node, info));
 }
 
 /// The nodes of the live leaves.

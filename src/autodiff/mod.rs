@@ -25,16 +25,17 @@ use burn_backend::backend::AutodiffBackend;
 #[cfg(feature = "distributed")]
 use burn_backend::distributed::{DistributedParamId, DistributedParams};
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, DType};
 
 pub use gradients::AmpGradients;
+use leaves::LeafInfo;
 pub(crate) use recorded::masked_softmax;
 use replicas::{Replicas, Vote};
 
 use crate::device::DeviceContext;
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::Mode;
-use crate::precision::{in_backward, keep_dtypes};
+use crate::precision::{half_wanted, in_backward, keep_dtypes};
 use crate::scaler::{self, NonFinite, Outcome};
 use crate::tensor::{TensorFlags, at_least_f32};
 use crate::{Amp, AmpTensor, GradScaler};
@@ -99,11 +100,16 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             None => scaler::in_scope().unwrap_or_else(|| GradScaler::of::<B>(&device)),
         };
         if !tracked || !f16 || !scaler.state().is_enabled() {
-            let (tape, replicas) = tape_of::<B, C>(loss.into_primitive());
+            let loss = loss.into_primitive();
+            let (mut tape, replicas) = tape_of::<B, C>(loss.clone());
             replicas::agreed::<B>(replicas.as_deref(), &device, Vote::scaled(None));
+            let copied = match half_wanted() {
+                true => take_gradients::<B, C>(loss, &mut tape, true),
+                false => Vec::new(),
+            };
             return AmpGradients {
                 tape: Some(tape),
-                ready: HashMap::new(),
+                ready: copied.into_iter().map(finished).collect(),
             };
         }
         match explicit {
@@ -125,7 +131,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let id = tensor.primitive.node.id.value;
         grads.ready.get(&id).cloned().or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad(&tensor.primitive, grads.tape.as_ref()?)?;
-            Some(finished(grad, tensor.dtype(), tensor.flags()))
+            Some(finished((id, LeafInfo::of(tensor), grad.into_primitive())).1)
         })
     }
 
@@ -137,7 +143,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let id = tensor.primitive.node.id.value;
         grads.ready.remove(&id).or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad_remove(&tensor.primitive, grads.tape.as_mut()?)?;
-            Some(finished(grad, tensor.dtype(), tensor.flags()))
+            Some(finished((id, LeafInfo::of(tensor), grad.into_primitive())).1)
         })
     }
 
@@ -195,10 +201,11 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     }
 }
 
-/// A gradient as the user gets it: in the tensor's dtype, read back in the dtype that the tensor
+/// A leaf's gradient as the user gets it: in the leaf's dtype, read back in the dtype that the leaf
 /// would have, and never demoted.
-fn finished<B: Backend>(grad: AmpTensor<B>, dtype: DType, of: TensorFlags) -> AmpTensor<B> {
-    AmpTensor::new(grad.into_dtype(dtype), of | TensorFlags::GRADIENT)
+fn finished<B: Backend>((id, leaf, grad): (u64, LeafInfo, FloatTensor<B>)) -> (u64, AmpTensor<B>) {
+    let grad = AmpTensor::<B>::plain(grad).into_dtype(leaf.dtype);
+    (id, AmpTensor::new(grad, leaf.flags | TensorFlags::GRADIENT))
 }
 
 /// The gradients of a loss as the tape returns them, and the replicas that reduce them together.
@@ -246,23 +253,54 @@ fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
     mut seen: impl FnMut(u64, FloatTensor<B>),
 ) -> (HashMap<u64, AmpTensor<B>>, Option<Arc<Replicas>>) {
     let loss = loss.into_primitive();
-    // Autodiff looks a gradient up by nothing but the tensor's node.
-    let mut leaf = loss.clone();
-    let (mut tape, replicas) = seed::with_scale(scale, || tape_of::<B, C>(loss));
-    let grads = leaves::alive()
+    let (mut tape, replicas) = seed::with_scale(scale, || tape_of::<B, C>(loss.clone()));
+    let grads = take_gradients::<B, C>(loss, &mut tape, false)
         .into_iter()
-        .filter_map(|(node, of)| {
-            leaf.node = node.node.downcast().ok()?;
-            let grad = AutodiffLayer::<B, C>::grad_remove(&leaf, &mut tape)?;
-            let grad = at_least_f32::<B>(grad.into_primitive());
+        .map(|(id, info, grad)| {
             let unscaled = B::float_mul_scalar(grad, (1.0 / f64::from(scale)).into());
-            let id = leaf.node.id.value;
             seen(id, unscaled.clone());
-            let grad = finished(AmpTensor::plain(unscaled), of.dtype, of.flags);
-            Some((id, grad))
+            finished((id, info, unscaled))
         })
         .collect();
     (grads, replicas)
+}
+
+/// Takes the gradients of the leaves off the tape, in FP32 or wider: of all, or only of those with a
+/// half copy that has one. The gradient of a half copy is added to its leaf's.
+fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
+    // Autodiff looks a gradient up by nothing but the tensor's node.
+    mut tensor: FloatTensor<AutodiffLayer<B, C>>,
+    tape: &mut Gradients,
+    only_copied: bool,
+) -> Vec<(u64, LeafInfo, FloatTensor<B>)> {
+    let mut take = |node| {
+        tensor.node = node;
+        let grad = AutodiffLayer::<B, C>::grad_remove(&tensor, tape)?;
+        Some(at_least_f32::<B>(grad.into_primitive()))
+    };
+    let mut sum = |node, other| match (take(node), other) {
+        (Some(grad), Some(other)) => Some(B::float_add(grad, other)),
+        (grad, other) => grad.or(other),
+    };
+    let alive = leaves::alive().into_iter();
+    let (copies, leaves): (Vec<_>, Vec<_>) = alive
+        .filter_map(|(node, info)| Some((node.node.downcast().ok()?, info)))
+        .partition(|(_, info)| info.copy_of.is_some());
+    let mut copied = HashMap::new();
+    for (node, info) in copies {
+        let grad = sum(node, copied.remove(&info.copy_of));
+        copied.extend(grad.map(|grad| (info.copy_of, grad)));
+    }
+    let mut grads = Vec::new();
+    for (node, info) in leaves {
+        let id = node.id.value;
+        let of_copy = copied.remove(&Some(id));
+        if of_copy.is_none() && only_copied {
+            continue;
+        }
+        grads.extend(sum(node, of_copy).map(|grad| (id, info, grad)));
+    }
+    grads
 }
 
 /// The backward pass that decides by itself whether the step is taken or skipped.

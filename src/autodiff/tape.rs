@@ -24,7 +24,7 @@ use super::recorded::{Recorded, TapeTensor};
 use crate::precision::half_wanted;
 #[cfg(feature = "train")]
 use crate::scaler::ScaledLoss;
-use crate::tensor::converted;
+use crate::tensor::{TensorFlags, converted};
 use crate::{Amp, AmpTensor};
 
 /// Operations on an autodiff backend `B` that have a record of their own. A method returns `None`
@@ -35,6 +35,15 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
 
     /// A cast. Gradient checkpointing recomputes the cast instead of keeping its result.
     fn cast(&self, tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B>;
+
+    /// A half copy of an FP32 leaf, as a leaf of its own. The backward pass adds its gradient to the
+    /// FP32 leaf's, which has these flags.
+    fn half_leaf(
+        &self,
+        leaf: &FloatTensor<B>,
+        flags: TensorFlags,
+        dtype: DType,
+    ) -> Option<FloatTensor<B>>;
 
     /// A product or quotient in FP32. Keeps the operands in the dtypes `kept`.
     fn arithmetic(
@@ -125,6 +134,14 @@ pub(crate) struct Node {
 }
 
 impl WeakNode {
+    pub(super) fn of<B: Backend>(tensor: &TapeTensor<B>) -> Self {
+        Self {
+            node: Arc::downgrade(&tensor.node) as Weak<Anything>,
+            #[cfg(feature = "distributed")]
+            held: Arc::downgrade(&tensor.rc) as Weak<Anything>,
+        }
+    }
+
     pub(crate) fn upgrade(&self) -> Option<Node> {
         Some(Node {
             node: self.node.upgrade()?,
@@ -165,12 +182,29 @@ pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTen
     converted::<B>(tensor, dtype.into())
 }
 
-/// A tensor in `dtype`: by a [`cast`] on the tape or, without autodiff, through the cast cache.
+/// A tensor in `dtype`: by a [`cast`] on the tape, through the half copy of a leaf or, without
+/// autodiff, through the cast cache.
 pub(crate) fn into_dtype<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> FloatTensor<B> {
     match tensor.dtype() == dtype || !B::ad_enabled(&tensor.device()) {
         true => tensor.into_dtype(dtype),
-        false => cast::<B>(tensor.primitive, dtype),
+        false => half_leaf(&tensor, dtype).unwrap_or_else(|| cast::<B>(tensor.primitive, dtype)),
     }
+}
+
+/// In bf16 a parameter is cast once, however often it is used, as in PyTorch's autocast. A shared cast
+/// would not do: the first of two backward passes would consume its node. The gradients of the uses
+/// add up in bf16, which has the range of FP32. In f16 the sum of scaled gradients could overflow.
+fn half_leaf<B: Backend>(tensor: &AmpTensor<B>, dtype: DType) -> Option<FloatTensor<B>> {
+    if dtype != DType::BF16 || !B::float_is_require_grad(&tensor.primitive) {
+        return None;
+    }
+    let shared = tensor.shared_copy(dtype)?;
+    if let Some(copy) = shared.get() {
+        return Some(copy.clone());
+    }
+    let tape = of::<B>(&tensor.device())?;
+    let copy = tape.half_leaf(&tensor.primitive, tensor.flags(), dtype)?;
+    Some(shared.get_or_init(|| copy).clone())
 }
 
 /// The node of a tensor, if its backend is an `Autodiff` over [`Amp`]. Costs as much as [`of`].
@@ -218,14 +252,7 @@ pub(crate) fn register<B: Backend>() {
     if known.contains_key(&TypeId::of::<NodeOf<TapeTensor<B>>>()) {
         return;
     }
-    let node = const {
-        &NodeOf::<TapeTensor<B>>(|tensor| WeakNode {
-            node: Arc::downgrade(&tensor.node) as Weak<Anything>,
-            #[cfg(feature = "distributed")]
-            held: Arc::downgrade(&tensor.rc) as Weak<Anything>,
-        })
-    };
-    add(&mut known, node);
+    add(&mut known, const { &NodeOf::<TapeTensor<B>>(WeakNode::of) });
     register_strategy::<B, NoCheckpointing>(&mut known);
     register_strategy::<B, BalancedCheckpointing>(&mut known);
 }

@@ -37,8 +37,8 @@ pub struct AmpTensor<B: Backend> {
 
 /// State that the clones of a tensor share, dropped with the last clone.
 struct Shared<B: Backend> {
-    /// The cast cache: half copies of an FP32 tensor. A tensor that autodiff tracks has none,
-    /// because its casts are nodes of the tape, and a backward pass consumes them.
+    /// The cast cache: half copies of an FP32 tensor. Autodiff consumes the casts of a tensor that it
+    /// tracks, so these are not kept, but for a leaf: its copies are leaves themselves.
     f16: OnceLock<FloatTensor<B>>,
     bf16: OnceLock<FloatTensor<B>>,
     /// The scaler of a scaled loss.
@@ -74,12 +74,10 @@ impl<B: Backend> AmpTensor<B> {
 
     #[inline(always)]
     pub(crate) fn with_flags(self, flags: TensorFlags) -> Self {
+        let scaled = self.scaled().cloned();
         match self.flags() == flags {
             true => self,
-            false => match self.scaled().cloned() {
-                None => Self::new(self.primitive, flags),
-                scaled => Self::new(self.primitive, flags).with_scaled(scaled),
-            },
+            false => Self::new(self.primitive, flags).with_scaled(scaled),
         }
     }
 
@@ -141,10 +139,17 @@ impl<B: Backend> AmpTensor<B> {
 }
 
 impl<B: Backend> AmpTensor<B> {
+    /// Where a half copy of an FP32 tensor is kept, if another clone could use the copy.
+    pub(crate) fn shared_copy(&self, dtype: DType) -> Option<&OnceLock<FloatTensor<B>>> {
+        let copy = self.tail.shared()?.half(self.dtype(), dtype)?;
+        (!self.tail.is_alone()).then_some(copy)
+    }
+
     /// Prepares the cast cache before an FP32 tensor is cloned.
     #[inline(never)]
     fn share_halves(&self) {
-        if self.dtype() == DType::F32 && !B::ad_enabled(&self.device()) {
+        let is_leaf = || B::float_is_require_grad(&self.primitive);
+        if self.dtype() == DType::F32 && (!B::ad_enabled(&self.device()) || is_leaf()) {
             self.tail.share(|| Shared::new(None));
         }
     }

@@ -14,40 +14,24 @@ pub trait ConvertFloat {
     fn convert_float(self, dtype: FloatDType) -> Self;
 }
 
-impl<B: Backend, const D: usize> ConvertFloat for Tensor<B, D> {
-    fn convert_float(self, dtype: FloatDType) -> Self {
-        self.cast(dtype)
-    }
+macro_rules! values {
+    ($([$($generic:tt)+] $value:ty: |$this:ident, $dtype:ident| $converted:expr;)*) => {$(
+        impl<$($generic)+> ConvertFloat for $value {
+            fn convert_float(self, $dtype: FloatDType) -> Self {
+                let $this = self;
+                $converted
+            }
+        }
+    )*};
 }
 
-impl<B: Backend, const D: usize> ConvertFloat for Tensor<B, D, Int> {
-    fn convert_float(self, _dtype: FloatDType) -> Self {
-        self
-    }
-}
-
-impl<B: Backend, const D: usize> ConvertFloat for Tensor<B, D, Bool> {
-    fn convert_float(self, _dtype: FloatDType) -> Self {
-        self
-    }
-}
-
-impl<T: ConvertFloat> ConvertFloat for Vec<T> {
-    fn convert_float(self, dtype: FloatDType) -> Self {
-        self.into_iter().map(|t| t.convert_float(dtype)).collect()
-    }
-}
-
-impl<T: ConvertFloat> ConvertFloat for Option<T> {
-    fn convert_float(self, dtype: FloatDType) -> Self {
-        self.map(|t| t.convert_float(dtype))
-    }
-}
-
-impl<T: ConvertFloat, const N: usize> ConvertFloat for [T; N] {
-    fn convert_float(self, dtype: FloatDType) -> Self {
-        self.map(|t| t.convert_float(dtype))
-    }
+values! {
+    [B: Backend, const D: usize] Tensor<B, D>: |tensor, dtype| tensor.cast(dtype);
+    [B: Backend, const D: usize] Tensor<B, D, Int>: |tensor, _dtype| tensor;
+    [B: Backend, const D: usize] Tensor<B, D, Bool>: |tensor, _dtype| tensor;
+    [T: ConvertFloat] Vec<T>: |all, dtype| all.into_iter().map(|t| t.convert_float(dtype)).collect();
+    [T: ConvertFloat] Option<T>: |maybe, dtype| maybe.map(|t| t.convert_float(dtype));
+    [T: ConvertFloat, const N: usize] [T; N]: |all, dtype| all.map(|t| t.convert_float(dtype));
 }
 
 macro_rules! tuples {

@@ -76,6 +76,32 @@ fn a_training_step_casts_no_tensor_twice() {
     }
 }
 
+/// The casts of a bf16 step that uses one layer so many times, as an RNN does: to bf16, to FP32.
+fn repeated(uses: usize) -> [Casts; 2] {
+    let device = device_in(Precision::Bf16);
+    let layer = LinearConfig::new(8, 8).init::<Keeping>(&device);
+    let step = step::<Keeping, _>(&device, layer, |layer| {
+        let x = input([4, 8], 1, &device);
+        (0..uses).fold(x, |x, _| layer.forward(x)).mean()
+    });
+    let counts = step.counts;
+    assert_eq!(counts.ran_in("linear_weight_backward", DType::BF16), uses);
+    [(DType::F32, DType::BF16), (DType::BF16, DType::F32)]
+        .map(|(from, to)| counts.casts_between(from, to))
+}
+
+#[test]
+fn in_bf16_a_parameter_and_its_gradient_are_cast_once_however_often_it_is_used() {
+    let [once, many] = [1, 6].map(repeated);
+    assert_eq!(once[0], many[0], "to bf16");
+    // The gradient of a bias is summed in FP32, at each use.
+    let expected = Casts {
+        count: once[1].count + 5,
+        elements: once[1].elements + 5 * 32,
+    };
+    assert_eq!(many[1], expected, "to FP32");
+}
+
 #[test]
 fn no_kind_of_step_casts_a_tensor_twice() {
     for kind in KINDS {

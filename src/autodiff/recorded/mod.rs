@@ -26,8 +26,10 @@ use burn_backend::ops::{ActivationOps, FloatTensorOps};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
-use super::tape::{Arithmetic, Softmax, TapeExtension};
+use super::leaves::{self, LeafInfo};
+use super::tape::{Arithmetic, Softmax, TapeExtension, WeakNode};
 use crate::policy::is_half;
+use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
 use cast::{cast, widened};
 pub(crate) use softmax::masked_softmax;
@@ -45,6 +47,27 @@ impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for R
 
     fn cast(&self, tensor: TapeTensor<B>, dtype: DType) -> TapeTensor<B> {
         Self::record_cast(tensor, dtype)
+    }
+
+    fn half_leaf(
+        &self,
+        leaf: &TapeTensor<B>,
+        flags: TensorFlags,
+        dtype: DType,
+    ) -> Option<TapeTensor<B>> {
+        // Replicas reduce the gradient of a parameter's own node.
+        #[cfg(feature = "distributed")]
+        if leaf.node.distributed_params.is_some() {
+            return None;
+        }
+        let copy = TapeTensor::<B>::new(cast(leaf.primitive.clone(), dtype)).require_grad();
+        let info = LeafInfo {
+            dtype: leaf.dtype(),
+            flags,
+            copy_of: Some(leaf.node.id.value),
+        };
+        leaves::add(WeakNode::of(&copy), info);
+        Some(copy)
     }
 
     fn arithmetic(
