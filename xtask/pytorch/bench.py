@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """The models of `cargo xtask bench` in PyTorch: what a step takes, keeps and peaks at.
 
-Run by `cargo xtask bench speed --pytorch`, or by hand: python3 xtask/pytorch/bench.py --help
+Run by `cargo xtask bench speed --pytorch`. Requests come by standard input, and each has one answer on
+standard output, both a line of JSON: {"ask": "time", "model": "mlp", "precision": "bf16", "runs": 3}
 """
 
 import argparse
+import functools
 import json
-import statistics
+import sys
 import time
 
 import torch
@@ -106,21 +108,20 @@ class Lstm(nn.Module):
 
 
 def build(name, dims, device):
-    """The model, its input, its targets, and what it is fed with how much of it."""
+    """The model, its input and its targets."""
     batch, length, width, layers = dims
     labels = lambda count, classes: torch.randint(classes, (count,), device=device)
     if name == "transformer":
         tokens = batch * length
         inputs = labels(tokens, VOCABULARY).view(batch, length)
-        model, targets = Transformer(length, width, layers), labels(tokens, VOCABULARY)
-        return model.to(device), inputs, targets, ("tokens", tokens)
-    shape, model, fed = {
-        "cnn": ((batch, 3, length, length), cnn, ("images", batch)),
-        "mlp": ((batch, width), mlp, ("rows", batch)),
-        "lstm": ((batch, length, width), lambda width, _: Lstm(width), ("tokens", batch * length)),
+        return Transformer(length, width, layers).to(device), inputs, labels(tokens, VOCABULARY)
+    shape, model = {
+        "cnn": ((batch, 3, length, length), cnn),
+        "mlp": ((batch, width), mlp),
+        "lstm": ((batch, length, width), lambda width, _: Lstm(width)),
     }[name]
     inputs = torch.randn(shape, device=device)
-    return model(width, layers).to(device), inputs, labels(batch, CLASSES), fed
+    return model(width, layers).to(device), inputs, labels(batch, CLASSES)
 
 
 class Step:
@@ -129,7 +130,7 @@ class Step:
     def __init__(self, name, dims, precision, device):
         torch.manual_seed(1)
         self.device, self.precision = device, precision
-        self.model, self.inputs, self.targets, self.fed = build(name, dims, device)
+        self.model, self.inputs, self.targets = build(name, dims, device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self.half = {"f16": torch.float16, "bf16": torch.bfloat16}.get(precision)
         self.scaler = torch.amp.GradScaler(device, enabled=precision == "f16")
@@ -153,7 +154,7 @@ class Step:
         for _ in range(runs):
             self.run()
         synchronize(self.device)
-        return (time.perf_counter() - start) / runs
+        return time.perf_counter() - start
 
     def saved_bytes(self):
         """What autograd saves for backward, but for the parameters and the batch, each once."""
@@ -190,53 +191,33 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
-def measure(name, dims, device, rounds):
-    """All precisions in turn, so that a noisy machine disturbs them alike."""
-    precisions = ["fp32", *(["tf32"] if device == "cuda" else []), "f16", "bf16"]
-    steps = [Step(name, dims, precision, device) for precision in precisions]
-    for step in steps:
-        step.timed(2)
-    runs = max(1, int(0.1 / steps[0].timed(1)))
-    seconds = [[] for _ in steps]
-    for first in range(rounds):
-        for i in range(len(steps)):
-            i = (first + i) % len(steps)
-            seconds[i].append(steps[i].timed(runs))
-    for step, took in zip(steps, seconds):
-        unit, items = step.fed
-        ratios = sorted(a / b for a, b in zip(took, seconds[0]))
-        median = statistics.median(took)
-        yield {
-            "model": name,
-            "precision": step.precision,
-            "step_ms": median * 1e3,
-            "step_ratio": statistics.median(ratios),
-            "step_ratio_low": ratios[(rounds - 1) // 4],
-            "step_ratio_high": ratios[(rounds - 1) * 3 // 4],
-            "items_per_second": items / median,
-            "unit": unit,
-            "saved_bytes": step.saved_bytes(),
-            "peak_bytes": step.peak_bytes(),
-        }
+def precisions(device):
+    """Those worth measuring, FP32 first. A CPU emulates f16, 50 to 100 times slower."""
+    return ["fp32", "tf32", "f16", "bf16"] if device == "cuda" else ["fp32", "bf16"]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--size", choices=list(DIMS), default="small")
-    parser.add_argument("--model", choices=list(DIMS["small"]), help="one model alone")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", required=True, help="the file that is written")
     args = parser.parse_args()
-    dims = {name: dims for name, dims in DIMS[args.size].items() if args.model in (None, name)}
-    rows = [
-        row
-        for name, dims in dims.items()
-        for row in measure(name, dims, args.device, args.rounds)
-    ]
-    with open(args.json, "w") as file:
-        report = {"pytorch": torch.__version__, "device": args.device, "rows": rows}
-        json.dump(report, file, indent=2)
+
+    @functools.cache
+    def step(name, precision):
+        return Step(name, DIMS[args.size][name], precision, args.device)
+
+    def answer(request):
+        if request["ask"] == "versions":
+            return {"pytorch": torch.__version__, "precisions": precisions(args.device)}
+        name, precision = request["model"], request["precision"]
+        asked = step(name, precision)
+        if request["ask"] == "time":
+            return {"seconds": asked.timed(request["runs"])}
+        saved, peak = asked.saved_bytes(), asked.peak_bytes()
+        return {"model": name, "precision": precision, "saved_bytes": saved, "peak_bytes": peak}
+
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

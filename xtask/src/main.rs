@@ -4,6 +4,7 @@ mod bench;
 mod coverage;
 mod docs;
 mod layers;
+mod libtorch;
 mod test;
 
 use clap::{Parser, Subcommand};

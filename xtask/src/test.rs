@@ -9,11 +9,10 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use libloading::Library;
 
+use crate::libtorch;
+
 /// The tests that run on any backend. The others test what is the same on all, on Flex.
 const SUITE: [&str; 4] = ["device", "ops", "modules", "training"];
-
-/// The LibTorch that Burn's `tch` is made for.
-const TORCH: &str = "2.9.0";
 
 /// A backend, by the feature that switches it on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -57,13 +56,8 @@ pub fn test(options: &Options) -> anyhow::Result<()> {
     if options.release {
         cargo.arg("--release");
     }
-    if options.backend == Choice::Tch
-        && let Ok(folder) = libtorch()
-    {
-        // The linker finds it by itself, the tests that are started do not.
-        let known = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-        let folders = [folder].into_iter().chain(env::split_paths(&known));
-        cargo.env("LD_LIBRARY_PATH", env::join_paths(folders)?);
+    if options.backend == Choice::Tch {
+        libtorch::add_to_path(&mut cargo)?;
     }
     if options.tuned && env::var_os("RUST_MIN_STACK").is_none() {
         // Debug builds overflow the stack of the thread that tunes.
@@ -90,7 +84,7 @@ impl Choice {
             Self::Flex => Vec::new(),
             Self::Vulkan | Self::Wgpu => vulkan(),
             Self::Cuda => cuda(),
-            Self::Tch => tch(),
+            Self::Tch => libtorch::missing(),
         }
     }
 }
@@ -175,39 +169,6 @@ fn cuda() -> Vec<String> {
         );
     }
     missing
-}
-
-fn tch() -> Vec<String> {
-    let Err(why) = libtorch() else {
-        return Vec::new();
-    };
-    vec![format!(
-        "no LibTorch {TORCH}: LIBTORCH is to name its folder, or `pip install torch=={TORCH}` and \
-         LIBTORCH_USE_PYTORCH=1 ({why})"
-    )]
-}
-
-/// The folder of LibTorch's libraries, or why there is none.
-fn libtorch() -> Result<PathBuf, String> {
-    if let Some(folder) = env::var_os("LIBTORCH") {
-        let folder = Path::new(&folder).join("lib");
-        return match folder.exists() {
-            true => Ok(folder),
-            false => Err(format!("LIBTORCH is set and {} missing", folder.display())),
-        };
-    }
-    if env::var_os("LIBTORCH_USE_PYTORCH").is_none() {
-        return Err("neither LIBTORCH nor LIBTORCH_USE_PYTORCH is set".into());
-    }
-    let script = "import torch, pathlib; print(pathlib.Path(torch.__file__).parent / 'lib')";
-    let python = Command::new("python3").args(["-c", script]).output();
-    let python = python.map_err(|error| format!("cannot start python3: {error}"))?;
-    if !python.status.success() {
-        let said = String::from_utf8_lossy(&python.stderr);
-        return Err(format!("python3: {}\n{}", python.status, said.trim()));
-    }
-    let folder = String::from_utf8(python.stdout).map_err(|error| format!("python3: {error}"))?;
-    Ok(folder.trim().into())
 }
 
 #[cfg(test)]

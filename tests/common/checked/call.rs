@@ -1,10 +1,13 @@
-//! One call of an operation: its operands are looked at, then lowered to Flex, and its results are
-//! raised again.
+//! One call of an operation: its operands are looked at, then lowered to the backend, and its results
+//! are raised again.
 
+use std::any::{Any, TypeId};
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
-use burn::backend::Flex;
-use burn::backend::flex::FlexDevice;
+use burn_backend::backend::Backend;
 use burn_backend::ops::{
     AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConv2dBackward,
     DeformConvOptions, GridSampleOptions, InterpolateOptions, MaxPool1dBackward,
@@ -73,7 +76,7 @@ pub fn is_contraction(op: &str) -> bool {
     CONTRACTIONS.contains(&op)
 }
 
-/// An operation on its way to Flex.
+/// An operation on its way to the backend.
 pub(super) struct Call {
     op: &'static str,
     device: Option<CheckedDevice>,
@@ -99,7 +102,7 @@ impl Call {
         assert_eq!(first, device, "{op}: operands on different devices");
     }
 
-    fn float(&mut self, tensor: &CheckedTensor) {
+    fn float<B: Backend>(&mut self, tensor: &CheckedTensor<B>) {
         let (op, dtype) = (self.op, tensor.dtype());
         self.on(tensor.device);
         let first = *self.dtype.get_or_insert(dtype);
@@ -121,6 +124,21 @@ impl Call {
             self.check_support(dtype);
             self.device().count_op(self.op, dtype);
         }
+    }
+
+    /// Runs the backend's operation, and times it if the device is timed.
+    pub(super) fn run<B: Backend, T>(&self, op: impl FnOnce() -> T) -> T {
+        let timed = self.device.filter(CheckedDevice::is_timed);
+        let (Some(device), Some(dtype)) = (timed, self.dtype) else {
+            return op();
+        };
+        let wait = || B::sync(default_device::<B>()).expect("a device that answers");
+        wait();
+        let start = Instant::now();
+        let out = op();
+        wait();
+        device.add_time(self.op, dtype, start.elapsed());
+        out
     }
 
     /// A float result, which the device has to support as well.
@@ -159,7 +177,7 @@ impl Call {
 }
 
 /// An argument of an operation.
-pub(super) trait Operand {
+pub(super) trait Operand<B> {
     type Lower;
 
     fn seen(&self, _call: &mut Call) {}
@@ -167,7 +185,7 @@ pub(super) trait Operand {
     fn lower(self) -> Self::Lower;
 }
 
-/// A result of an operation, from what Flex gives.
+/// A result of an operation, from what the backend gives.
 pub(super) trait Outcome<L> {
     fn raised(lower: L, call: &mut Call) -> Self;
 }
@@ -175,7 +193,7 @@ pub(super) trait Outcome<L> {
 /// Arguments that hold no tensor.
 macro_rules! plain {
     ($($ty:ty),* $(,)?) => {$(
-        impl Operand for $ty {
+        impl<B> Operand<B> for $ty {
             type Lower = Self;
 
             fn lower(self) -> Self {
@@ -194,20 +212,20 @@ plain! {
     GridSampleOptions, &QuantScheme,
 }
 
-impl Operand for &CheckedDevice {
-    type Lower = &'static FlexDevice;
+impl<B: Backend> Operand<B> for &CheckedDevice {
+    type Lower = &'static B::Device;
 
     fn seen(&self, call: &mut Call) {
         call.on(**self);
     }
 
     fn lower(self) -> Self::Lower {
-        &FlexDevice
+        default_device::<B>()
     }
 }
 
-impl Operand for CheckedTensor {
-    type Lower = FloatTensor<Flex>;
+impl<B: Backend> Operand<B> for CheckedTensor<B> {
+    type Lower = FloatTensor<B>;
 
     fn seen(&self, call: &mut Call) {
         call.float(self);
@@ -218,8 +236,8 @@ impl Operand for CheckedTensor {
     }
 }
 
-impl Outcome<FloatTensor<Flex>> for CheckedTensor {
-    fn raised(lower: FloatTensor<Flex>, call: &mut Call) -> Self {
+impl<B: Backend> Outcome<FloatTensor<B>> for CheckedTensor<B> {
+    fn raised(lower: FloatTensor<B>, call: &mut Call) -> Self {
         call.gives(lower.dtype());
         Self::new(lower, call.device())
     }
@@ -228,7 +246,7 @@ impl Outcome<FloatTensor<Flex>> for CheckedTensor {
 /// Tensors of the other kinds: only their device is checked.
 macro_rules! placed {
     ($($kind:ident: $lower:ty),*) => {$(
-        impl Operand for $kind {
+        impl<B: Backend> Operand<B> for $kind<B> {
             type Lower = $lower;
 
             fn seen(&self, call: &mut Call) {
@@ -240,7 +258,7 @@ macro_rules! placed {
             }
         }
 
-        impl Outcome<$lower> for $kind {
+        impl<B: Backend> Outcome<$lower> for $kind<B> {
             fn raised(lower: $lower, call: &mut Call) -> Self {
                 Self::new(lower, call.device())
             }
@@ -249,12 +267,12 @@ macro_rules! placed {
 }
 
 placed! {
-    CheckedInt: IntTensor<Flex>,
-    CheckedBool: burn_backend::tensor::BoolTensor<Flex>,
-    CheckedQ: QuantizedTensor<Flex>
+    CheckedInt: IntTensor<B>,
+    CheckedBool: burn_backend::tensor::BoolTensor<B>,
+    CheckedQ: QuantizedTensor<B>
 }
 
-impl<T: Operand> Operand for Option<T> {
+impl<B, T: Operand<B>> Operand<B> for Option<T> {
     type Lower = Option<T::Lower>;
 
     fn seen(&self, call: &mut Call) {
@@ -269,7 +287,7 @@ impl<T: Operand> Operand for Option<T> {
     }
 }
 
-impl<T: Operand> Operand for Vec<T> {
+impl<B, T: Operand<B>> Operand<B> for Vec<T> {
     type Lower = Vec<T::Lower>;
 
     fn seen(&self, call: &mut Call) {
@@ -281,8 +299,8 @@ impl<T: Operand> Operand for Vec<T> {
     }
 }
 
-impl Operand for TensorPrimitive<Checked> {
-    type Lower = TensorPrimitive<Flex>;
+impl<B: Backend> Operand<B> for TensorPrimitive<Checked<B>> {
+    type Lower = TensorPrimitive<B>;
 
     fn seen(&self, call: &mut Call) {
         match self {
@@ -299,8 +317,8 @@ impl Operand for TensorPrimitive<Checked> {
     }
 }
 
-impl Outcome<TensorPrimitive<Flex>> for TensorPrimitive<Checked> {
-    fn raised(lower: TensorPrimitive<Flex>, call: &mut Call) -> Self {
+impl<B: Backend> Outcome<TensorPrimitive<B>> for TensorPrimitive<Checked<B>> {
+    fn raised(lower: TensorPrimitive<B>, call: &mut Call) -> Self {
         match lower {
             TensorPrimitive::Float(t) => Self::Float(Outcome::raised(t, call)),
             TensorPrimitive::QFloat(t) => Self::QFloat(Outcome::raised(t, call)),
@@ -308,8 +326,8 @@ impl Outcome<TensorPrimitive<Flex>> for TensorPrimitive<Checked> {
     }
 }
 
-impl Operand for QuantizationParametersPrimitive<Checked> {
-    type Lower = QuantizationParametersPrimitive<Flex>;
+impl<B: Backend> Operand<B> for QuantizationParametersPrimitive<Checked<B>> {
+    type Lower = QuantizationParametersPrimitive<B>;
 
     fn seen(&self, call: &mut Call) {
         self.scales.seen(call);
@@ -338,11 +356,22 @@ impl<T: Outcome<L>, L> Outcome<Option<L>> for Option<T> {
     }
 }
 
+/// The device that all checked devices stand for.
+fn default_device<B: Backend>() -> &'static B::Device {
+    static DEVICES: Mutex<BTreeMap<TypeId, &'static (dyn Any + Send + Sync)>> =
+        Mutex::new(BTreeMap::new());
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = devices
+        .entry(TypeId::of::<B::Device>())
+        .or_insert_with(|| Box::leak(Box::new(B::Device::default())));
+    device.downcast_ref().expect("a device of this type")
+}
+
 /// Results that are structs of tensors.
 macro_rules! records {
     ($($record:ident($($field:ident),*);)*) => {$(
-        impl Outcome<$record<Flex>> for $record<Checked> {
-            fn raised(lower: $record<Flex>, call: &mut Call) -> Self {
+        impl<B: Backend> Outcome<$record<B>> for $record<Checked<B>> {
+            fn raised(lower: $record<B>, call: &mut Call) -> Self {
                 Self::new($(Outcome::raised(lower.$field, call)),*)
             }
         }

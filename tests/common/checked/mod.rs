@@ -1,6 +1,6 @@
-//! `Checked`: Flex, with what burn-amp owes a backend asserted at every operation. Operands have
-//! one float dtype and one device, and the dtype is one that the device supports for that
-//! operation. Counts what has run: operations by dtype, casts, reads of data.
+//! `Checked`: a backend, Flex unless it is named, with what burn-amp owes a backend asserted at every
+//! operation. Operands have one float dtype and one device, and the dtype is one that the device
+//! supports for that operation. Counts what has run: operations by dtype, casts, reads of data.
 // Each test uses what it needs of it.
 #![allow(dead_code, unused_imports)]
 
@@ -8,10 +8,10 @@ mod call;
 mod ops;
 mod registry;
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::Flex;
-use burn::backend::flex::FlexDevice;
 use burn_amp::AmpConfig;
 use burn_backend::backend::{Backend, BackendTypes, DTypeUsageSet};
 use burn_backend::quantization::QuantScheme;
@@ -29,24 +29,24 @@ pub fn config() -> AmpConfig {
 
 /// The backend.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Checked;
+pub struct Checked<B = Flex>(PhantomData<B>);
 
-impl BackendTypes for Checked {
+impl<B: Backend> BackendTypes for Checked<B> {
     type Device = CheckedDevice;
 
-    type FloatTensorPrimitive = CheckedTensor;
-    type FloatElem = f32;
+    type FloatTensorPrimitive = CheckedTensor<B>;
+    type FloatElem = B::FloatElem;
 
-    type IntTensorPrimitive = CheckedInt;
-    type IntElem = i32;
+    type IntTensorPrimitive = CheckedInt<B>;
+    type IntElem = B::IntElem;
 
-    type BoolTensorPrimitive = CheckedBool;
-    type BoolElem = bool;
+    type BoolTensorPrimitive = CheckedBool<B>;
+    type BoolElem = B::BoolElem;
 
-    type QuantizedTensorPrimitive = CheckedQ;
+    type QuantizedTensorPrimitive = CheckedQ<B>;
 }
 
-impl Backend for Checked {
+impl<B: Backend> Backend for Checked<B> {
     fn name(_device: &CheckedDevice) -> String {
         "checked".into()
     }
@@ -58,7 +58,7 @@ impl Backend for Checked {
     fn dtype_usage(device: &CheckedDevice, dtype: DType) -> DTypeUsageSet {
         device
             .usage(dtype)
-            .unwrap_or_else(|| Flex::dtype_usage(&FlexDevice, dtype))
+            .unwrap_or_else(|| B::dtype_usage(&B::Device::default(), dtype))
     }
 
     fn device_count(_type_id: u16) -> usize {
@@ -68,14 +68,14 @@ impl Backend for Checked {
 
 /// A float tensor. Clones keep its id, as they share its buffer.
 #[derive(Debug, Clone)]
-pub struct CheckedTensor {
-    pub inner: FloatTensor<Flex>,
+pub struct CheckedTensor<B: Backend = Flex> {
+    pub inner: FloatTensor<B>,
     pub device: CheckedDevice,
     pub id: u64,
 }
 
-impl CheckedTensor {
-    pub fn new(inner: FloatTensor<Flex>, device: CheckedDevice) -> Self {
+impl<B: Backend> CheckedTensor<B> {
+    pub fn new(inner: FloatTensor<B>, device: CheckedDevice) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Self {
             inner,
@@ -89,12 +89,12 @@ impl CheckedTensor {
 macro_rules! tensors {
     ($($name:ident: $inner:ty),*) => {$(
         #[derive(Debug, Clone)]
-        pub struct $name {
+        pub struct $name<B: Backend = Flex> {
             inner: $inner,
             device: CheckedDevice,
         }
 
-        impl $name {
+        impl<B: Backend> $name<B> {
             fn new(inner: $inner, device: CheckedDevice) -> Self {
                 Self { inner, device }
             }
@@ -103,14 +103,14 @@ macro_rules! tensors {
 }
 
 tensors! {
-    CheckedInt: IntTensor<Flex>,
-    CheckedBool: BoolTensor<Flex>,
-    CheckedQ: QuantizedTensor<Flex>
+    CheckedInt: IntTensor<B>,
+    CheckedBool: BoolTensor<B>,
+    CheckedQ: QuantizedTensor<B>
 }
 
 macro_rules! metadata {
     ($($name:ident),*) => {$(
-        impl TensorMetadata for $name {
+        impl<B: Backend> TensorMetadata for $name<B> {
             fn dtype(&self) -> DType {
                 self.inner.dtype()
             }
@@ -124,12 +124,12 @@ macro_rules! metadata {
 
 metadata!(CheckedTensor, CheckedInt, CheckedBool, CheckedQ);
 
-impl QTensorPrimitive for CheckedQ {
+impl<B: Backend> QTensorPrimitive for CheckedQ<B> {
     fn scheme(&self) -> &QuantScheme {
         self.inner.scheme()
     }
 
     fn default_scheme() -> QuantScheme {
-        QuantizedTensor::<Flex>::default_scheme()
+        QuantizedTensor::<B>::default_scheme()
     }
 }

@@ -1,11 +1,9 @@
-//! The operations, a line each: checked, then Flex's own. Methods that Burn composes of others are
-//! Flex's whole, so that an operation is checked and counted under the name burn-amp called it by.
+//! The operations, a line each: checked, then the backend's own. Methods that Burn composes of others
+//! are the backend's whole, so that an operation is checked and counted under the name burn-amp called it by.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use burn::backend::Flex;
-use burn::backend::flex::FlexDevice;
 use burn_backend::backend::{Backend, ExecutionError};
 use burn_backend::ops::{
     ActivationOps, AttentionModuleOptions, BoolTensorOps, ConvOptions, ConvTransposeOptions,
@@ -22,31 +20,37 @@ use burn_backend::{
     TensorMetadata, TensorPrimitive,
 };
 
-use super::Checked;
 use super::call::{Call, Operand, Outcome};
+use super::{Checked, CheckedDevice};
 
 macro_rules! checked {
     ($(fn $op:ident($($a:ident: $ty:ty),* $(,)?) -> $out:ty;)*) => {$(
         #[allow(clippy::too_many_arguments)]
         fn $op($($a: $ty),*) -> $out {
             let mut call = Call::new(stringify!($op));
-            $($a.seen(&mut call);)*
+            $(Operand::<B>::seen(&$a, &mut call);)*
             call.check();
-            let lower = Flex::$op($($a.lower()),*);
+            $(let $a = Operand::<B>::lower($a);)*
+            let lower = call.run::<B, _>(|| B::$op($($a),*));
             Outcome::raised(lower, &mut call)
         }
     )*};
 }
 
-/// Flex has one random stream for the process: tests in other threads must not draw from this one.
-fn drawn<T>(device: &Device<Checked>, dtype: DType, draw: impl FnOnce() -> T) -> T {
+/// Burn's CPU backends have one random stream for the process: tests in other threads must not draw from this one.
+fn drawn<B: Backend, T>(
+    device: &CheckedDevice,
+    dtype: DType,
+    draw: impl FnOnce(&B::Device) -> T,
+) -> T {
     static STREAM: Mutex<()> = Mutex::new(());
     let _stream = STREAM.lock().unwrap_or_else(PoisonError::into_inner);
-    Flex::seed(&FlexDevice, device.next_seed(dtype));
-    draw()
+    let lower = B::Device::default();
+    B::seed(&lower, device.next_seed(dtype));
+    draw(&lower)
 }
 
-impl FloatTensorOps<Self> for Checked {
+impl<B: Backend> FloatTensorOps<Self> for Checked<B> {
     fn float_random(
         shape: Shape,
         distribution: Distribution,
@@ -54,16 +58,16 @@ impl FloatTensorOps<Self> for Checked {
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
         let mut call = Call::new("float_random");
-        device.seen(&mut call);
-        let drawn = drawn(device, dtype.into(), || {
-            Flex::float_random(shape, distribution, &FlexDevice, dtype)
+        Operand::<B>::seen(&device, &mut call);
+        let drawn = drawn::<B, _>(device, dtype.into(), |device| {
+            B::float_random(shape, distribution, device, dtype)
         });
         Outcome::raised(drawn, &mut call)
     }
 
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
         let mut call = Call::new("float_into_data");
-        tensor.seen(&mut call);
+        Operand::<B>::seen(&tensor, &mut call);
         call.check();
         tensor.device.count_read(|reads| reads.float += 1);
         if tensor.device.is_unreadable() {
@@ -71,7 +75,7 @@ impl FloatTensorOps<Self> for Checked {
                 reason: "the device cannot be read".into(),
             });
         }
-        Flex::float_into_data(tensor.inner).await
+        B::float_into_data(tensor.inner).await
     }
 
     fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
@@ -83,7 +87,7 @@ impl FloatTensorOps<Self> for Checked {
             return tensor;
         }
         let mut call = Call::new("float_to_device");
-        device.seen(&mut call);
+        Operand::<B>::seen(&device, &mut call);
         Outcome::raised(tensor.inner, &mut call)
     }
 
@@ -96,13 +100,14 @@ impl FloatTensorOps<Self> for Checked {
             return tensor;
         }
         let mut call = Call::new("float_cast");
-        tensor.seen(&mut call);
+        Operand::<B>::seen(&tensor, &mut call);
         call.check();
         let (from, shape) = (tensor.dtype(), tensor.shape());
         tensor
             .device
             .count_cast(tensor.id, shape, from, dtype.into());
-        Outcome::raised(Flex::float_cast(tensor.inner, dtype), &mut call)
+        let cast = call.run::<B, _>(|| B::float_cast(tensor.inner, dtype));
+        Outcome::raised(cast, &mut call)
     }
 
     checked! {
@@ -225,7 +230,7 @@ impl FloatTensorOps<Self> for Checked {
     }
 }
 
-impl IntTensorOps<Self> for Checked {
+impl<B: Backend> IntTensorOps<Self> for Checked<B> {
     fn int_random(
         shape: Shape,
         distribution: Distribution,
@@ -233,16 +238,16 @@ impl IntTensorOps<Self> for Checked {
         dtype: IntDType,
     ) -> IntTensor<Self> {
         let mut call = Call::new("int_random");
-        device.seen(&mut call);
-        let drawn = drawn(device, dtype.into(), || {
-            Flex::int_random(shape, distribution, &FlexDevice, dtype)
+        Operand::<B>::seen(&device, &mut call);
+        let drawn = drawn::<B, _>(device, dtype.into(), |device| {
+            B::int_random(shape, distribution, device, dtype)
         });
         Outcome::raised(drawn, &mut call)
     }
 
     async fn int_into_data(tensor: IntTensor<Self>) -> Result<TensorData, ExecutionError> {
         tensor.device.count_read(|reads| reads.int += 1);
-        Flex::int_into_data(tensor.inner).await
+        B::int_into_data(tensor.inner).await
     }
 
     fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {
@@ -357,10 +362,10 @@ impl IntTensorOps<Self> for Checked {
     }
 }
 
-impl BoolTensorOps<Self> for Checked {
+impl<B: Backend> BoolTensorOps<Self> for Checked<B> {
     async fn bool_into_data(tensor: BoolTensor<Self>) -> Result<TensorData, ExecutionError> {
         tensor.device.count_read(|reads| reads.bool += 1);
-        Flex::bool_into_data(tensor.inner).await
+        B::bool_into_data(tensor.inner).await
     }
 
     fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self> {
@@ -374,7 +379,7 @@ impl BoolTensorOps<Self> for Checked {
     async fn bool_argwhere(tensor: BoolTensor<Self>, out_dtype: IntDType) -> IntTensor<Self> {
         tensor.device.count_read(|reads| reads.bool += 1);
         IntTensor::<Self>::new(
-            Flex::bool_argwhere(tensor.inner, out_dtype).await,
+            B::bool_argwhere(tensor.inner, out_dtype).await,
             tensor.device,
         )
     }
@@ -418,9 +423,9 @@ impl BoolTensorOps<Self> for Checked {
     }
 }
 
-impl ModuleOps<Self> for Checked {
+impl<B: Backend> ModuleOps<Self> for Checked<B> {
     fn has_ctc_loss_backward() -> bool {
-        Flex::has_ctc_loss_backward()
+        B::has_ctc_loss_backward()
     }
 
     checked! {
@@ -482,7 +487,7 @@ impl ModuleOps<Self> for Checked {
     }
 }
 
-impl ActivationOps<Self> for Checked {
+impl<B: Backend> ActivationOps<Self> for Checked<B> {
     checked! {
         fn leaky_relu(tensor: FloatTensor<Self>, negative_slope: Scalar) -> FloatTensor<Self>;
         fn relu(tensor: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -501,7 +506,7 @@ impl ActivationOps<Self> for Checked {
     }
 }
 
-impl QTensorOps<Self> for Checked {
+impl<B: Backend> QTensorOps<Self> for Checked<B> {
     fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self> {
         tensor.device
     }
@@ -512,7 +517,7 @@ impl QTensorOps<Self> for Checked {
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {
         tensor.device.count_read(|reads| reads.float += 1);
-        Flex::q_into_data(tensor.inner).await
+        B::q_into_data(tensor.inner).await
     }
 
     checked! {
@@ -594,4 +599,4 @@ impl QTensorOps<Self> for Checked {
 }
 
 /// Burn's own reads each tensor by itself, which counts it.
-impl TransactionOps<Self> for Checked {}
+impl<B: Backend> TransactionOps<Self> for Checked<B> {}

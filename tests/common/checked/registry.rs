@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use burn_backend::{DType, DTypeUsage, DTypeUsageSet, Device, DeviceId, DeviceOps, Shape};
 
@@ -22,6 +23,7 @@ pub struct Counts {
     pub reads: Reads,
     /// FP32 tensors that were cast to a half dtype, and how often.
     to_half: HashMap<(u64, DType), (Shape, usize)>,
+    times: HashMap<(&'static str, DType), Duration>,
 }
 
 /// Casts from one dtype to another.
@@ -51,6 +53,7 @@ struct State {
     counts: Counts,
     hook: Option<Hook>,
     unreadable: bool,
+    timed: bool,
 }
 
 static DEVICES: LazyLock<Mutex<HashMap<u16, State>>> = LazyLock::new(Mutex::default);
@@ -98,6 +101,19 @@ impl CheckedDevice {
     /// Whether reading data from the device fails from now on.
     pub fn set_unreadable(&self, unreadable: bool) {
         self.with(|state| state.unreadable = unreadable);
+    }
+
+    /// Whether operations are timed from now on, each by itself.
+    pub fn set_timed(&self, timed: bool) {
+        self.with(|state| state.timed = timed);
+    }
+
+    pub(super) fn is_timed(&self) -> bool {
+        self.with(|state| state.timed)
+    }
+
+    pub(super) fn add_time(&self, op: &'static str, dtype: DType, time: Duration) {
+        self.with(|state| *state.counts.times.entry((op, dtype)).or_default() += time);
     }
 
     pub(super) fn is_unreadable(&self) -> bool {
@@ -183,6 +199,11 @@ impl Counts {
             .collect()
     }
 
+    /// How long each operation took in a dtype, where operations are timed.
+    pub fn times(&self) -> impl Iterator<Item = (&'static str, DType, Duration)> {
+        self.times.iter().map(|((op, dtype), t)| (*op, *dtype, *t))
+    }
+
     /// All casts.
     pub fn casts(&self) -> usize {
         self.casts.values().map(|casts| casts.count).sum()
@@ -234,6 +255,7 @@ impl Default for State {
             counts: Counts::default(),
             hook: None,
             unreadable: false,
+            timed: false,
         }
     }
 }

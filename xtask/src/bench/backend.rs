@@ -13,6 +13,8 @@ pub enum Choice {
     Wgpu,
     Vulkan,
     Cuda,
+    /// LibTorch, on the CPU.
+    Tch,
 }
 
 impl Choice {
@@ -23,6 +25,7 @@ impl Choice {
             Self::Wgpu => ("wgpu", cfg!(feature = "wgpu")),
             Self::Vulkan => ("vulkan", cfg!(feature = "vulkan")),
             Self::Cuda => ("cuda", cfg!(feature = "cuda")),
+            Self::Tch => ("tch", cfg!(feature = "tch")),
         };
         (!compiled_in).then_some(feature)
     }
@@ -30,13 +33,33 @@ impl Choice {
 
 /// A backend to measure on.
 pub trait Measured: Backend {
+    /// The precisions to measure, FP32 first.
+    const PRECISIONS: &[Precision] = &[Precision::F32, Precision::F16, Precision::Bf16];
+
+    /// What to say if half precision is emulated.
+    const EMULATED: Option<&str> = None;
+
+    /// Whether `casts` counts with the trials that a user's device has. Flex's kernels add up in f16,
+    /// which no accelerator's do.
+    const TRIED: bool = true;
+
     /// The bytes in use on a device that has a memory of its own.
     fn device_bytes(_device: &Self::Device) -> Option<usize> {
         None
     }
 }
 
-impl Measured for Flex {}
+impl Measured for Flex {
+    const EMULATED: Option<&str> =
+        Some("Flex emulates half precision on a CPU: this tells nothing about other backends");
+    const TRIED: bool = false;
+}
+
+#[cfg(feature = "tch")]
+impl Measured for burn::backend::LibTorch {
+    // PyTorch emulates f16 on a CPU: a step takes 50 to 100 times as long.
+    const PRECISIONS: &[Precision] = &[Precision::F32, Precision::Bf16];
+}
 
 #[cfg(feature = "cuda")]
 impl Measured for burn::backend::Cuda {
@@ -67,10 +90,9 @@ fn in_use<B: Backend, R: cubecl::Runtime<Device = B::Device>>(device: &B::Device
     usage.ok().map(|usage| usage.bytes_in_use as usize)
 }
 
-/// The precisions that AMP can do on the default device, FP32 first.
-pub fn precisions<B: Backend>() -> Vec<Precision> {
+/// The precisions to measure that AMP can do on the default device, FP32 first.
+pub fn precisions<B: Measured>() -> Vec<Precision> {
     let device = B::Device::default();
     let possible = |p: &Precision| with_precision(*p, || precision_of::<B>(&device)).is_ok();
-    let all = [Precision::F32, Precision::F16, Precision::Bf16];
-    all.into_iter().filter(possible).collect()
+    B::PRECISIONS.iter().copied().filter(possible).collect()
 }

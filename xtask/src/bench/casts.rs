@@ -1,11 +1,14 @@
 //! What a training step casts, reads back and launches, counted by a backend that counts.
 
+use std::collections::BTreeMap;
+
 use burn::backend::Autodiff;
 use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{AmpAutodiff, LossScaleConfig, Precision};
+use burn_amp::{AmpAutodiff, AmpConfig, LossScaleConfig, Precision};
 use serde_json::{Value, json};
 
+use super::backend::{Measured, precisions};
 use super::checked::{Checked, CheckedDevice, Counts};
 use super::models::{Dims, Model, Size};
 use super::speed::Step;
@@ -22,15 +25,17 @@ const NO_LAUNCH: [&str; 7] = [
     "float_into_data",
 ];
 
-pub fn casts(options: &Options) -> Vec<Value> {
+pub fn casts<B: Measured>(options: &Options) -> Vec<Value> {
+    let backend = B::name(&B::Device::default());
     println!(
-        "\na training step of the small models: casts, MiB they read and write, host reads,\n\
+        "\na training step of the small models on {backend}: casts, MiB they read and write, host reads,\n\
          kernels of operations on floats\n{:<12} {:<10} {:>7} {:>9} {:>10} {:>8} {:>14}",
         "model", "precision", "casts", "cast MiB", "read-backs", "kernels", "PyTorch casts"
     );
     let mut rows = Vec::new();
     for model in options.models() {
         let dims = model.dims(Size::Small);
+        let plain = counted::<Autodiff<Checked<B>>>(model, dims, CheckedDevice::new());
         let mut row = |precision: &str, counts: &Counts, pytorch: usize| {
             let bytes = cast_bytes(counts);
             let (casts, reads, launches) = (counts.casts(), counts.reads.total(), launches(counts));
@@ -39,27 +44,29 @@ pub fn casts(options: &Options) -> Vec<Value> {
                 model.name(),
                 bytes as f64 / f64::from(1 << 20),
             );
+            if options.detail {
+                detail(counts);
+            }
             rows.push(json!({
+                "backend": backend,
                 "model": model.name(),
                 "precision": precision,
                 "casts": casts,
                 "cast_bytes": bytes,
                 "read_backs": reads,
                 "launches": launches,
+                "launch_ratio": launches as f64 / self::launches(&plain) as f64,
                 "pytorch_casts": pytorch,
             }));
         };
-        row(
-            "burn",
-            &counted::<Autodiff<Checked>>(model, dims, CheckedDevice::new()),
-            0,
-        );
-        for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
+        row("burn", &plain, 0);
+        for precision in precisions::<B>() {
             let pytorch = match precision {
                 Precision::F32 => 0,
                 _ => pytorch::autocast(model, dims, precision).casts(),
             };
-            let counts = counted::<AmpAutodiff<Checked>>(model, dims, device_in(precision));
+            let device = device_in::<B>(precision);
+            let counts = counted::<AmpAutodiff<Checked<B>>>(model, dims, device);
             row(&precision.to_string(), &counts, pytorch);
         }
     }
@@ -68,21 +75,23 @@ pub fn casts(options: &Options) -> Vec<Value> {
 
 /// A device of its own that computes in `precision`, in f16 with a loss scale that no step
 /// overflows at.
-fn device_in(precision: Precision) -> CheckedDevice {
+pub fn device_in<B: Measured>(precision: Precision) -> CheckedDevice {
     let device = CheckedDevice::new();
-    let config = super::checked::config().with_precision(precision);
+    let config = AmpConfig::new()
+        .with_precision(precision)
+        .with_op_qualification(B::TRIED);
     let config = match precision {
         Precision::F16 => config.with_loss_scale(LossScaleConfig::Fixed(256.0)),
         _ => config,
     };
     config
-        .apply::<Checked>(&device)
+        .apply::<Checked<B>>(&device)
         .expect("a device that does all");
     device
 }
 
 /// What the second of two steps runs.
-fn counted<A: AutodiffBackend<Device = CheckedDevice>>(
+pub fn counted<A: AutodiffBackend<Device = CheckedDevice>>(
     model: Model,
     dims: Dims,
     device: CheckedDevice,
@@ -92,6 +101,21 @@ fn counted<A: AutodiffBackend<Device = CheckedDevice>>(
     device.reset();
     step.run();
     device.counts()
+}
+
+/// Prints each operation that launches a kernel, by how often it ran in each dtype.
+fn detail(counts: &Counts) {
+    let mut ops: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (op, dtype, times) in counts.ops().filter(|(op, ..)| !NO_LAUNCH.contains(op)) {
+        ops.entry(op).or_default().push((dtype.name(), times));
+    }
+    for (op, mut dtypes) in ops {
+        dtypes.sort();
+        let dtypes = dtypes
+            .iter()
+            .map(|(dtype, times)| format!("{times} {dtype}"));
+        println!("{:>12} {op}: {}", "", dtypes.collect::<Vec<_>>().join(", "));
+    }
 }
 
 fn cast_bytes(counts: &Counts) -> usize {

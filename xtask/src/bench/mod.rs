@@ -27,6 +27,9 @@ use serde_json::{Map, Value};
 
 use backend::{Choice, Measured};
 use models::{Model, Size};
+use pytorch::PyTorch;
+
+use crate::libtorch;
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -49,7 +52,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     kind: Kind,
-    /// What it is measured on. Casts are counted on Flex, with the small models, in any case.
+    /// What it is measured on. Casts are counted with the small models in any case.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
     /// How large the models are.
@@ -61,7 +64,8 @@ pub struct Options {
     /// How often each precision is timed by `speed`, in turn.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-    /// Also prints what `memory` finds by size of block.
+    /// Also prints what `memory` finds by size of block, and what `casts` counts and `speed` times by
+    /// operation.
     #[arg(long)]
     detail: bool,
     /// Also measures `speed` with PyTorch, where it is installed.
@@ -90,7 +94,7 @@ impl Options {
 pub fn bench(options: &Options) -> anyhow::Result<()> {
     let feature = options.backend.missing_feature();
     if cfg!(debug_assertions) || feature.is_some() {
-        return again(feature);
+        return again(options.backend, feature);
     }
     match options.backend {
         Choice::Flex => run::<Flex>(options),
@@ -100,13 +104,15 @@ pub fn bench(options: &Options) -> anyhow::Result<()> {
         Choice::Vulkan => run::<burn::backend::Vulkan>(options),
         #[cfg(feature = "wgpu")]
         Choice::Wgpu => run::<burn::backend::Wgpu>(options),
+        #[cfg(feature = "tch")]
+        Choice::Tch => run::<burn::backend::LibTorch>(options),
         #[allow(unreachable_patterns)]
         _ => unreachable!("a backend without its feature"),
     }
 }
 
 /// Runs this command again, optimized and with a backend's feature.
-fn again(feature: Option<&str>) -> anyhow::Result<()> {
+fn again(backend: Choice, feature: Option<&str>) -> anyhow::Result<()> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["run", "--profile", "bench", "--package", "xtask"]);
     match feature {
@@ -114,6 +120,11 @@ fn again(feature: Option<&str>) -> anyhow::Result<()> {
         Some(feature) => cargo.args(["--features", feature]),
         None => cargo.arg("--quiet"),
     };
+    if backend == Choice::Tch {
+        let missing = libtorch::missing();
+        ensure!(missing.is_empty(), "{}", missing.join("\n"));
+        libtorch::add_to_path(&mut cargo)?;
+    }
     let status = cargo.arg("--").args(std::env::args().skip(1)).status();
     let status = status.context("cannot start cargo")?;
     exit(status.code().unwrap_or(1))
@@ -135,7 +146,7 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
         add("overhead", overhead::overhead::<B>());
     }
     if options.measures(Kind::Casts) {
-        add("casts", casts::casts(options));
+        add("casts", casts::casts::<B>(options));
     }
     if options.measures(Kind::Memory) {
         add("memory", memory::memory::<B>(options));
@@ -145,11 +156,14 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
         }
     }
     if options.measures(Kind::Speed) {
-        let rows = speed::speed::<B>(options);
-        if options.pytorch {
-            add("pytorch", pytorch::compare(options, &rows, &folder)?);
+        let pytorch = match options.pytorch {
+            true => PyTorch::start(options)?,
+            false => None,
+        };
+        add("speed", speed::speed::<B>(options, pytorch.as_ref()));
+        if let Some(pytorch) = pytorch {
+            add("pytorch_memory", pytorch.memory(options)?);
         }
-        add("speed", rows);
     }
     if options.measures(Kind::Flat) {
         add("flat", flat::flat::<B>());

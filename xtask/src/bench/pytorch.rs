@@ -1,14 +1,16 @@
 //! What PyTorch does with the same models: what it keeps and casts, and, where it is installed, how
 //! long a step takes.
 
-use std::fs;
+use std::cell::RefCell;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use burn_amp::Precision;
 use clap::ValueEnum;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Options;
 use super::backend::Choice;
@@ -91,44 +93,100 @@ pub fn autocast(model: Model, dims: Dims, precision: Precision) -> Autocast {
     }
 }
 
-/// Measures the same steps with PyTorch and shows its ratios beside `ours`.
-pub fn compare(options: &Options, ours: &[Value], folder: &Path) -> anyhow::Result<Vec<Value>> {
-    if let Err(why) = has_torch() {
-        println!("\nPyTorch is not measured beside: {why}");
-        return Ok(Vec::new());
+/// PyTorch in a process of its own, which runs the same steps when it is asked to.
+pub struct PyTorch {
+    pipes: RefCell<(ChildStdin, BufReader<ChildStdout>)>,
+    child: Child,
+    precisions: Vec<String>,
+}
+
+impl PyTorch {
+    /// Starts PyTorch; says so and gives nothing where it is not installed.
+    pub fn start(options: &Options) -> anyhow::Result<Option<Self>> {
+        if let Err(why) = has_torch() {
+            println!("\nPyTorch is not measured beside: {why}");
+            return Ok(None);
+        }
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/bench.py");
+        let device = match options.backend {
+            Choice::Cuda => "cuda",
+            Choice::Flex | Choice::Wgpu | Choice::Vulkan | Choice::Tch => "cpu",
+        };
+        let size = options.size.to_possible_value();
+        let size = size.expect("no size is skipped");
+        let mut python = python();
+        python.arg(script).args(["--device", device]);
+        python.args(["--size", size.get_name()]);
+        python.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = python.spawn().context("cannot start python3")?;
+        let stdin = child.stdin.take().expect("a pipe");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut pytorch = Self {
+            pipes: RefCell::new((stdin, stdout)),
+            child,
+            precisions: Vec::new(),
+        };
+        let hello = pytorch.ask(&json!({"ask": "versions"}))?;
+        let precisions = hello["precisions"].as_array().context("no precisions")?;
+        pytorch.precisions = precisions.iter().map(|p| text(p).into()).collect();
+        println!("\nPyTorch {} on {device}", text(&hello["pytorch"]));
+        Ok(Some(pytorch))
     }
-    let json = folder.join("pytorch.json");
-    measure(options, &json)?;
-    let report = fs::read(&json).with_context(|| json.display().to_string())?;
-    let report: Value = serde_json::from_slice(&report)?;
-    let theirs = report["rows"].as_array().context("no rows")?;
-    println!(
-        "\nPyTorch {} on {}: time of a step over that in FP32, each framework's own\n\
-         {:<12} {:<10} {:>9} {:>9} {:>20} {:>10} {:>10}",
-        text(&report["pytorch"]),
-        text(&report["device"]),
-        "model",
-        "precision",
-        "burn-amp",
-        "PyTorch",
-        "a second",
-        "saved MiB",
-        "peak MiB"
-    );
-    for row in theirs {
-        let our = ours.iter().find(|our| same(our, row));
+
+    /// The precisions that PyTorch has on this device, FP32 first.
+    pub fn precisions(&self) -> impl Iterator<Item = &str> {
+        self.precisions.iter().map(String::as_str)
+    }
+
+    /// How long so many steps take.
+    pub fn timed(&self, model: Model, precision: &str, runs: u32) -> Duration {
+        let request = json!({
+            "ask": "time", "model": model.name(), "precision": precision, "runs": runs,
+        });
+        let answer = self.ask(&request).expect("an answer of PyTorch's");
+        Duration::from_secs_f64(answer["seconds"].as_f64().expect("seconds"))
+    }
+
+    /// What PyTorch keeps for the backward pass, and its peak, where PyTorch can tell.
+    pub fn memory(&self, options: &Options) -> anyhow::Result<Vec<Value>> {
         println!(
-            "{:<12} {:<10} {:>9} {:>9} {:>20} {:>10} {:>10}",
-            text(&row["model"]),
-            text(&row["precision"]),
-            our.map_or("-".into(), |our| number(&our["step_ratio"], 1.0, 3)),
-            number(&row["step_ratio"], 1.0, 3),
-            number(&row["items_per_second"], 1.0, 0) + " " + text(&row["unit"]),
-            number(&row["saved_bytes"], MIB, 1),
-            number(&row["peak_bytes"], MIB, 1),
+            "\nPyTorch\n{:<12} {:<10} {:>10} {:>10}",
+            "model", "precision", "saved MiB", "peak MiB"
         );
+        let mut rows = Vec::new();
+        for model in options.models() {
+            for precision in self.precisions() {
+                let request =
+                    json!({"ask": "memory", "model": model.name(), "precision": precision});
+                let row = self.ask(&request)?;
+                println!(
+                    "{:<12} {precision:<10} {:>10} {:>10}",
+                    model.name(),
+                    number(&row["saved_bytes"], MIB, 1),
+                    number(&row["peak_bytes"], MIB, 1),
+                );
+                rows.push(row);
+            }
+        }
+        Ok(rows)
     }
-    Ok(theirs.clone())
+
+    /// One request and its answer, a line each.
+    fn ask(&self, request: &Value) -> anyhow::Result<Value> {
+        let (stdin, stdout) = &mut *self.pipes.borrow_mut();
+        writeln!(stdin, "{request}").context("PyTorch's process has ended")?;
+        let mut answer = String::new();
+        stdout.read_line(&mut answer)?;
+        serde_json::from_str(&answer).with_context(|| format!("PyTorch answers {answer:?}"))
+    }
+}
+
+impl Drop for PyTorch {
+    fn drop(&mut self) {
+        // It waits for requests for ever.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 const MIB: f64 = (1 << 20) as f64;
@@ -146,36 +204,6 @@ fn has_torch() -> Result<(), String> {
         true => Ok(()),
         false => Err(format!("python3: {}\n{}", output.status, said.trim())),
     }
-}
-
-fn measure(options: &Options, json: &Path) -> anyhow::Result<()> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/bench.py");
-    let device = match options.backend {
-        Choice::Cuda => "cuda",
-        Choice::Flex | Choice::Wgpu | Choice::Vulkan => "cpu",
-    };
-    let size = options.size.to_possible_value();
-    let size = size.expect("no size is skipped");
-    let mut python = python();
-    python.arg(script).args(["--device", device]);
-    python.args(["--size", size.get_name()]);
-    python.args(["--rounds", &options.rounds.to_string()]);
-    if let Some(model) = options.model {
-        python.args(["--model", model.name()]);
-    }
-    let status = python.arg("--json").arg(json).status();
-    let status = status.context("cannot start python3")?;
-    ensure!(status.success(), "python3 bench.py: {status}");
-    Ok(())
-}
-
-/// Whether two rows are of one model in one precision.
-fn same(ours: &Value, theirs: &Value) -> bool {
-    let precision = match text(&ours["precision"]) {
-        "burn" => "fp32",
-        other => other,
-    };
-    ours["model"] == theirs["model"] && precision == text(&theirs["precision"])
 }
 
 fn text(value: &Value) -> &str {

@@ -1,0 +1,52 @@
+//! LibTorch, where Burn's `tch` finds it.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The LibTorch that Burn's `tch` is made for.
+const TORCH: &str = "2.9.0";
+
+/// Lets the programs that `cargo` starts load LibTorch. The linker finds it by itself.
+pub fn add_to_path(cargo: &mut Command) -> anyhow::Result<()> {
+    if let Ok(folder) = folder() {
+        let known = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let folders = [folder].into_iter().chain(env::split_paths(&known));
+        cargo.env("LD_LIBRARY_PATH", env::join_paths(folders)?);
+    }
+    Ok(())
+}
+
+/// What this machine lacks of LibTorch, with how to come by it.
+pub fn missing() -> Vec<String> {
+    let Err(why) = folder() else {
+        return Vec::new();
+    };
+    vec![format!(
+        "no LibTorch {TORCH}: LIBTORCH is to name its folder, or `pip install torch=={TORCH}` and \
+         LIBTORCH_USE_PYTORCH=1 ({why})"
+    )]
+}
+
+/// The folder of LibTorch's libraries, or why there is none.
+fn folder() -> Result<PathBuf, String> {
+    if let Some(folder) = env::var_os("LIBTORCH") {
+        let folder = Path::new(&folder).join("lib");
+        return match folder.exists() {
+            true => Ok(folder),
+            false => Err(format!("LIBTORCH is set and {} missing", folder.display())),
+        };
+    }
+    if env::var_os("LIBTORCH_USE_PYTORCH").is_none() {
+        return Err("neither LIBTORCH nor LIBTORCH_USE_PYTORCH is set".into());
+    }
+    let script = "import torch, pathlib; print(pathlib.Path(torch.__file__).parent / 'lib')";
+    let python = Command::new("python3").args(["-c", script]).output();
+    let python = python.map_err(|error| format!("cannot start python3: {error}"))?;
+    if !python.status.success() {
+        let said = String::from_utf8_lossy(&python.stderr);
+        return Err(format!("python3: {}\n{}", python.status, said.trim()));
+    }
+    let folder = String::from_utf8(python.stdout).map_err(|error| format!("python3: {error}"))?;
+    Ok(folder.trim().into())
+}
