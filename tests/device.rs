@@ -2,11 +2,12 @@
 
 mod common;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Distribution, Tensor, TensorPrimitive};
 use burn_amp::{Amp, AmpError, precision_of, with_precision};
-use burn_backend::{Backend, DTypeUsage};
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::{Backend, DTypeUsage, FloatDType, Shape};
 
-use common::{HALVES, Inner};
+use common::{HALVES, Inner, halves};
 
 /// `--nocapture` shows what the device reports.
 #[test]
@@ -38,21 +39,43 @@ fn a_half_precision_computes_or_is_refused() {
     }
 }
 
-/// A device is asked for its name alone: it need not be there.
+/// The noise of a dropout is drawn in the dtype asked for: a seed gives the same in each.
+#[test]
+fn zeros_and_ones_are_drawn_alike_in_every_dtype() {
+    let device = Default::default();
+    let draw = |dtype| {
+        Inner::seed(&device, 5);
+        let noise = Distribution::Bernoulli(0.3);
+        let drawn = Inner::float_random(Shape::new([1000]), noise, &device, dtype);
+        let data = Tensor::<Inner, 1>::from_primitive(TensorPrimitive::Float(drawn)).into_data();
+        data.iter::<f32>().collect::<Vec<_>>()
+    };
+    let expected = draw(FloatDType::F32);
+    assert!((200.0..400.0).contains(&expected.iter().sum::<f32>()));
+    for precision in halves() {
+        let dtype = precision.compute_dtype().unwrap();
+        assert_eq!(draw(dtype.into()), expected, "{dtype:?}");
+    }
+}
+
+/// LibTorch does not say what it accelerates.
 #[cfg(feature = "tch")]
 #[test]
-fn auto_on_libtorch_is_f16_on_gpus_and_fp32_elsewhere() {
-    use burn_amp::{AmpAutodiff, Precision};
+fn auto_on_libtorch_is_measured() {
+    use burn_amp::{AmpAutodiff, AmpConfig, AmpReport, Precision};
     use burn_tch::LibTorchDevice;
 
-    for (device, expected) in [
-        (LibTorchDevice::Cpu, Precision::F32),
-        (LibTorchDevice::Cuda(0), Precision::F16),
-        (LibTorchDevice::Mps, Precision::F16),
-        (LibTorchDevice::Vulkan, Precision::F32),
-    ] {
-        let auto = || precision_of::<AmpAutodiff<Inner>>(&device).unwrap();
-        assert_eq!(with_precision(Precision::Auto, auto), expected);
-        assert_eq!(auto(), expected);
-    }
+    type B = AmpAutodiff<Inner>;
+    let auto = |device| with_precision(Precision::Auto, || AmpReport::of::<B>(device).unwrap());
+    let measured = auto(&LibTorchDevice::Cpu);
+    assert!(measured.reason.contains("matrices takes"), "{measured}");
+    // Once: what is chosen stays.
+    assert_eq!(auto(&LibTorchDevice::Cpu).reason, measured.reason);
+    let applied = AmpConfig::new().apply::<B>(&LibTorchDevice::Cpu);
+    assert_eq!(applied, Ok(measured.precision));
+
+    // No such device on a machine that runs these tests.
+    let absent = auto(&LibTorchDevice::Vulkan);
+    assert_eq!(absent.precision, Precision::F32);
+    assert!(absent.reason.contains("the trial failed"), "{absent}");
 }

@@ -68,6 +68,48 @@ fn what_adds_up_in_half_computes_in_fp32_and_gives_half() {
     assert_eq!(GradScaler::of::<B>(&Default::default()).skipped_steps(), 0);
 }
 
+/// Flex computes some of what the policy widens in FP32 inside: no casts are needed around it.
+#[test]
+fn what_is_exact_in_half_computes_without_casts() {
+    let _alone = alone();
+    let report = configured(Precision::Bf16, true);
+    let text = report.to_string();
+    for op in &report.native {
+        assert!(text.contains(op), "{text}");
+        assert!(!report.inexact.contains(op), "{op}");
+    }
+    let device = CheckedDevice::new();
+    let config = AmpConfig::new().with_precision(Precision::Bf16);
+    config.apply::<Checked>(&device).unwrap();
+    let native = AmpReport::of::<Checked>(&device).unwrap().native;
+    assert_eq!(native, report.native);
+    let widened = |op: &str, run: &dyn Fn()| {
+        device.reset();
+        run();
+        let in_half = device.counts().ran_in(op, DType::BF16);
+        assert_eq!(in_half == 1, native.contains(&op.into()), "{op}");
+        assert_eq!(device.counts().ran(op), 1, "{op}");
+    };
+    let half = || Tensor::<Amp<Checked>, 3>::ones([1, 2, 8], &device).cast(DType::BF16);
+    widened("float_sqrt", &|| drop(half().sqrt()));
+    widened("avg_pool1d", &|| {
+        drop(burn::tensor::module::avg_pool1d(
+            half(),
+            2,
+            2,
+            0,
+            true,
+            false,
+        ));
+    });
+    let off = checked::config().with_precision(Precision::Bf16);
+    off.apply::<Checked>(&device).unwrap();
+    assert!(AmpReport::of::<Checked>(&device).unwrap().native.is_empty());
+    device.reset();
+    drop(half().sqrt());
+    assert_eq!(device.counts().ran_in("float_sqrt", DType::F32), 1);
+}
+
 #[test]
 fn it_can_be_switched_off() {
     let _alone = alone();

@@ -101,7 +101,11 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         };
         if !tracked || !f16 || !scaler.state().is_enabled() {
             let loss = loss.into_primitive();
-            let (mut tape, replicas) = tape_of::<B, C>(loss.clone());
+            let pass = || tape_of::<B, C>(loss.clone());
+            let (mut tape, replicas) = match tracked && half_wanted() {
+                true => seed::with_scale(1.0, pass),
+                false => pass(),
+            };
             replicas::agreed::<B>(replicas.as_deref(), &device, Vote::scaled(None));
             let copied = match half_wanted() {
                 true => take_gradients::<B, C>(loss, &mut tape, true),

@@ -45,22 +45,33 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
         dtype: DType,
     ) -> Option<FloatTensor<B>>;
 
-    /// A product or quotient in FP32. Keeps the operands in the dtypes `kept`.
+    /// A product or quotient in FP32. Keeps the operands in the dtypes `kept`; instead of the dividend
+    /// keeps the quotient, in `kept_quotient`, which the next operation may keep too.
     fn arithmetic(
         &self,
         op: Arithmetic,
         operands: [FloatTensor<B>; 2],
         kept: [DType; 2],
+        kept_quotient: Option<DType>,
     ) -> Option<FloatTensor<B>>;
+
+    /// A quotient of half operands. Computes its gradients in FP32.
+    fn half_quotient(&self, operands: [FloatTensor<B>; 2]) -> FloatTensor<B>;
+
+    /// A sum or difference of operands in one dtype, one of which is broadcast.
+    fn sum(&self, sign: Sign, operands: [FloatTensor<B>; 2]) -> FloatTensor<B>;
 
     /// A square in FP32. Keeps the operand in the dtype `kept`.
     fn square(&self, tensor: FloatTensor<B>, kept: DType) -> Option<FloatTensor<B>>;
 
-    /// A product with zeros and ones of the same shape. Keeps booleans instead, if they are small.
+    /// A product with zeros and ones of the same shape. Keeps these as bytes, if the device has bytes.
     fn dropout(&self, tensor: &FloatTensor<B>, noise: &FloatTensor<B>) -> Option<FloatTensor<B>>;
 
     /// A ReLU that keeps its result instead of its operand; the next layer keeps the result too.
     fn relu(&self, tensor: FloatTensor<B>) -> FloatTensor<B>;
+
+    /// A sigmoid or a hyperbolic tangent that keeps its result instead of its operand.
+    fn sigmoidal(&self, kind: Sigmoidal, tensor: FloatTensor<B>) -> FloatTensor<B>;
 
     /// A softmax over `dim` in FP32. Keeps the probabilities in the dtype `kept`.
     fn softmax(
@@ -87,6 +98,20 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
 pub(crate) enum Arithmetic {
     Mul,
     Div,
+}
+
+/// The sign of a sum's second operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sign {
+    Plus,
+    Minus,
+}
+
+/// The activations whose gradient follows from their result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sigmoidal {
+    Sigmoid,
+    Tanh,
 }
 
 /// The variants of softmax.
@@ -182,28 +207,35 @@ pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTen
     converted::<B>(tensor, dtype.into())
 }
 
-/// A tensor in `dtype`: by a [`cast`] on the tape, through the half copy of a leaf or, without
-/// autodiff, through the cast cache.
+/// A tensor in `dtype`: by a [`cast`] on the tape or, without autodiff, through the cast cache.
 pub(crate) fn into_dtype<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> FloatTensor<B> {
     match tensor.dtype() == dtype || !B::ad_enabled(&tensor.device()) {
         true => tensor.into_dtype(dtype),
-        false => half_leaf(&tensor, dtype).unwrap_or_else(|| cast::<B>(tensor.primitive, dtype)),
+        false => shared_cast(&tensor, dtype).unwrap_or_else(|| cast::<B>(tensor.primitive, dtype)),
     }
 }
 
-/// In bf16 a parameter is cast once, however often it is used, as in PyTorch's autocast. A shared cast
-/// would not do: the first of two backward passes would consume its node. The gradients of the uses
-/// add up in bf16, which has the range of FP32. In f16 the sum of scaled gradients could overflow.
-fn half_leaf<B: Backend>(tensor: &AmpTensor<B>, dtype: DType) -> Option<FloatTensor<B>> {
-    if dtype != DType::BF16 || !B::float_is_require_grad(&tensor.primitive) {
+/// The one cast of a tensor that is used several times. The gradients of the uses add up in its dtype:
+/// FP32 or bf16, which has the range of FP32. In f16 the sum of scaled gradients could overflow.
+///
+/// PyTorch's autocast shares the casts of parameters alone. A parameter outlives a backward pass,
+/// which consumes the node of a cast, so its half copy is a leaf too.
+fn shared_cast<B: Backend>(tensor: &AmpTensor<B>, dtype: DType) -> Option<FloatTensor<B>> {
+    if !matches!(dtype, DType::F32 | DType::BF16) {
         return None;
     }
     let shared = tensor.shared_copy(dtype)?;
     if let Some(copy) = shared.get() {
         return Some(copy.clone());
     }
-    let tape = of::<B>(&tensor.device())?;
-    let copy = tape.half_leaf(&tensor.primitive, tensor.flags(), dtype)?;
+    let copy = match B::float_is_require_grad(&tensor.primitive) {
+        false => cast::<B>(tensor.primitive.clone(), dtype),
+        true if dtype == DType::F32 => return None,
+        true => {
+            let tape = of::<B>(&tensor.device())?;
+            tape.half_leaf(&tensor.primitive, tensor.flags(), dtype)?
+        }
+    };
     Some(shared.get_or_init(|| copy).clone())
 }
 

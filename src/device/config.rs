@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceState, capabilities, name, trial};
+use super::{DeviceState, name, trial};
 use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision};
 
 /// How a device computes: its precision and its loss scaling.
@@ -156,10 +156,13 @@ impl AmpConfig {
 
     /// The configuration that `device` would get, if the device supports it.
     fn checked<B: Backend>(&self, device: &B::Device) -> Result<InForce, AmpError> {
-        let capabilities = DeviceState::of::<B>(device).capabilities::<B>(device);
+        let state = DeviceState::of::<B>(device);
         let precision = match self.precision {
-            Precision::Auto => capabilities.auto,
-            chosen => capabilities.check::<B>(chosen, device)?,
+            Precision::Auto => state.auto::<B>(device).precision,
+            chosen => {
+                let capabilities = state.capabilities::<B>(device);
+                capabilities.check::<B>(chosen, device)?
+            }
         };
         if self.precision != Precision::Auto && self.has_idle_loss_scale(precision) {
             return Err(AmpError::LossScaleWithoutF16 { precision });
@@ -187,7 +190,7 @@ impl AmpConfig {
         let state = DeviceState::of::<B>(device);
         let precision = in_force.precision;
         if !in_force.is_chosen {
-            capabilities::log_auto::<B>(state.capabilities::<B>(device), device);
+            state.auto::<B>(device).log::<B>(device);
         }
         if self.has_idle_loss_scale(precision) {
             log::warn!(

@@ -1,6 +1,7 @@
 //! A device: its capabilities, configuration, trial results, scaler and statistics, in one
 //! [`DeviceState`]. Independent of the policy's operations and of autodiff.
 
+mod auto;
 mod capabilities;
 mod config;
 mod state;
@@ -16,7 +17,7 @@ pub use config::{AmpConfig, WhenStuck};
 pub(crate) use state::DeviceState;
 pub(crate) use statistics::CastStatistics;
 pub use statistics::Casts;
-pub(crate) use trial::{OpSet, register as register_trials};
+pub(crate) use trial::{Found, OpSet, register as register_trials};
 
 use crate::policy::{Mode, Support};
 use crate::precision::region;
@@ -38,13 +39,14 @@ pub(crate) fn explained<B: Backend>(
 ) -> Result<(Precision, &'static str), AmpError> {
     let state = DeviceState::of::<B>(device);
     let in_force = state.in_force::<B>(device);
-    let capabilities = || state.capabilities::<B>(device);
+    let auto = || state.auto::<B>(device);
     Ok(match (region(), in_force.is_chosen) {
         (None, true) => (in_force.precision, "asked for with AmpConfig"),
-        (None, false) => (in_force.precision, capabilities().why_auto),
-        (Some(Precision::Auto), _) => (capabilities().auto, capabilities().why_auto),
+        (None, false) => (in_force.precision, &auto().why),
+        (Some(Precision::Auto), _) => (auto().precision, &auto().why),
         (Some(precision), _) => {
-            let precision = capabilities().check::<B>(precision, device)?;
+            let capabilities = state.capabilities::<B>(device);
+            let precision = capabilities.check::<B>(precision, device)?;
             (precision, "asked for in a region")
         }
     })
@@ -95,9 +97,9 @@ impl DeviceContext {
         self.state.capabilities::<B>(device).support
     }
 
-    /// The operations in which the device is not exact. `B` must be a backend that computes.
-    pub(crate) fn inexact<B: Backend>(&self, device: &B::Device, half: DType) -> OpSet {
-        self.state.inexact::<B>(&self.in_force, device, half)
+    /// What the trial of the device found. `B` must be a backend that computes.
+    pub(crate) fn found<B: Backend>(&self, device: &B::Device, half: DType) -> Found {
+        self.state.found::<B>(&self.in_force, device, half)
     }
 }
 

@@ -8,8 +8,10 @@ use arc_swap::ArcSwapOption;
 use burn_backend::{Backend, DType};
 use parking_lot::Mutex;
 
-use super::capabilities::{self, Capabilities};
-use super::{AmpConfig, CastStatistics, DeviceKey, InForce, OpSet, key, trial};
+use super::auto::Auto;
+use super::capabilities::Capabilities;
+use super::trial::Found;
+use super::{AmpConfig, CastStatistics, DeviceKey, InForce, key, trial};
 use crate::GradScaler;
 use crate::precision::want_half;
 
@@ -18,12 +20,14 @@ use crate::precision::want_half;
 #[derive(Debug, Default)]
 pub(crate) struct DeviceState {
     capabilities: OnceLock<Capabilities>,
+    /// Unset until the device is first asked for its precision, unless that is configured.
+    auto: OnceLock<Auto>,
     /// Replaced as a whole. Absent until the device is configured or first computes.
     in_force: ArcSwapOption<InForce>,
     scaler: GradScaler,
     statistics: CastStatistics,
-    /// Results of the trials in f16 and bf16: inexact operations. Unset until the trial has run.
-    inexact: [OnceLock<OpSet>; 2],
+    /// Results of the trials in f16 and bf16. Unset until the trial has run.
+    found: [OnceLock<Found>; 2],
 }
 
 /// The states of all devices, by device id. Process-wide, because a device outlives every tensor on
@@ -56,6 +60,11 @@ impl DeviceState {
             .get_or_init(|| Capabilities::of::<B>(device))
     }
 
+    /// What `Auto` selects on the device. May run a trial.
+    pub(crate) fn auto<B: Backend>(&self, device: &B::Device) -> &Auto {
+        self.auto.get_or_init(|| Auto::of::<B>(device))
+    }
+
     /// The configuration in force; that of `Auto` if the device was not configured.
     #[inline]
     pub(crate) fn in_force<B: Backend>(&self, device: &B::Device) -> InForce {
@@ -67,8 +76,8 @@ impl DeviceState {
 
     #[cold]
     fn in_auto<B: Backend>(&self, device: &B::Device) -> InForce {
-        let capabilities = self.capabilities::<B>(device);
-        let auto = Arc::new(AmpConfig::new().in_force(capabilities.auto));
+        let selected = self.auto::<B>(device);
+        let auto = Arc::new(AmpConfig::new().in_force(selected.precision));
         let none: Option<Arc<InForce>> = None;
         let before = self.in_force.compare_and_swap(&none, Some(auto.clone()));
         match &*before {
@@ -76,7 +85,7 @@ impl DeviceState {
             Some(in_force) => **in_force,
             None => {
                 announce(&auto);
-                capabilities::log_auto::<B>(capabilities, device);
+                selected.log::<B>(device);
                 *auto
             }
         }
@@ -95,28 +104,27 @@ impl DeviceState {
         &self.statistics
     }
 
-    /// The operations in which the device is not exact, if the configuration tries the device. Runs
-    /// the trial if it has not run; concurrent threads wait for one trial. `B` must be a backend
-    /// that computes.
-    pub(super) fn inexact<B: Backend>(
+    /// What the trial found, if the configuration tries the device. Runs the trial if it has not run;
+    /// concurrent threads wait for one trial. `B` must be a backend that computes.
+    pub(super) fn found<B: Backend>(
         &self,
         in_force: &InForce,
         device: &B::Device,
         half: DType,
-    ) -> OpSet {
+    ) -> Found {
         match in_force.tried {
             true => *self
                 .trial(half)
                 .get_or_init(|| trial::of::<B>(device, half)),
-            false => OpSet::NONE,
+            false => Found::default(),
         }
     }
 
-    /// The result of the trial so far; empty until the trial has run.
-    pub(crate) fn found_inexact<B: Backend>(&self, device: &B::Device, half: DType) -> OpSet {
+    /// What the trial found so far; nothing until the trial has run.
+    pub(crate) fn found_so_far<B: Backend>(&self, device: &B::Device, half: DType) -> Found {
         match self.in_force::<B>(device).tried {
             true => self.trial(half).get().copied().unwrap_or_default(),
-            false => OpSet::NONE,
+            false => Found::default(),
         }
     }
 
@@ -125,8 +133,8 @@ impl DeviceState {
         self.trial(half).get().is_none()
     }
 
-    fn trial(&self, half: DType) -> &OnceLock<OpSet> {
-        &self.inexact[usize::from(half == DType::BF16)]
+    fn trial(&self, half: DType) -> &OnceLock<Found> {
+        &self.found[usize::from(half == DType::BF16)]
     }
 }
 

@@ -4,6 +4,9 @@
 //! function in half throughout and lose its last bits or its small results. An inexact operation
 //! runs in FP32 on that device: operands are rounded to half first, and the result is half, so the
 //! values are those of an exact device. An operation that could not be tried runs the same way.
+//!
+//! Other kernels compute in FP32 inside, such as LibTorch's: what the policy widens needs no casts
+//! there. An operation that is widened by its class runs in half where the trial shows it exact.
 
 use std::any::{Any, TypeId};
 use std::collections::BTreeMap;
@@ -12,15 +15,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, FloatDType, TensorData, try_read_sync};
+use burn_backend::{Backend, DType, DeviceOps, FloatDType, TensorData, try_read_sync};
 use parking_lot::Mutex;
 
 use super::DeviceState;
+use super::auto::{self, Times};
 use crate::policy::{self, Class, HalfSupport, same};
 
 /// A set of tried operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct OpSet(u32);
+pub(crate) struct OpSet(u64);
 
 impl OpSet {
     pub(crate) const NONE: Self = Self(0);
@@ -50,6 +54,15 @@ impl OpSet {
             .into_iter()
             .filter(move |op| self.contains(Self::of(op)))
     }
+}
+
+/// What the trials of a device found in one half dtype.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Found {
+    /// Operations that the policy runs in half and that the device is not shown to compute exactly.
+    pub inexact: OpSet,
+    /// Operations that the policy widens and that the device computes exactly in half.
+    pub native: OpSet,
 }
 
 /// Makes the operands of a trial.
@@ -82,6 +95,26 @@ impl<B: Backend> TrialInputs<'_, B> {
         self.values(points.to_vec(), [12])
     }
 
+    /// Positive values of four orders of magnitude, in no order.
+    fn varied<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
+        let count = shape.iter().product::<usize>();
+        let fraction = |i: usize| (i as f32 * 0.618_034).fract();
+        let values = (1..=count).map(|i| fraction(i) * 10f32.powi((i * i % 4) as i32 - 2));
+        self.values(values.collect(), shape)
+    }
+
+    /// The end of f16's range, where a sum of two overflows.
+    fn ends<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
+        self.values(vec![60_000.0; shape.iter().product()], shape)
+    }
+
+    /// Values spread evenly over a range.
+    fn spread(&self, range: std::ops::RangeInclusive<f32>) -> FloatTensor<B> {
+        let (from, to) = range.into_inner();
+        let value = |i: usize| from + (to - from) * i as f32 / (SPREAD - 1) as f32;
+        self.values((0..SPREAD).map(value).collect(), [SPREAD])
+    }
+
     /// Values rounded to half, even if the trial computes in FP32.
     fn values<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> FloatTensor<B> {
         let values = B::float_from_data(TensorData::new(values, shape), self.device);
@@ -107,6 +140,8 @@ macro_rules! trials {
 
 /// The number of terms in a sum: beyond what f16 (2,048) and bf16 (256) can count to.
 const N: usize = 4096;
+/// Enough values that two roundings show where one is allowed.
+const SPREAD: usize = 512;
 
 // One row selects a different kernel than many. So do few channels, and taps instead of channels.
 #[rustfmt::skip]
@@ -183,6 +218,43 @@ trials! { |make|
     gelu (make.points());
     float_atan (make.points());
     float_atan2 (make.points(), make.values(vec![256.0; 12], [12]));
+    gelu_backward
+        (make.points(), make.ones([12]))
+        (make.spread(-6.0..=6.0), make.varied([SPREAD]));
+    sigmoid_backward (make.spread(0.0..=1.0), make.varied([SPREAD]));
+    log_sigmoid_backward
+        (make.points(), make.ones([12]))
+        (make.spread(-10.0..=10.0), make.varied([SPREAD]));
+    float_sqrt (make.varied([64])) (make.ends([1]));
+    layer_norm
+        (make.varied([8, 256]), make.varied([256]), Some(make.varied([256])), 1e-5)
+        (make.values((0..512).map(|i| i as f32 * 100.0).collect(), [1, 512]), make.ones([512]), None, 1e-5);
+    avg_pool1d
+        (make.varied([1, 2, N]), 64, 64, 0, true, false)
+        (make.ones([1, 1, N]), N, N, 0, true, false)
+        (make.ends([1, 1, 64]), 4, 4, 0, true, false);
+    avg_pool2d
+        (make.varied([1, 2, 64, 64]), [8, 8], [8, 8], [0, 0], true, false)
+        (make.ones([1, 1, 64, 64]), [64, 64], [64, 64], [0, 0], true, false)
+        (make.ends([1, 1, 8, 8]), [2, 2], [2, 2], [0, 0], true, false);
+    avg_pool1d_backward
+        (make.ones([1, 1, 127]), make.varied([1, 1, 64]), 64, 1, 0, true, false);
+    avg_pool2d_backward
+        (make.ones([1, 1, 15, 15]), make.varied([1, 1, 8, 8]), [8, 8], [1, 1], [0, 0], true, false);
+    adaptive_avg_pool1d
+        (make.varied([1, 2, N]), 64)
+        (make.ones([1, 1, N]), 1)
+        (make.ends([1, 1, 64]), 16);
+    adaptive_avg_pool2d
+        (make.varied([1, 2, 64, 64]), [8, 8])
+        (make.ones([1, 1, 64, 64]), [1, 1])
+        (make.ends([1, 1, 8, 8]), [4, 4]);
+    adaptive_avg_pool1d_backward
+        (make.ones([1, 1, 64]), make.varied([1, 1, 24]))
+        (make.ones([1, 1, 1]), make.ones([1, 1, N]));
+    adaptive_avg_pool2d_backward
+        (make.ones([1, 1, 16, 16]), make.varied([1, 1, 12, 12]))
+        (make.ones([1, 1, 1, 1]), make.ones([1, 1, 64, 64]));
 }
 
 fn conv<const D: usize>() -> ConvOptions<D> {
@@ -193,10 +265,10 @@ fn transpose<const D: usize>() -> ConvTransposeOptions<D> {
     ConvTransposeOptions::new([1; D], [0; D], [0; D], [1; D], 1)
 }
 
-/// The operations that a device is not shown to compute exactly in a half dtype. Tried once per
-/// process. An operation whose trial panics or cannot be read back is not shown to be exact.
-pub(crate) fn of<B: Backend>(device: &B::Device, half: DType) -> OpSet {
-    let (mut inexact, mut untried) = (OpSet::NONE, OpSet::NONE);
+/// What a device computes exactly in a half dtype. Tried once per process. An operation whose trial
+/// panics or cannot be read back is not shown to be exact.
+pub(crate) fn of<B: Backend>(device: &B::Device, half: DType) -> Found {
+    let (mut inexact, mut untried, mut native) = (OpSet::NONE, OpSet::NONE, OpSet::NONE);
     let capabilities = DeviceState::of::<B>(device).capabilities::<B>(device);
     let arithmetic = capabilities.support.of(half) == HalfSupport::Arithmetic;
     for (i, trials) in Trials::<B>::OF.into_iter().enumerate() {
@@ -208,18 +280,30 @@ pub(crate) fn of<B: Backend>(device: &B::Device, half: DType) -> OpSet {
             let mut exact = trials.iter().map(|t| is_exact::<B>(*t, device, half));
             exact.try_fold(true, |all, exact| Some(all && exact?))
         };
-        match catch_unwind(AssertUnwindSafe(exact)) {
-            Ok(Some(true)) => {}
-            Ok(Some(false)) => inexact.0 |= 1 << i,
-            Ok(None) | Err(_) => untried.0 |= 1 << i,
-        }
+        let found = catch_unwind(AssertUnwindSafe(exact));
+        let set = match (policy::class(TRIED[i]) == Class::Fp32Inside, found) {
+            (false, Ok(Some(true))) | (true, Ok(Some(false) | None) | Err(_)) => continue,
+            (true, Ok(Some(true))) => &mut native,
+            (false, Ok(Some(false))) => &mut inexact,
+            (false, Ok(None) | Err(_)) => &mut untried,
+        };
+        set.0 |= 1 << i;
     }
-    log_found::<B>(device, half, inexact, untried);
-    OpSet(inexact.0 | untried.0)
+    log_found::<B>(device, half, inexact, untried, native);
+    Found {
+        inexact: OpSet(inexact.0 | untried.0),
+        native,
+    }
 }
 
 /// Logs the result of a trial, once for each device and half dtype.
-fn log_found<B: Backend>(device: &B::Device, half: DType, inexact: OpSet, untried: OpSet) {
+fn log_found<B: Backend>(
+    device: &B::Device,
+    half: DType,
+    inexact: OpSet,
+    untried: OpSet,
+    native: OpSet,
+) {
     let (name, half) = (super::name::<B>(device), half.name());
     let listed = |ops: OpSet| ops.names().collect::<Vec<_>>().join(", ");
     if !inexact.is_none() {
@@ -227,6 +311,10 @@ fn log_found<B: Backend>(device: &B::Device, half: DType, inexact: OpSet, untrie
         log::info!(
             "burn-amp: {name} is not exact in {half} in {ops}: these compute in FP32 and give {half}"
         );
+    }
+    if !native.is_none() {
+        let ops = listed(native);
+        log::trace!("burn-amp: {name} computes in {half} as exactly as by way of FP32: {ops}");
     }
     if !untried.is_none() {
         let ops = listed(untried);
@@ -261,38 +349,57 @@ fn is_exact<B: Backend>(trial: Trial<B>, device: &B::Device, half: DType) -> Opt
     Some(half_values.iter().zip(&expected).all(close))
 }
 
-type Begin = fn(&dyn Any, DType);
-
 /// How to try a device, by device type: the layer above autodiff decides when, but cannot name the
 /// backend that computes. Process-wide, like the types.
-static BEGIN: Mutex<BTreeMap<TypeId, Begin>> = Mutex::new(BTreeMap::new());
+static BACKENDS: Mutex<BTreeMap<TypeId, Trier>> = Mutex::new(BTreeMap::new());
+
+/// The trials of a backend's devices.
+#[derive(Clone, Copy)]
+struct Trier {
+    exactness: fn(&dyn Any, DType),
+    speed: fn(&dyn Any) -> Option<Times>,
+}
+
+impl Trier {
+    const fn of<B: Backend>() -> Self {
+        Self {
+            exactness: |device, half| {
+                if let Some(device) = device.downcast_ref::<B::Device>() {
+                    let state = DeviceState::of::<B>(device);
+                    state.found::<B>(&state.in_force::<B>(device), device, half);
+                }
+            },
+            speed: |device| auto::times::<B>(device.downcast_ref()?),
+        }
+    }
+
+    /// That of the backend that computes for `B`, once a tensor or a device has reached it.
+    fn reached<B: Backend>(device: &B::Device) -> Option<Self> {
+        let known = BACKENDS.lock().get(&TypeId::of::<B::Device>()).copied();
+        // `B` is the backend itself, and no layer has been used on it yet.
+        known.or_else(|| (!B::ad_enabled(device)).then(Self::of::<B>))
+    }
+}
 
 /// Registers how to try devices of this backend, unless the backend has autodiff.
 pub(crate) fn register<B: Backend>(device: &B::Device) {
     if !B::ad_enabled(device) {
-        let begin: Begin = |device, half| {
-            if let Some(device) = device.downcast_ref() {
-                run::<B>(device, half);
-            }
-        };
-        let mut known = BEGIN.lock();
-        known.entry(TypeId::of::<B::Device>()).or_insert(begin);
+        let mut known = BACKENDS.lock();
+        known
+            .entry(TypeId::of::<B::Device>())
+            .or_insert(Trier::of::<B>());
     }
 }
 
-/// Runs a device's trial now rather than when the device first computes in half.
+/// Runs a device's trial of exactness now rather than when the device first computes in half, unless
+/// it has run or the configuration does not try the device.
 pub(crate) fn begin<B: Backend>(device: &B::Device, half: DType) {
-    let begin = BEGIN.lock().get(&TypeId::of::<B::Device>()).copied();
-    match begin {
-        Some(begin) => begin(device, half),
-        // `B` is the backend itself, and no layer has been used on it yet.
-        None if !B::ad_enabled(device) => run::<B>(device, half),
-        None => {}
+    if let Some(trier) = Trier::reached::<B>(device) {
+        (trier.exactness)(device, half);
     }
 }
 
-/// Runs a device's trial, unless it has run or the configuration does not try the device.
-fn run<B: Backend>(device: &B::Device, half: DType) {
-    let state = DeviceState::of::<B>(device);
-    state.inexact::<B>(&state.in_force::<B>(device), device, half);
+/// How fast a device is in each precision.
+pub(super) fn times<B: Backend>(device: &B::Device) -> Option<Times> {
+    (Trier::reached::<B>(device)?.speed)(device.inner())
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use crate::device::{self, Casts, DeviceState, OpSet};
+use crate::device::{self, Casts, DeviceState, Found, OpSet};
 use crate::{AmpError, GradScaler, LossScaleConfig, Outcome, Precision, ScaleHistory, Skipped};
 
 /// A snapshot of a device's precision, loss scale, steps and casts. Printed, it is a short table;
@@ -65,6 +65,9 @@ pub struct AmpReport {
     /// Operations not exact on the device in this precision. They compute in FP32 and return half
     /// ([`AmpConfig::with_op_qualification`](crate::AmpConfig::with_op_qualification)).
     pub inexact: Vec<String>,
+    /// Operations that FP32 would compute on half operands, but the device computes in half as
+    /// exactly: they run without casts. Found by the same trial as `inexact`.
+    pub native: Vec<String>,
     /// Casts of tensors to f16 or bf16, since the device was configured.
     pub casts_to_half: Casts,
     /// Casts of tensors to FP32 or F64, since the device was configured.
@@ -87,10 +90,11 @@ impl AmpReport {
     pub fn of<B: Backend>(device: &B::Device) -> Result<Self, AmpError> {
         let (precision, reason) = device::explained::<B>(device)?;
         let state = DeviceState::of::<B>(device);
-        let inexact = match precision.compute_dtype() {
-            Some(half) => state.found_inexact::<B>(device, half),
-            None => OpSet::NONE,
+        let found = match precision.compute_dtype() {
+            Some(half) => state.found_so_far::<B>(device, half),
+            None => Found::default(),
         };
+        let names = |ops: OpSet| ops.names().map(String::from).collect();
         let statistics = state.statistics();
         let unscaled = Self {
             device: device::name::<B>(device),
@@ -103,7 +107,8 @@ impl AmpReport {
             non_finite_losses: 0,
             skipped_in_a_row: 0,
             history: ScaleHistory::default(),
-            inexact: inexact.names().map(String::from).collect(),
+            inexact: names(found.inexact),
+            native: names(found.native),
             casts_to_half: statistics.to_half.casts(),
             casts_from_half: statistics.from_half.casts(),
             read_backs: statistics.read_backs(),
@@ -179,6 +184,14 @@ impl fmt::Display for AmpReport {
         if !self.inexact.is_empty() {
             let ops = self.inexact.join(", ");
             writeln!(f, "in FP32     {ops}: not exact in {} here", self.precision)?;
+        }
+        if !self.native.is_empty() {
+            let ops = self.native.join(", ");
+            writeln!(
+                f,
+                "in {:<9}{ops}: exact here, without casts",
+                self.precision
+            )?;
         }
         let (to, from) = (self.casts_to_half, self.casts_from_half);
         writeln!(

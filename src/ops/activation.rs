@@ -2,16 +2,18 @@
 
 use burn_backend::ops::{ActivationOps, FloatTensorOps};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Scalar};
+use burn_backend::{Backend, Scalar, TensorMetadata};
 
 use super::arithmetic::kept;
 use super::{Call, Op, float_ops, op, own_ops};
-use crate::autodiff::tape::Softmax;
+use crate::autodiff::tape::{Sigmoidal, Softmax};
+use crate::policy::is_half;
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend> ActivationOps<Self> for Amp<B> {
     own_ops! {
         relu([tensor]) -> FloatTensor => relu(tensor);
+        sigmoid([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Sigmoid, op!(sigmoid), tensor);
         softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Plain, op!(softmax), tensor, dim, B::softmax);
         log_softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Log, op!(log_softmax), tensor, dim, B::log_softmax);
         softmin([tensor], dim: usize) -> FloatTensor => softmin(tensor, dim);
@@ -20,7 +22,6 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
 
     float_ops! { Forward;
         gelu([tensor]) -> FloatTensor;
-        sigmoid([tensor]) -> FloatTensor;
         log_sigmoid([tensor]) -> FloatTensor;
         leaky_relu([tensor], {negative_slope}) -> FloatTensor;
         hard_sigmoid([tensor], {alpha}, {beta}) -> FloatTensor;
@@ -41,6 +42,22 @@ fn relu<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     call.result(call.run(|| match tape {
         Some((tape, _)) => tape.relu(tensor),
         None => B::relu(tensor),
+    }))
+}
+
+/// A sigmoid or a hyperbolic tangent. Of a half operand, the result is kept for the backward pass.
+pub(super) fn sigmoidal<B: Backend>(
+    kind: Sigmoidal,
+    named: Op,
+    tensor: AmpTensor<B>,
+) -> AmpTensor<B> {
+    let call = Call::new(named, &[&tensor]);
+    let tape = call.recording(&[&tensor]);
+    let tensor = call.operand(tensor);
+    call.result(call.run(|| match (tape, kind) {
+        (Some((tape, _)), _) if is_half(tensor.dtype()) => tape.sigmoidal(kind, tensor),
+        (_, Sigmoidal::Sigmoid) => B::sigmoid(tensor),
+        (_, Sigmoidal::Tanh) => B::float_tanh(tensor),
     }))
 }
 

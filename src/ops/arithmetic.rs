@@ -1,12 +1,11 @@
 //! Tensor arithmetic, as in composed norms: an FP32 result of half tensors and small statistics
 //! keeps half copies for the backward pass.
 
-use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::{Call, Op, fitting};
 use crate::AmpTensor;
-use crate::autodiff::tape::Arithmetic;
+use crate::autodiff::tape::{Arithmetic, Sign};
 use crate::policy::is_half;
 use crate::tensor::TensorFlags;
 
@@ -17,15 +16,25 @@ const SMALL: usize = 16;
 
 /// A sum or difference.
 pub(super) fn sum<B: Backend>(
+    sign: Sign,
     named: Op,
     lhs: AmpTensor<B>,
     rhs: AmpTensor<B>,
-    op: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
     let call = Call::new(named, &[&lhs, &rhs]);
     let widened = widened(&call, &lhs, &rhs, true);
+    // FP32 that was never half adds up in Burn's order.
+    let is_ours = |half| lhs.shape() != rhs.shape() && (lhs.fits(half) || rhs.fits(half));
+    let tape = call
+        .recording(&[&lhs, &rhs])
+        .filter(|(_, half)| is_ours(*half));
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
-    marked(call.result(call.run(|| op(lhs, rhs))), widened)
+    let out = call.run(|| match (tape, sign) {
+        (Some((tape, _)), _) => tape.sum(sign, [lhs, rhs]),
+        (None, Sign::Plus) => B::float_add(lhs, rhs),
+        (None, Sign::Minus) => B::float_sub(lhs, rhs),
+    });
+    marked(call.result(out), widened)
 }
 
 /// A product or quotient.
@@ -57,16 +66,24 @@ pub(super) fn product<B: Backend>(
         let kept = [&lhs, &rhs].map(|t| kept(t, half));
         if wide && kept.iter().any(|dtype| is_half(*dtype)) {
             let operands = [lhs.primitive.clone(), rhs.primitive.clone()];
-            if let Some(out) = call.run(|| tape.arithmetic(op, operands, kept)) {
+            // Of two rounded copies, the one that the next operation keeps as well.
+            let is_rounded = lhs.dtype() == DType::F32 && kept[0] == half;
+            let is_quotient = op == Arithmetic::Div && widened.contains(TensorFlags::widened(half));
+            let quotient = (is_quotient && is_rounded).then_some(half);
+            if let Some(out) = call.run(|| tape.arithmetic(op, operands, kept, quotient)) {
                 [&lhs, &rhs].into_iter().for_each(|t| call.watch(t));
                 return marked(call.recorded(out), widened);
             }
         }
     }
+    let tape = call.recording(&[&lhs, &rhs]);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
-    let out = call.run(|| match op {
-        Arithmetic::Mul => B::float_mul(lhs, rhs),
-        Arithmetic::Div => B::float_div(lhs, rhs),
+    let out = call.run(|| match (op, tape) {
+        (Arithmetic::Mul, _) => B::float_mul(lhs, rhs),
+        (Arithmetic::Div, Some((tape, _))) if is_half(lhs.dtype()) => {
+            tape.half_quotient([lhs, rhs])
+        }
+        (Arithmetic::Div, _) => B::float_div(lhs, rhs),
     });
     marked(call.result(out), widened)
 }

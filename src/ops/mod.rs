@@ -68,7 +68,8 @@ impl Op {
 enum Step {
     /// One step of the tape: `Fp32Inside` restores the first operand's dtype.
     Forward,
-    /// A backward function: `Fp32Inside` returns the widest dtype.
+    /// A backward function: `Fp32Inside` returns the widest dtype. Any other step that a formula of
+    /// the backward pass takes on a gradient returns the gradient's dtype.
     Backward,
     /// Autodiff composes the operation of others. `Fp32Inside` is widened above autodiff; otherwise
     /// the composing steps would run in half.
@@ -134,10 +135,31 @@ impl Call {
             _ if upper && class == Class::Fp32Inside && step != Step::Composed => Plan::default(),
             mode => plan(class, operands, mode, || context.support::<B>(&device)),
         };
+        if class == Class::Fp32Inside
+            && plan.operands == Some(DType::F32)
+            && !named.qualifies.is_none()
+            && !B::ad_enabled(&device)
+            && let Some(half) = operands.only_half()
+            && context
+                .found::<B>(&device, half)
+                .native
+                .contains(named.qualifies)
+        {
+            plan = Plan::default();
+        }
         let all = tensors.iter().map(|t| t.flags());
         let any: TensorFlags = all.clone().collect();
         let common = all.fold(TensorFlags::all(), |common, flags| common & flags);
-        let mut flags = any & (TensorFlags::GRADIENT | TensorFlags::FROM_F16);
+        if step != Step::Backward
+            && any.contains(TensorFlags::BACKWARD)
+            && let Some(half) = half_gradient(tensors)
+            && !matches!(class, Class::Move | Class::LowerPrecision)
+            && context.support::<B>(&device).of(half) == HalfSupport::Arithmetic
+        {
+            plan.result = Some(half);
+        }
+        let mut flags =
+            any & (TensorFlags::GRADIENT | TensorFlags::FROM_F16 | TensorFlags::BACKWARD);
         flags |= match class {
             Class::Move => common & (TensorFlags::WIDENED | TensorFlags::CONSTANT),
             Class::Keep | Class::Activation => common & TensorFlags::WIDENED,
@@ -155,7 +177,7 @@ impl Call {
             && !named.qualifies.is_none()
             // Above autodiff the operands are cast to half anyway, so that the tape keeps half.
             && !B::ad_enabled(&device)
-            && context.inexact::<B>(&device, computed).contains(named.qualifies))
+            && context.found::<B>(&device, computed).inexact.contains(named.qualifies))
         .then_some(computed);
         if rounded.is_some() {
             plan.operands = Some(DType::F32);
@@ -188,7 +210,11 @@ impl Call {
             self.flags -= TensorFlags::widened_where(|half| !held(half));
         }
         if is_half(dtype) && !held(dtype) && mode != Mode::Off {
-            self.plan = Plan::cast(DType::F32);
+            let is_gradient = self.flags.contains(TensorFlags::BACKWARD);
+            self.plan = Plan {
+                result: self.plan.result.filter(|_| is_gradient),
+                ..Plan::cast(DType::F32)
+            };
         }
     }
 
@@ -293,6 +319,14 @@ fn scaled_loss<B: Backend>(tensors: &[&AmpTensor<B>]) -> Option<ScaledLoss> {
         )
     }
     Some(first.clone())
+}
+
+/// The dtype of the gradients among the operands of a formula of the backward pass, if it is half.
+fn half_gradient<B: Backend>(tensors: &[&AmpTensor<B>]) -> Option<DType> {
+    let is_gradient = |t: &&&AmpTensor<B>| t.flags().contains(TensorFlags::BACKWARD);
+    let mut dtypes = tensors.iter().filter(is_gradient).map(|t| t.dtype());
+    let first = dtypes.next().filter(|dtype| is_half(*dtype))?;
+    dtypes.all(|dtype| dtype == first).then_some(first)
 }
 
 /// The widened flags of each half dtype in which all operands fit.

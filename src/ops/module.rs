@@ -10,7 +10,7 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 
 use super::arithmetic::kept;
 use super::attention::attention;
-use super::{Call, Op, Step, checked, float_ops, op, own_ops};
+use super::{Call, Op, Step, checked, float_ops, op, own_ops, present};
 use crate::policy::is_half;
 use crate::{Amp, AmpTensor};
 
@@ -45,32 +45,48 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
     }
 
     own_ops! {
-        linear([x], [weight], [?bias]) -> FloatTensor => contraction(op!(linear), x.rank() - 1, x, weight, bias, B::linear);
+        linear([x], [weight], [?bias]) -> FloatTensor => linear(x, weight, bias);
         attention([query], [key], [value], mask: Option<BoolTensor<Self>>, [?attn_bias], options: AttentionModuleOptions) -> FloatTensor => attention(query, key, value, mask, attn_bias, options);
         layer_norm([tensor], [gamma], [?beta], epsilon: f64) -> FloatTensor => layer_norm(tensor, gamma, beta, epsilon);
+        deform_conv2d_backward([x], [offset], [weight], [?mask], [?bias], [output_grad], options: DeformConvOptions<2>) -> DeformConv2dBackward => deform_conv2d_backward(x, offset, weight, mask, bias, output_grad, options);
         unfold4d([x], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor => windows([op!(unfold4d), op!(unfold4d, "without autodiff")], x, |x| B::unfold4d(x, kernel_size, options));
     }
 
-    /// In half, batch dimensions are folded into one contraction. A separate sum over the batch
-    /// would run in half.
+    fn linear_x_backward(
+        weight: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let (named, operands) = (op!(linear_x_backward), [weight, output_grad]);
+        let [x_grad] = checked(Step::Forward, named, operands, |[weight, output_grad]| {
+            [by_rows::<B>(output_grad, |grad| {
+                B::linear_x_backward(weight, grad)
+            })]
+        });
+        x_grad
+    }
+
+    /// In half, one contraction: a separate sum over the batch would run in half.
     fn linear_weight_backward(
         x: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let folded = |tensor: FloatTensor<B>| {
-            let shape = tensor.shape();
-            let features = shape[shape.num_dims() - 1];
-            let rows = shape.num_elements() / features;
-            match shape.num_dims() > 2 && is_half(tensor.dtype()) {
-                true => B::float_reshape(tensor, Shape::new([rows, features])),
-                false => tensor,
-            }
-        };
         let (named, operands) = (op!(linear_weight_backward), [x, output_grad]);
         let [weight_grad] = checked(Step::Forward, named, operands, |[x, output_grad]| {
-            [B::linear_weight_backward(folded(x), folded(output_grad))]
+            [B::linear_weight_backward(
+                rows::<B>(x),
+                rows::<B>(output_grad),
+            )]
         });
         weight_grad
+    }
+
+    /// In half, one sum: each sum rounds.
+    fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (named, operands) = (op!(linear_bias_backward), [output_grad]);
+        let [bias_grad] = checked(Step::Backward, named, operands, |[output_grad]| {
+            [B::linear_bias_backward(rows::<B>(output_grad))]
+        });
+        bias_grad
     }
 
     float_ops! { Forward;
@@ -86,8 +102,6 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         conv_transpose2d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor;
         conv_transpose3d_x_backward([weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor;
         conv_transpose3d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor;
-        linear_x_backward([weight], [output_grad]) -> FloatTensor;
-        linear_bias_backward([output_grad]) -> FloatTensor;
         embedding([weights], indices: IntTensor<Self>) -> FloatTensor;
         embedding_backward([weights], [output_grad], indices: IntTensor<Self>) -> FloatTensor;
         interpolate([x], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
@@ -111,7 +125,6 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         adaptive_avg_pool2d_backward([x], [grad]) -> FloatTensor;
         avg_pool1d_backward([x], [grad], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
         avg_pool2d_backward([x], [grad], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-        deform_conv2d_backward([x], [offset], [weight], [?mask], [?bias], [output_grad], options: DeformConvOptions<2>) -> DeformConv2dBackward;
         max_pool1d_with_indices_backward([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool, [output_grad], indices: IntTensor<Self>) -> MaxPool1dBackward;
         max_pool2d_with_indices_backward([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool, [output_grad], indices: IntTensor<Self>) -> MaxPool2dBackward;
         ctc_loss_backward([log_probs], targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, [grad_loss], blank: usize) -> FloatTensor;
@@ -120,6 +133,49 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
     fn has_ctc_loss_backward() -> bool {
         B::has_ctc_loss_backward()
     }
+}
+
+/// A half tensor with its leading dimensions folded into one, unless autodiff records them.
+fn rows<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    let features = shape[shape.num_dims() - 1];
+    let folds = shape.num_dims() > 2 && is_half(tensor.dtype());
+    match folds && !B::ad_enabled(&B::float_device(&tensor)) {
+        true => {
+            let rows = shape.num_elements() / features.max(1);
+            B::float_reshape(tensor, Shape::new([rows, features]))
+        }
+        false => tensor,
+    }
+}
+
+/// A product with a matrix, of the rows of a tensor: in half one contraction in the place of one for
+/// each batch. LibTorch takes half the time.
+fn by_rows<B: Backend>(
+    tensor: FloatTensor<B>,
+    product: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let mut shape = tensor.shape();
+    let out = product(rows::<B>(tensor));
+    let last = shape.num_dims() - 1;
+    match out.rank() == shape.num_dims() {
+        true => out,
+        false => {
+            shape[last] = out.shape()[out.rank() - 1];
+            B::float_reshape(out, shape)
+        }
+    }
+}
+
+fn linear<B: Backend>(
+    x: AmpTensor<B>,
+    weight: AmpTensor<B>,
+    bias: Option<AmpTensor<B>>,
+) -> AmpTensor<B> {
+    let channels = x.rank() - 1;
+    contraction(op!(linear), channels, x, weight, bias, |x, weight, bias| {
+        by_rows::<B>(x, |x| B::linear(x, weight, bias))
+    })
 }
 
 /// The real and the imaginary part.
@@ -150,19 +206,63 @@ fn layer_norm<B: Backend>(
     let operands = [&tensor, &gamma, beta.as_ref().unwrap_or(&gamma)];
     let call = Call::decide(Step::Composed, op!(layer_norm), &operands, &[]);
     if let Some((tape, half)) = call.recording(&operands) {
-        let (last, kept) = (tensor.rank() - 1, kept(&tensor, half));
+        let kept = kept(&tensor, half);
         [&tensor, &gamma].into_iter().for_each(|t| call.watch(t));
+        let shape = tensor.shape();
+        let features = shape[shape.num_dims() - 1];
+        let rows = Shape::new([shape.num_elements() / features.max(1), features]);
+        // In rows, the gradients of gamma and beta are one sum each.
+        let tensor = Amp::<B>::float_reshape(tensor, rows);
         let (tensor, gamma) = (tensor.into_primitive(), gamma.into_primitive());
         let out = call.run(|| tape.layer_norm(tensor, gamma, epsilon, kept));
         let out = match beta {
-            Some(beta) => shifted(call.recorded(out), last, beta),
+            Some(beta) => shifted(call.recorded(out), 1, beta),
             None => call.recorded(out),
         };
+        let out = Amp::<B>::float_reshape(out, shape);
         return call.marked(call.in_result_dtype::<B>(out.into_primitive()));
     }
     let (tensor, gamma) = (call.operand(tensor), call.operand(gamma));
     let beta = beta.map(|beta| call.operand(beta));
     call.result(call.run(|| B::layer_norm(tensor, gamma, beta, epsilon)))
+}
+
+/// Each gradient in the dtype of its operand.
+fn deform_conv2d_backward<B: Backend>(
+    x: AmpTensor<B>,
+    offset: AmpTensor<B>,
+    weight: AmpTensor<B>,
+    mask: Option<AmpTensor<B>>,
+    bias: Option<AmpTensor<B>>,
+    output_grad: AmpTensor<B>,
+    options: DeformConvOptions<2>,
+) -> DeformConv2dBackward<Amp<B>> {
+    let named = op!(deform_conv2d_backward);
+    let tensors = present([
+        Some(&x),
+        Some(&offset),
+        Some(&weight),
+        mask.as_ref(),
+        bias.as_ref(),
+        Some(&output_grad),
+    ]);
+    let call = Call::decide(Step::Backward, named, &tensors, &[]);
+    let dtypes = tensors.map(|tensor| tensor.dtype());
+    let [x, offset, weight] = [x, offset, weight].map(|operand| call.operand(operand));
+    let [mask, bias] = [mask, bias].map(|operand| operand.map(|operand| call.operand(operand)));
+    let output_grad = call.operand(output_grad);
+    let grads =
+        call.run(|| B::deform_conv2d_backward(x, offset, weight, mask, bias, output_grad, options));
+    let result = |grad: FloatTensor<B>, operand: usize| {
+        call.recorded(AmpTensor::<B>::plain(grad).into_dtype(dtypes[operand]))
+    };
+    DeformConv2dBackward::new(
+        result(grads.x_grad, 0),
+        result(grads.offset_grad, 1),
+        result(grads.weight_grad, 2),
+        grads.mask_grad.map(|grad| result(grad, 3)),
+        grads.bias_grad.map(|grad| result(grad, 4)),
+    )
 }
 
 /// A tensor plus a bias along one dimension.
@@ -183,7 +283,7 @@ fn bias_backward<B: Backend>(
 ) -> AmpTensor<B> {
     let stand_in = x.dtype() != output_grad.dtype() || is_half(x.dtype());
     let operands = [bias, output_grad];
-    let [bias_grad] = checked(Step::Forward, named, operands, |[bias, output_grad]| {
+    let [bias_grad] = checked(Step::Backward, named, operands, |[bias, output_grad]| {
         let x = match stand_in {
             true => output_grad.clone(),
             false => x.into_primitive(),

@@ -8,10 +8,11 @@ use burn_backend::{
     TensorData, TensorMetadata,
 };
 
+use super::activation::sigmoidal;
 use super::arithmetic::{power, product, sum};
 use super::module::windows;
 use super::{Call, by_policy, float_ops, op, own_ops};
-use crate::autodiff::tape::{self, Arithmetic};
+use crate::autodiff::tape::{self, Arithmetic, Sigmoidal, Sign};
 use crate::autodiff::{leaves, seed};
 use crate::device::{DeviceContext, registered};
 use crate::policy::{HALVES, HalfSupport, Mode, holds, is_half};
@@ -34,12 +35,13 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
         let device = device.inner();
-        registered::<B>(device);
-        let flags = match distribution {
-            Distribution::Bernoulli(_) => TensorFlags::BINARY,
-            _ => TensorFlags::empty(),
+        // Burn's backends decide on zero or one before they convert, so every dtype gets the same.
+        let (flags, exact) = match distribution {
+            Distribution::Bernoulli(_) => (TensorFlags::BINARY, HalfSupport::Arithmetic),
+            _ => (TensorFlags::empty(), HalfSupport::None),
         };
-        if !is_half(dtype.into()) {
+        let support = registered::<B>(device).of(dtype.into());
+        if !is_half(dtype.into()) || support == exact {
             return AmpTensor::new(B::float_random(shape, distribution, device, dtype), flags);
         }
         let drawn = B::float_random(shape, distribution, device, FloatDType::F32);
@@ -52,12 +54,15 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        // The initial gradient of a scaled backward pass.
+        // The initial gradient of a backward pass.
         if !B::ad_enabled(device.inner())
             && let Some(scale) = seed::take()
         {
-            let make = |device: &_, dtype| B::float_full(shape, scale.into(), device, dtype);
-            return create(device, dtype, make);
+            let make = |device: &_, dtype| match scale {
+                1.0 => B::float_ones(shape, device, dtype),
+                _ => B::float_full(shape, scale.into(), device, dtype),
+            };
+            return create(device, dtype, make).with_flags(TensorFlags::BACKWARD);
         }
         let make = |device: &_, dtype| B::float_ones(shape, device, dtype);
         constant(create(device, dtype, make))
@@ -109,7 +114,8 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     /// The user's own cast: the result counts as the user's choice, half or not.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let mut flags = tensor.flags() & (TensorFlags::GRADIENT | TensorFlags::FROM_F16);
+        let kept = TensorFlags::GRADIENT | TensorFlags::FROM_F16 | TensorFlags::BACKWARD;
+        let mut flags = tensor.flags() & kept;
         let half = tensor.dtype();
         if dtype == FloatDType::F32
             && is_half(half)
@@ -146,11 +152,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     own_ops! {
-        float_add([lhs], [rhs]) -> FloatTensor => sum(op!(float_add), lhs, rhs, B::float_add);
-        float_sub([lhs], [rhs]) -> FloatTensor => sum(op!(float_sub), lhs, rhs, B::float_sub);
+        float_add([lhs], [rhs]) -> FloatTensor => sum(Sign::Plus, op!(float_add), lhs, rhs);
+        float_sub([lhs], [rhs]) -> FloatTensor => sum(Sign::Minus, op!(float_sub), lhs, rhs);
         float_mul([lhs], [rhs]) -> FloatTensor => product(Arithmetic::Mul, op!(float_mul), lhs, rhs);
         float_div([lhs], [rhs]) -> FloatTensor => product(Arithmetic::Div, op!(float_div), lhs, rhs);
         float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs);
+        float_tanh([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Tanh, op!(float_tanh), tensor);
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => scatter(data, indices, values, reduction);
         float_unfold([tensor], dim: usize, size: usize, step: usize) -> FloatTensor => windows([op!(float_unfold), op!(float_unfold, "without autodiff")], tensor, |t| B::float_unfold(t, dim, size, step));
     }
@@ -180,7 +187,6 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_tan([tensor]) -> FloatTensor;
         float_cosh([tensor]) -> FloatTensor;
         float_sinh([tensor]) -> FloatTensor;
-        float_tanh([tensor]) -> FloatTensor;
         float_acos([tensor]) -> FloatTensor;
         float_acosh([tensor]) -> FloatTensor;
         float_asin([tensor]) -> FloatTensor;

@@ -131,6 +131,13 @@ impl Operands {
         (self.seen | self.constants) & HALF_BITS != 0
     }
 
+    /// The half dtype of all operands; `None` if any has another dtype.
+    pub fn only_half(self) -> Option<DType> {
+        self.whole()
+            .half()
+            .filter(|_| self.whole().seen & !HALF_BITS == 0)
+    }
+
     fn mixed(self) -> bool {
         !self.seen.is_power_of_two()
     }

@@ -106,10 +106,10 @@ pub const TABLE: &[Rows] = &[
     ]).otherwise(Fp32, UNHELD),
     rows(PromoteSum, "operands of one dtype, the widest of them", &[
         "float_add", "float_sub",
-    ]),
+    ]).recorded("sums the gradient of a broadcast operand over neighbouring dimensions at once"),
     rows(Promote, "operands of one dtype, the widest of them", &[
         "float_mul",
-    ]).recorded("keeps what half holds in half, and the noise of a dropout as booleans"),
+    ]).recorded("keeps what half holds in half, and the noise of a dropout as bytes"),
     rows(Promote, "operands of one dtype, the widest of them", &[
         "float_div",
     ]).recorded("keeps what half holds in half"),
@@ -127,7 +127,10 @@ pub const TABLE: &[Rows] = &[
         "relu",
     ]).recorded("keeps the result instead of the operand"),
     rows(Activation, "bounded by its input, rounded once", &[
-        "gelu", "sigmoid", "float_tanh",
+        "sigmoid", "float_tanh",
+    ]).recorded("of a half operand, keeps the result instead of the operand"),
+    rows(Activation, "bounded by its input, rounded once", &[
+        "gelu",
     ]),
     rows(Activation, "bounded by its input, rounded once", &[
         "leaky_relu", "hard_sigmoid",
@@ -167,7 +170,7 @@ pub const TABLE: &[Rows] = &[
     rows(Move, "makes data in the dtype asked for; an FP32 constant that both halves hold follows half tensors", &[
         "float_full",
     ]),
-    rows(Move, "drawn in FP32 and then cast: a half uniform on [0, 1) can be 1, and a seed gives FP32's numbers", &[
+    rows(Move, "drawn in FP32 and then cast: a half uniform on [0, 1) can be 1, and a seed gives FP32's numbers; zeros and ones are drawn as asked", &[
         "float_random",
     ]),
     rows(Move, "data that leaves is FP32 where the policy made the tensor half", &[

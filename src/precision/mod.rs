@@ -37,8 +37,9 @@ pub use mode::{full_precision, with_precision};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Precision {
-    /// bf16 if the device accelerates bf16, else f16 if it accelerates f16, else FP32. LibTorch
-    /// does not report acceleration: f16 on CUDA and MPS, FP32 elsewhere.
+    /// bf16 if the device accelerates bf16, else f16 if it accelerates f16, else FP32. LibTorch does
+    /// not report acceleration: there, products of matrices are timed once, and a half dtype has to
+    /// be at least 1.3 times as fast as FP32.
     #[default]
     Auto,
     /// IEEE half: 11 bits of significand, largest value 65504. Trains with loss scaling.

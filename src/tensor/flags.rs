@@ -30,6 +30,9 @@ bitflags! {
         const EXACT_F16 = 1 << 7;
         /// As `EXACT_F16`, for BF16.
         const EXACT_BF16 = 1 << 8;
+        /// A gradient of the running backward pass. An operation on it gives its dtype, so that a
+        /// gradient arrives in the dtype of the tensor it belongs to.
+        const BACKWARD = 1 << 9;
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) use flags::TensorFlags;
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
 /// `dtype()` is the real dtype. Data read back is FP32 if the policy had made the tensor half.
-/// Clones share the data and, without autodiff, the half copies of FP32 data (the cast cache).
+/// Clones share the data and its copies in other dtypes (the cast cache).
 pub struct AmpTensor<B: Backend> {
     pub(crate) primitive: FloatTensor<B>,
     tail: Tail<Shared<B>>,
@@ -37,8 +37,8 @@ pub struct AmpTensor<B: Backend> {
 
 /// State that the clones of a tensor share, dropped with the last clone.
 struct Shared<B: Backend> {
-    /// The cast cache: half copies of an FP32 tensor. Autodiff consumes the casts of a tensor that it
-    /// tracks, so these are not kept, but for a leaf: its copies are leaves themselves.
+    /// The cast cache: half copies of an FP32 tensor and, with autodiff, the FP32 copy of a half one.
+    f32: OnceLock<FloatTensor<B>>,
     f16: OnceLock<FloatTensor<B>>,
     bf16: OnceLock<FloatTensor<B>>,
     /// The scaler of a scaled loss.
@@ -126,7 +126,7 @@ impl<B: Backend> AmpTensor<B> {
         if self.dtype() == dtype {
             return self.primitive;
         }
-        let copy = self.tail.shared().and_then(|s| s.half(self.dtype(), dtype));
+        let copy = self.tail.shared().and_then(|s| s.copy(self.dtype(), dtype));
         match copy.map(|copy| (copy, copy.get())) {
             Some((_, Some(copy))) => copy.clone(),
             Some((copy, None)) if !self.tail.is_alone() => copy
@@ -139,17 +139,18 @@ impl<B: Backend> AmpTensor<B> {
 }
 
 impl<B: Backend> AmpTensor<B> {
-    /// Where a half copy of an FP32 tensor is kept, if another clone could use the copy.
+    /// Where a copy in `dtype` is kept, if there is one or another clone could use it.
     pub(crate) fn shared_copy(&self, dtype: DType) -> Option<&OnceLock<FloatTensor<B>>> {
-        let copy = self.tail.shared()?.half(self.dtype(), dtype)?;
-        (!self.tail.is_alone()).then_some(copy)
+        let copy = self.tail.shared()?.copy(self.dtype(), dtype)?;
+        (copy.get().is_some() || !self.tail.is_alone()).then_some(copy)
     }
 
-    /// Prepares the cast cache before an FP32 tensor is cloned.
+    /// Prepares the cast cache before a tensor is cloned. Without autodiff, no FP32 copy of a half
+    /// tensor is kept, but of a gradient on its way: the tape holds half tensors to save memory.
     #[inline(never)]
-    fn share_halves(&self) {
-        let is_leaf = || B::float_is_require_grad(&self.primitive);
-        if self.dtype() == DType::F32 && (!B::ad_enabled(&self.device()) || is_leaf()) {
+    fn share_copies(&self) {
+        let is_gradient = || self.flags().contains(TensorFlags::BACKWARD);
+        if self.dtype() == DType::F32 || is_gradient() || B::ad_enabled(&self.device()) {
             self.tail.share(|| Shared::new(None));
         }
     }
@@ -159,7 +160,7 @@ impl<B: Backend> Clone for AmpTensor<B> {
     #[inline(always)]
     fn clone(&self) -> Self {
         if half_wanted() {
-            self.share_halves();
+            self.share_copies();
         }
         Self {
             primitive: self.primitive.clone(),
@@ -171,15 +172,17 @@ impl<B: Backend> Clone for AmpTensor<B> {
 impl<B: Backend> Shared<B> {
     fn new(scaled: Option<ScaledLoss>) -> Self {
         Self {
+            f32: OnceLock::new(),
             f16: OnceLock::new(),
             bf16: OnceLock::new(),
             scaled,
         }
     }
 
-    /// The cache slot for a cast from FP32 to a half dtype; `None` for any other cast.
-    fn half(&self, from: DType, to: DType) -> Option<&OnceLock<FloatTensor<B>>> {
+    /// The cache slot for a cast between FP32 and a half dtype; `None` for any other cast.
+    fn copy(&self, from: DType, to: DType) -> Option<&OnceLock<FloatTensor<B>>> {
         match (from, to) {
+            (DType::F16 | DType::BF16, DType::F32) => Some(&self.f32),
             (DType::F32, DType::F16) => Some(&self.f16),
             (DType::F32, DType::BF16) => Some(&self.bf16),
             _ => None,

@@ -34,7 +34,7 @@ fn mixed_dtypes_are_refused() {
 #[should_panic(expected = "float_add: operands on different devices")]
 fn mixed_devices_are_refused() {
     let [a, b] = [(); 2].map(|()| tensor(DType::F32).into_primitive().tensor());
-    Checked::float_add(a, b);
+    <Checked>::float_add(a, b);
 }
 
 #[test]

@@ -344,12 +344,17 @@ fn random_halves_are_the_rounded_fp32_draw() {
             assert_eq!(half.dtype(), dtype);
             let rounded = drawn(DType::F32).cast(dtype);
             assert_eq!(half.into_data(), rounded.into_data(), "{distribution:?}");
-            assert_eq!(device.counts().ran_in("float_random", DType::F32), 2);
+            // Zeros and ones are drawn as asked: that draw is the same in every dtype.
+            let in_fp32 = match distribution {
+                Distribution::Bernoulli(_) => 1,
+                _ => 2,
+            };
+            assert_eq!(device.counts().ran_in("float_random", DType::F32), in_fp32);
         }
         // A backend's own draw is another one, or this would prove nothing.
         let device = CheckedDevice::new();
         let drawn = |dtype: DType| {
-            Checked::seed(&device, 17);
+            <Checked>::seed(&device, 17);
             let drawn = Tensor::<Checked, 1>::random([64], Distribution::Default, (&device, dtype));
             drawn.into_data().convert_dtype(dtype)
         };

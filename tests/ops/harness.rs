@@ -132,7 +132,7 @@ pub struct Inputs {
     pointwise: bool,
     reference: DType,
     summed: bool,
-    precisions: Vec<Precision>,
+    pub precisions: Vec<Precision>,
 }
 
 #[derive(Clone)]
@@ -431,6 +431,18 @@ fn run<B: AutodiffBackend>(
     dtype: DType,
     route: Route,
 ) -> Run {
+    run_on(op, inputs, operands, dtype, route, |x| x)
+}
+
+/// As `run`, of half operands that went through `probe`.
+fn run_on<B: AutodiffBackend>(
+    op: Op<B>,
+    inputs: &Inputs,
+    operands: &[Operand],
+    dtype: DType,
+    route: Route,
+    probe: fn(Tensor<B, 1>) -> Tensor<B, 1>,
+) -> Run {
     let leaves: Vec<Tensor<B, 1>> = operands
         .iter()
         .map(|o| tensor(&o.values, [o.values.len()], dtype).require_grad())
@@ -438,8 +450,8 @@ fn run<B: AutodiffBackend>(
     let tensors = leaves.iter().zip(operands).map(|(leaf, operand)| {
         let x = leaf.clone();
         let x = match (operand.kind, route) {
-            (Kind::Activation, Route::Cast(half)) => x.cast(half),
-            (Kind::Activation, Route::Contraction) => activation(x),
+            (Kind::Activation, Route::Cast(half)) => probe(x.cast(half)),
+            (Kind::Activation, Route::Contraction) => probe(activation(x)),
             _ => x,
         };
         (x, operand.shape.clone())
@@ -476,6 +488,15 @@ fn upstream(n: usize) -> Vec<f64> {
             sign(bits) * (4 + (bits >> 8) % 13) as f64 / 8.0
         })
         .collect()
+}
+
+/// Runs a case on half operands that went through a probe.
+pub fn run_probed(case: &Case, precision: Precision, probe: fn(Tensor<Amp, 1>) -> Tensor<Amp, 1>) {
+    let (operands, ..) = references(case, precision);
+    let unscaled = GradScaler::new(LossScaleConfig::Disabled).expect("valid");
+    let route = Route::Contraction;
+    let run = || run_on(case.amp, &case.inputs, &operands, DType::F32, route, probe);
+    with_precision(precision, || unscaled.scope(run));
 }
 
 /// Runs every case in both halves, under both checkpointing strategies, with operands that the

@@ -6,6 +6,7 @@ mod common;
 
 mod dtypes;
 mod elementwise;
+mod gradients;
 mod harness;
 mod modules;
 mod shapes;

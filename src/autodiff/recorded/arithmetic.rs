@@ -7,6 +7,7 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         op: Arithmetic,
         operands: [TapeTensor<B>; 2],
         [keep_lhs, keep_rhs]: [DType; 2],
+        keep_quotient: Option<DType>,
     ) -> TapeTensor<B> {
         type A<B> = Amp<B>;
         let [lhs_tracked, rhs_tracked] = operands.each_ref().map(|operand| operand.is_tracked());
@@ -17,8 +18,12 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             move |[lhs, rhs]| arithmetic(op, lhs, rhs),
             |[lhs, rhs]| {
                 let out = arithmetic(op, lhs.clone(), rhs.clone());
-                // Each gradient needs the other operand. A quotient needs `rhs` for both gradients.
-                let lhs = rhs_tracked.then(|| cast(lhs, keep_lhs));
+                // Each gradient needs the other operand. A quotient needs `rhs` for both gradients,
+                // and for that of `rhs` either `lhs` or itself.
+                let lhs = rhs_tracked.then(|| match keep_quotient {
+                    Some(dtype) => cast(out.clone(), dtype),
+                    None => cast(lhs, keep_lhs),
+                });
                 let rhs = (lhs_tracked || op == Arithmetic::Div).then(|| cast(rhs, keep_rhs));
                 ((lhs, rhs), out)
             },
@@ -32,22 +37,34 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                     ops.node,
                     grads,
                     |grad| {
-                        let grad = arithmetic(op, grad, rhs.expect(kept));
-                        cast(broadcast_shape::<Amp<B>>(grad, &left), lhs_dtype)
+                        operand_grad(grad, lhs_dtype, |grad| {
+                            let grad = arithmetic(op, grad, rhs.expect(kept));
+                            reduced(grad, &left)
+                        })
                     },
                     |grad| {
-                        let lhs = lhs.expect(kept);
-                        let grad = match op {
-                            Arithmetic::Mul => A::<B>::float_mul(grad, lhs),
-                            // -lhs / rhs², ordered so that no square or product overflows.
-                            Arithmetic::Div => {
-                                let divisor = divisor.expect(kept);
-                                let out = arithmetic(op, lhs, divisor.clone());
-                                let grad = A::<B>::float_mul(A::<B>::float_div(grad, divisor), out);
-                                A::<B>::float_neg(grad)
+                        operand_grad(grad, rhs_dtype, |grad| {
+                            let lhs = lhs.expect(kept);
+                            if op == Arithmetic::Mul {
+                                let grad = A::<B>::float_mul(grad, lhs);
+                                return reduced(grad, &right);
                             }
-                        };
-                        cast(broadcast_shape::<Amp<B>>(grad, &right), rhs_dtype)
+                            let divisor = divisor.expect(kept);
+                            let grad = match keep_quotient {
+                                // The quotient is of the size of half: the smaller tensor is divided.
+                                Some(_) => {
+                                    let grad = A::<B>::float_mul(grad, widened(lhs));
+                                    A::<B>::float_div(reduced(grad, &right), divisor)
+                                }
+                                // -lhs / rhs², ordered so that no square or product overflows.
+                                None => {
+                                    let quotient = arithmetic(op, lhs, divisor.clone());
+                                    let grad = A::<B>::float_div(grad, divisor);
+                                    reduced(A::<B>::float_mul(grad, quotient), &right)
+                                }
+                            };
+                            A::<B>::float_neg(grad)
+                        })
                     },
                 );
             },

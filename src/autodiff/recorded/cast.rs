@@ -24,6 +24,20 @@ pub(super) fn cast<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> AmpTensor<
     }
 }
 
+/// The gradient of an operand of this dtype. The formula computes it from the gradient of the result;
+/// what is FP32 inside stays FP32.
+pub(super) fn operand_grad<B: Backend>(
+    grad: AmpTensor<B>,
+    dtype: DType,
+    formula: impl FnOnce(AmpTensor<B>) -> AmpTensor<B>,
+) -> AmpTensor<B> {
+    let flags = grad.flags();
+    let inside = grad.with_flags(flags - TensorFlags::BACKWARD);
+    let grad = cast(formula(inside), dtype);
+    let flags = grad.flags() | flags;
+    grad.with_flags(flags)
+}
+
 /// A half tensor in FP32; any other tensor unchanged.
 pub(super) fn widened<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     match is_half(tensor.dtype()) {

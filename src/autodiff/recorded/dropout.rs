@@ -1,6 +1,7 @@
 //! A product with zeros and ones.
 
-use burn_backend::{BoolDType, get_device_settings};
+use burn_backend::ops::IntTensorOps;
+use burn_backend::{DTypeUsage, IntDType};
 
 use super::*;
 
@@ -9,27 +10,30 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         tensor: &TapeTensor<B>,
         noise: &TapeTensor<B>,
     ) -> Option<TapeTensor<B>> {
-        let bool_dtype = get_device_settings::<B>(&tensor.primitive.device()).bool_dtype;
-        let fits = tensor.shape() == noise.shape();
-        if bool_dtype == BoolDType::U32 || !fits || !tensor.is_tracked() {
+        let bytes = B::dtype_usage(&tensor.primitive.device(), DType::U8);
+        let has_bytes = bytes.is_superset(DTypeUsage::Storage | DTypeUsage::Arithmetic);
+        if !has_bytes || tensor.shape() != noise.shape() || !tensor.is_tracked() {
             return None;
         }
         let noise = noise.primitive.clone();
-        let dropped = Amp::<B>::float_equal_elem(noise.clone(), 0.into(), bool_dtype);
+        let bytes = Amp::<B>::float_into_int(noise.clone(), IntDType::U8);
         let out = Amp::<B>::float_mul(tensor.primitive.clone(), noise);
         let (dtype, out_dtype) = (tensor.dtype(), out.dtype());
-        let mask = dropped.clone();
+        let again = bytes.clone();
         Some(Self::record(
             [tensor.clone()],
             move |[tensor]| {
-                let out = Amp::<B>::float_mask_fill(tensor, mask.clone(), 0.into());
-                cast(out, out_dtype)
+                let noise = Amp::<B>::int_into_float(again.clone(), tensor.dtype().into());
+                cast(Amp::<B>::float_mul(tensor, noise), out_dtype)
             },
-            |_| (dropped, out),
+            |_| (bytes, out),
             None::<fn(_) -> _>,
             move |ops, grads| {
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    cast(Amp::<B>::float_mask_fill(grad, ops.state, 0.into()), dtype)
+                    operand_grad(grad, dtype, |grad| {
+                        let noise = Amp::<B>::int_into_float(ops.state, grad.dtype().into());
+                        Amp::<B>::float_mul(grad, noise)
+                    })
                 });
             },
         ))

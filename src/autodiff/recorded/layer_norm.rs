@@ -34,18 +34,22 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                     ops.node,
                     grads,
                     |grad| {
-                        let grad = scaled(grad, gamma);
-                        let mean = A::<B>::float_mean_dim(grad.clone(), last);
-                        let product = A::<B>::float_mul(grad.clone(), unit.clone());
-                        let slope = A::<B>::float_mean_dim(product, last);
-                        let grad = A::<B>::float_sub(grad, mean);
-                        let grad = A::<B>::float_sub(grad, A::<B>::float_mul(unit, slope));
-                        cast(A::<B>::float_div(grad, deviation), dtype)
+                        operand_grad(grad, dtype, |grad| {
+                            let grad = scaled(grad, gamma);
+                            let mean = A::<B>::float_mean_dim(grad.clone(), last);
+                            let product = A::<B>::float_mul(grad.clone(), unit.clone());
+                            let slope = A::<B>::float_mean_dim(product, last);
+                            let grad = A::<B>::float_sub(grad, mean);
+                            let grad = A::<B>::float_sub(grad, A::<B>::float_mul(unit, slope));
+                            A::<B>::float_div(grad, deviation)
+                        })
                     },
                     |grad| {
-                        let grad = A::<B>::float_mul(grad, for_gamma);
-                        let grad = broadcast_shape::<Amp<B>>(grad, &broadcast);
-                        cast(A::<B>::float_reshape(grad, shape), gamma_dtype)
+                        operand_grad(grad, gamma_dtype, |grad| {
+                            let grad = A::<B>::float_mul(grad, for_gamma);
+                            let grad = reduced(grad, &broadcast);
+                            A::<B>::float_reshape(grad, shape)
+                        })
                     },
                 );
             },

@@ -7,9 +7,12 @@ mod arithmetic;
 mod cast;
 mod dropout;
 mod layer_norm;
+mod quotient;
 mod relu;
+mod sigmoidal;
 mod softmax;
 mod square;
+mod sum;
 
 use std::any::{TypeId, type_name};
 use std::fmt::{self, Debug};
@@ -20,19 +23,20 @@ use burn_autodiff::checkpoint::retro_forward::RetroForward;
 use burn_autodiff::checkpoint::state::BackwardStates;
 use burn_autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, binary, broadcast_shape, unary};
+use burn_autodiff::ops::{Backward, Ops, OpsKind, binary, unary};
 use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::ops::{ActivationOps, FloatTensorOps};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use super::leaves::{self, LeafInfo};
-use super::tape::{Arithmetic, Softmax, TapeExtension, WeakNode};
+use super::tape::{Arithmetic, Sigmoidal, Sign, Softmax, TapeExtension, WeakNode};
 use crate::policy::is_half;
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
-use cast::{cast, widened};
+use cast::{cast, operand_grad, widened};
 pub(crate) use softmax::masked_softmax;
+use sum::reduced;
 
 /// The tape of `Autodiff<Amp<B>, C>`.
 pub(super) struct Recorded<B, C>(pub(super) PhantomData<fn() -> (B, C)>);
@@ -75,8 +79,17 @@ impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for R
         op: Arithmetic,
         operands: [TapeTensor<B>; 2],
         kept: [DType; 2],
+        kept_quotient: Option<DType>,
     ) -> Option<TapeTensor<B>> {
-        (!recomputes::<C>()).then(|| Self::record_arithmetic(op, operands, kept))
+        (!recomputes::<C>()).then(|| Self::record_arithmetic(op, operands, kept, kept_quotient))
+    }
+
+    fn half_quotient(&self, operands: [TapeTensor<B>; 2]) -> TapeTensor<B> {
+        Self::record_half_quotient(operands)
+    }
+
+    fn sum(&self, sign: Sign, operands: [TapeTensor<B>; 2]) -> TapeTensor<B> {
+        Self::record_sum(sign, operands)
     }
 
     fn square(&self, tensor: TapeTensor<B>, kept: DType) -> Option<TapeTensor<B>> {
@@ -89,6 +102,10 @@ impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for R
 
     fn relu(&self, tensor: TapeTensor<B>) -> TapeTensor<B> {
         Self::record_relu(tensor)
+    }
+
+    fn sigmoidal(&self, kind: Sigmoidal, tensor: TapeTensor<B>) -> TapeTensor<B> {
+        Self::record_sigmoidal(kind, tensor)
     }
 
     fn softmax(

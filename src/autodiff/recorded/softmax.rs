@@ -27,22 +27,24 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             },
             Some(move |[tensor]: [_; 1]| probabilities(kind, softmax(kind, tensor, dim))),
             move |ops, grads| {
-                let p = ops.state;
+                let p = widened(ops.state);
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    let total = A::<B>::float_sum_dim(p.clone(), dim);
-                    let whole = A::<B>::float_mul(grad.clone(), total);
-                    let grad = match kind {
-                        Softmax::Log => {
-                            let sum = A::<B>::float_sum_dim(grad, dim);
-                            A::<B>::float_sub(whole, A::<B>::float_mul(p, sum))
+                    operand_grad(grad, dtype, |grad| {
+                        let grad = widened(grad);
+                        let total = A::<B>::float_sum_dim(p.clone(), dim);
+                        let whole = A::<B>::float_mul(grad.clone(), total);
+                        match kind {
+                            Softmax::Log => {
+                                let sum = A::<B>::float_sum_dim(grad, dim);
+                                A::<B>::float_sub(whole, A::<B>::float_mul(p, sum))
+                            }
+                            Softmax::Plain | Softmax::Masked => {
+                                let product = A::<B>::float_mul(grad, p.clone());
+                                let sum = A::<B>::float_sum_dim(product, dim);
+                                A::<B>::float_mul(A::<B>::float_sub(whole, sum), p)
+                            }
                         }
-                        Softmax::Plain | Softmax::Masked => {
-                            let product = A::<B>::float_mul(grad, p.clone());
-                            let sum = A::<B>::float_sum_dim(product, dim);
-                            A::<B>::float_mul(A::<B>::float_sub(whole, sum), p)
-                        }
-                    };
-                    cast(grad, dtype)
+                    })
                 });
             },
         )

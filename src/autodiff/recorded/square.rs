@@ -17,8 +17,10 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             None::<fn(_) -> _>,
             move |ops, grads| {
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    let slope = Amp::<B>::float_mul_scalar(cast(ops.state, DType::F32), 2.into());
-                    cast(Amp::<B>::float_mul(grad, slope), dtype)
+                    operand_grad(grad, dtype, |grad| {
+                        let slope = cast(ops.state, DType::F32);
+                        Amp::<B>::float_mul(grad, Amp::<B>::float_mul_scalar(slope, 2.into()))
+                    })
                 });
             },
         )

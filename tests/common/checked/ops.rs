@@ -59,7 +59,12 @@ impl<B: Backend> FloatTensorOps<Self> for Checked<B> {
     ) -> FloatTensor<Self> {
         let mut call = Call::new("float_random");
         Operand::<B>::seen(&device, &mut call);
-        let drawn = drawn::<B, _>(device, dtype.into(), |device| {
+        // Burn's backends decide on zero or one before they convert.
+        let stream = match distribution {
+            Distribution::Bernoulli(_) => FloatDType::F32,
+            _ => dtype,
+        };
+        let drawn = drawn::<B, _>(device, stream.into(), |device| {
             B::float_random(shape, distribution, device, dtype)
         });
         Outcome::raised(drawn, &mut call)
