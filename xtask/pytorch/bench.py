@@ -36,19 +36,19 @@ DIMS = {
 class Block(nn.Module):
     """A layer of Burn's `TransformerEncoder`: pre-norm, dropout on the scores before the mask."""
 
-    def __init__(self, width):
+    def __init__(self, width, head=HEAD, dropout=0.1):
         super().__init__()
-        self.heads = width // HEAD
+        self.head, self.heads = head, width // head
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = nn.Dropout(dropout)
 
     def attention(self, x, mask):
         batch, length, width = x.shape
-        split = lambda x: x.view(batch, length, self.heads, HEAD).transpose(1, 2)
+        split = lambda x: x.view(batch, length, self.heads, self.head).transpose(1, 2)
         q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
-        scores = self.dropout(q @ k.transpose(2, 3) / HEAD**0.5)
+        scores = self.dropout(q @ k.transpose(2, 3) / self.head**0.5)
         weights = scores.masked_fill(mask, -1e4).softmax(-1)
         return self.o((weights @ v).transpose(1, 2).reshape(batch, length, width))
 
@@ -59,11 +59,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, length, width, layers):
+    def __init__(self, length, width, layers, vocabulary=VOCABULARY, **block):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, **block) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, tokens):
         length = tokens.shape[1]

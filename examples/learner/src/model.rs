@@ -14,7 +14,7 @@ use rand::distr::Distribution;
 use rand::distr::weighted::{Error as WeightError, WeightedIndex};
 use rand::rngs::StdRng;
 
-use crate::data::{Batch, CONTEXT};
+use super::data::{Batch, CONTEXT};
 
 const WIDTH: usize = 64;
 const HEADS: usize = 4;

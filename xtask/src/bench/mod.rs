@@ -6,6 +6,7 @@ mod bounds;
 mod casts;
 #[path = "../../../tests/common/checked/mod.rs"]
 mod checked;
+mod convergence;
 mod flat;
 mod memory;
 mod models;
@@ -44,7 +45,9 @@ pub enum Kind {
     Speed,
     /// What unscaling and checking in one flat buffer would gain.
     Flat,
-    /// All of these.
+    /// How far training in bf16 is from FP32: the losses, from the same weights on the same batches.
+    Convergence,
+    /// All of these but `convergence`.
     All,
 }
 
@@ -64,11 +67,17 @@ pub struct Options {
     /// How often each precision is timed by `speed`, in turn.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
+    /// How many steps `convergence` trains.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u16).range(3..))]
+    steps: u16,
+    /// Seed of the weights and the batches of `convergence`.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Also prints what `memory` finds by size of block, and what `casts` counts and `speed` times by
     /// operation.
     #[arg(long)]
     detail: bool,
-    /// Also measures `speed` with PyTorch, where it is installed.
+    /// Also measures `speed` and `convergence` with PyTorch, where it is installed.
     #[arg(long)]
     pytorch: bool,
     /// Also writes the figures to a file.
@@ -87,7 +96,11 @@ impl Options {
     }
 
     fn measures(&self, kind: Kind) -> bool {
-        self.kind == kind || self.kind == Kind::All
+        match self.kind {
+            // It says nothing of cost, and takes minutes where bf16 is emulated.
+            Kind::All => kind != Kind::Convergence,
+            only => only == kind,
+        }
     }
 }
 
@@ -168,6 +181,10 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     if options.measures(Kind::Flat) {
         add("flat", flat::flat::<B>());
     }
+    if options.measures(Kind::Convergence) {
+        let rows = convergence::convergence::<B>(options, &folder.join("convergence"))?;
+        add("convergence", rows);
+    }
     let report = Value::from(report);
     if let Some(path) = &options.json {
         fs::write(path, format!("{report:#}\n")).with_context(|| path.display().to_string())?;
@@ -208,13 +225,14 @@ mod tests {
         assert!(options.measures(Kind::Memory) && !options.measures(Kind::Speed));
         assert!(options.models().eq(Model::ALL));
         assert!(!options.check && !options.pytorch && !options.detail);
+        assert_eq!((options.steps, options.seed), (300, 1));
     }
 
     #[test]
     fn everything_can_be_chosen() {
         let options = parsed("all --backend vulkan --size large --model lstm --json a.json");
         let options = options.unwrap();
-        assert!(options.measures(Kind::Casts));
+        assert!(options.measures(Kind::Casts) && !options.measures(Kind::Convergence));
         assert_eq!(
             (options.backend, options.size),
             (Choice::Vulkan, Size::Large)
@@ -231,6 +249,7 @@ mod tests {
             "memory --backend tpu",
             "memory --model gpt",
             "speed --rounds 0",
+            "convergence --steps 2",
         ] {
             assert!(parsed(args).is_err(), "{args}");
         }

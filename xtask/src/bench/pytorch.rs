@@ -1,5 +1,5 @@
 //! What PyTorch does with the same models: what it keeps and casts, and, where it is installed, how
-//! long a step takes.
+//! long a step takes and what it learns.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use burn_amp::Precision;
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -103,19 +103,11 @@ pub struct PyTorch {
 impl PyTorch {
     /// Starts PyTorch; says so and gives nothing where it is not installed.
     pub fn start(options: &Options) -> anyhow::Result<Option<Self>> {
-        if let Err(why) = has_torch() {
-            println!("\nPyTorch is not measured beside: {why}");
+        let Some(mut python) = script("bench.py", options.backend) else {
             return Ok(None);
-        }
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/bench.py");
-        let device = match options.backend {
-            Choice::Cuda => "cuda",
-            Choice::Flex | Choice::Wgpu | Choice::Vulkan | Choice::Tch => "cpu",
         };
         let size = options.size.to_possible_value();
         let size = size.expect("no size is skipped");
-        let mut python = python();
-        python.arg(script).args(["--device", device]);
         python.args(["--size", size.get_name()]);
         python.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = python.spawn().context("cannot start python3")?;
@@ -129,6 +121,7 @@ impl PyTorch {
         let hello = pytorch.ask(&json!({"ask": "versions"}))?;
         let precisions = hello["precisions"].as_array().context("no precisions")?;
         pytorch.precisions = precisions.iter().map(|p| text(p).into()).collect();
+        let device = device(options.backend);
         println!("\nPyTorch {} on {device}", text(&hello["pytorch"]));
         Ok(Some(pytorch))
     }
@@ -189,7 +182,41 @@ impl Drop for PyTorch {
     }
 }
 
+/// The losses of PyTorch's training runs from the weights and on the batches in `folder`, in FP32
+/// and in bf16. `None` where PyTorch is not installed.
+pub fn losses(backend: Choice, folder: &Path) -> anyhow::Result<Option<[Vec<f64>; 2]>> {
+    let Some(mut python) = script("convergence.py", backend) else {
+        return Ok(None);
+    };
+    python.arg(folder).stderr(Stdio::inherit());
+    let output = python.output().context("cannot start python3")?;
+    ensure!(output.status.success(), "python3: {}", output.status);
+    Ok(Some(serde_json::from_slice(&output.stdout)?))
+}
+
 const MIB: f64 = (1 << 20) as f64;
+
+/// Where PyTorch is measured beside a backend.
+fn device(backend: Choice) -> &'static str {
+    match backend {
+        Choice::Cuda => "cuda",
+        Choice::Flex | Choice::Wgpu | Choice::Vulkan | Choice::Tch => "cpu",
+    }
+}
+
+/// The command that runs one of our scripts beside a backend; says so and gives nothing where
+/// PyTorch is not installed.
+fn script(name: &str, backend: Choice) -> Option<Command> {
+    if let Err(why) = has_torch() {
+        println!("\nPyTorch is not measured beside: {why}");
+        return None;
+    }
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch");
+    let mut python = python();
+    python.arg(scripts.join(name));
+    python.args(["--device", device(backend)]);
+    Some(python)
+}
 
 fn python() -> Command {
     Command::new("python3")
