@@ -37,7 +37,9 @@ pub trait Measured: Backend {
     const PRECISIONS: &[Precision] = &[Precision::F32, Precision::F16, Precision::Bf16];
 
     /// What to say if half precision is emulated.
-    const EMULATED: Option<&str> = None;
+    fn emulated() -> Option<&'static str> {
+        None
+    }
 
     /// Whether `casts` counts with the trials that a user's device has. Flex's kernels add up in f16,
     /// which no accelerator's do.
@@ -50,8 +52,10 @@ pub trait Measured: Backend {
 }
 
 impl Measured for Flex {
-    const EMULATED: Option<&str> =
-        Some("Flex emulates half precision on a CPU: this tells nothing about other backends");
+    fn emulated() -> Option<&'static str> {
+        Some("Flex emulates half precision on a CPU: this tells nothing about other backends")
+    }
+
     const TRIED: bool = false;
 }
 
@@ -59,6 +63,21 @@ impl Measured for Flex {
 impl Measured for burn::backend::LibTorch {
     // PyTorch emulates f16 on a CPU: a step takes 50 to 100 times as long.
     const PRECISIONS: &[Precision] = &[Precision::F32, Precision::Bf16];
+
+    fn emulated() -> Option<&'static str> {
+        (!has_bf16()).then_some("this CPU has no bf16 (avx512_bf16): LibTorch emulates it")
+    }
+}
+
+/// Whether the CPU multiplies in bf16.
+#[cfg(feature = "tch")]
+fn has_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::is_x86_feature_detected!("avx512bf16");
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("bf16");
+    #[allow(unreachable_code)]
+    false
 }
 
 #[cfg(feature = "cuda")]

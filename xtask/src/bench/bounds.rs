@@ -1,4 +1,4 @@
-//! What the figures have to be at most.
+//! What the figures have to be at most, or at least.
 
 use serde_json::Value;
 
@@ -8,7 +8,13 @@ struct Bound {
     model: &'static str,
     precision: Option<&'static str>,
     figure: &'static str,
-    at_most: f64,
+    limit: Limit,
+}
+
+#[derive(Clone, Copy)]
+enum Limit {
+    AtMost(f64),
+    AtLeast(f64),
 }
 
 const fn kept(model: &'static str, precision: &'static str, at_most: f64) -> Bound {
@@ -17,7 +23,7 @@ const fn kept(model: &'static str, precision: &'static str, at_most: f64) -> Bou
         model,
         precision: Some(precision),
         figure: "ratio",
-        at_most,
+        limit: Limit::AtMost(at_most),
     }
 }
 
@@ -27,18 +33,48 @@ const fn convergence(precision: &'static str, figure: &'static str, at_most: f64
         model: "characters",
         precision: Some(precision),
         figure,
-        at_most,
+        limit: Limit::AtMost(at_most),
     }
 }
 
-const BOUNDS: [Bound; 11] = [
+const fn on_libtorch(
+    bench: &'static str,
+    model: &'static str,
+    figure: &'static str,
+    limit: Limit,
+) -> Bound {
+    Bound {
+        bench,
+        model,
+        precision: Some("bf16"),
+        figure,
+        limit,
+    }
+}
+
+/// How often a step casts in bf16 on LibTorch. PyTorch's autocast: 160, 19, 31 and 399.
+const fn casts(model: &'static str, at_most: f64) -> Bound {
+    on_libtorch("casts", model, "casts", Limit::AtMost(at_most))
+}
+
+/// The kernels of a step in bf16 on LibTorch, as a share of those in FP32.
+const fn kernels(model: &'static str, at_most: f64) -> Bound {
+    on_libtorch("casts", model, "launch_ratio", Limit::AtMost(at_most))
+}
+
+/// How many times as fast a step is in bf16 as in FP32, on LibTorch.
+const fn speedup(model: &'static str, at_least: f64) -> Bound {
+    on_libtorch("speed", model, "speedup", Limit::AtLeast(at_least))
+}
+
+const BOUNDS: &[Bound] = &[
     Bound {
         bench: "overhead",
         model: "small_ops",
         precision: None,
         // Nanoseconds: a ratio on small operations says little about a GPU.
         figure: "recorded_ns_per_op",
-        at_most: 40.0,
+        limit: Limit::AtMost(40.0),
     },
     kept("transformer", "f16", 0.38),
     kept("transformer", "bf16", 0.38),
@@ -51,6 +87,18 @@ const BOUNDS: [Bound; 11] = [
     // Otherwise the two frameworks do not train the same model.
     convergence("PyTorch fp32", "first_difference", 1e-4),
     convergence("PyTorch bf16", "distance_ratio", 1.1),
+    casts("transformer", 160.0),
+    casts("cnn", 60.0),
+    casts("mlp", 31.0),
+    casts("lstm", 800.0),
+    kernels("transformer", 0.95),
+    kernels("cnn", 1.05),
+    kernels("mlp", 1.2),
+    kernels("lstm", 1.1),
+    speedup("transformer", 1.5),
+    speedup("cnn", 1.45),
+    speedup("mlp", 2.2),
+    speedup("lstm", 1.0),
 ];
 
 /// The bounds that a report has figures for: how many there are, and which are missed, in words.
@@ -62,7 +110,7 @@ pub fn check(report: &Value) -> (usize, Vec<String>) {
     // A figure that is not a number is within no bound.
     let missed = measured
         .iter()
-        .filter(|(bound, figure)| figure.is_nan() || *figure > bound.at_most);
+        .filter(|(bound, figure)| !bound.limit.holds(*figure));
     (
         measured.len(),
         missed
@@ -71,11 +119,25 @@ pub fn check(report: &Value) -> (usize, Vec<String>) {
     )
 }
 
+impl Limit {
+    fn holds(self, figure: f64) -> bool {
+        match self {
+            Self::AtMost(limit) => figure <= limit,
+            Self::AtLeast(limit) => figure >= limit,
+        }
+    }
+}
+
 impl Bound {
     fn figure(&self, report: &Value) -> Option<f64> {
         let rows = report.get(self.bench)?.as_array()?;
+        // Those of speed and of casts are LibTorch's.
+        let is_bound = |backend: &Value| backend.as_str().is_none_or(|b| b == "libtorch<cpu>");
         let row = rows.iter().find(|row| {
-            row["model"] == self.model && self.precision.is_none_or(|p| row["precision"] == p)
+            row["model"] == self.model
+                && self.precision.is_none_or(|p| row["precision"] == p)
+                && is_bound(&row["backend"])
+                && row["emulated"] != true
         })?;
         Some(row[self.figure].as_f64().unwrap_or(f64::NAN))
     }
@@ -85,9 +147,13 @@ impl Bound {
             .precision
             .map(|p| format!(" in {p}"))
             .unwrap_or_default();
+        let limit = match self.limit {
+            Limit::AtMost(limit) => format!("above {limit}"),
+            Limit::AtLeast(limit) => format!("below {limit}"),
+        };
         format!(
-            "{}: {} of {}{precision} is {figure}, above {}",
-            self.bench, self.figure, self.model, self.at_most
+            "{}: {} of {}{precision} is {figure}, {limit}",
+            self.bench, self.figure, self.model
         )
     }
 }
@@ -112,6 +178,20 @@ mod tests {
             "overhead": [{"model": "small_ops", "recorded_ns_per_op": 40.0}],
         });
         assert_eq!(check(&report), (2, vec![]));
+    }
+
+    #[test]
+    fn speed_is_bounded_from_below_and_on_libtorch_alone() {
+        let report = |backend: &str| {
+            json!({"speed": [
+                {"backend": backend, "model": "lstm", "precision": "burn", "speedup": 1.0},
+                {"backend": backend, "model": "lstm", "precision": "bf16", "speedup": 0.9},
+            ]})
+        };
+        assert_eq!(check(&report("flex")), (0, vec![]));
+        let (measured, missed) = check(&report("libtorch<cpu>"));
+        assert_eq!(measured, 1);
+        assert_eq!(missed, ["speed: speedup of lstm in bf16 is 0.9, below 1"]);
     }
 
     #[test]

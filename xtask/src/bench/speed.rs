@@ -51,7 +51,7 @@ pub fn speed<B: Measured>(options: &Options, pytorch: Option<&PyTorch>) -> Vec<V
         B::name(&B::Device::default()),
         options.rounds
     );
-    if let Some(why) = B::EMULATED {
+    if let Some(why) = B::emulated() {
         println!("{why}");
     }
     println!(
@@ -97,6 +97,8 @@ fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) 
             format!("{a_second:.0} {unit}"),
         );
         json!({
+            "backend": B::name(&B::Device::default()),
+            "emulated": B::emulated().is_some(),
             "model": model.name(),
             "precision": precision,
             "step_ms": seconds * 1e3,

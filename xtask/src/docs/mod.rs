@@ -430,7 +430,8 @@ mod tests {
     #[test]
     fn a_row_shows_what_its_class_does_not_and_where_pytorch_differs() {
         for (op, why, pytorch) in [
-            ("float_add", "", "`add`: as given"),
+            ("float_add", "recorded form: sums", "`add`: as given"),
+            ("float_cat", "", "`cat`: as given"),
             (
                 "float_div",
                 "recorded form: keeps what half",
