@@ -102,6 +102,25 @@ fn in_bf16_a_parameter_and_its_gradient_are_cast_once_however_often_it_is_used()
     assert_eq!(many[1], expected, "to FP32");
 }
 
+/// As `repeated`, of one FP32 activation that so many layers are given.
+fn given_to(layers: usize) -> [Casts; 2] {
+    let device = device_in(Precision::Bf16);
+    let layer = LinearConfig::new(8, 8).init::<Keeping>(&device);
+    let step = step::<Keeping, _>(&device, layer, |layer| {
+        let x = layer.forward(input([4, 8], 1, &device)).exp();
+        let outputs = (0..layers).map(|_| layer.forward(x.clone()));
+        outputs.reduce(|a, b| a + b).expect("a layer").mean()
+    });
+    [(DType::F32, DType::BF16), (DType::BF16, DType::F32)]
+        .map(|(from, to)| step.counts.casts_between(from, to))
+}
+
+/// Its gradients add up before they are cast.
+#[test]
+fn in_bf16_an_activation_and_its_gradient_are_cast_once_however_often_it_is_used() {
+    assert_eq!(given_to(1), given_to(3));
+}
+
 #[test]
 fn no_kind_of_step_casts_a_tensor_twice() {
     for kind in KINDS {
