@@ -23,7 +23,7 @@
     doc = "- [`remote`]: training on a server that computes in half precision."
 )]
 //! - [`how_it_works`]: the layers, and who decides what.
-//! - [`measurements`]: memory, overhead and accuracy, and how to measure them again.
+//! - [`measurements`]: memory, overhead, speed and accuracy, and how to measure them again.
 //! - [`limits`]: what is not possible, and what was not measured.
 //! - [`stability`]: what stays within a version, and what changes with Burn.
 

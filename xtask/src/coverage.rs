@@ -2,9 +2,8 @@
 //! that is left to its default silently loses the inner backend's own kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::{env, fs};
 
 use anyhow::{Context, ensure};
 use burn_amp::policy::{self, Row};
@@ -119,10 +118,11 @@ fn missing(
 
 /// Where the sources of the resolved `burn-backend` are, and its version.
 pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
+    let host = rustc_version::version_meta()?.host;
     let metadata = MetadataCommand::new()
         .manifest_path(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
         // Without a platform, cargo would want the crates of all of them.
-        .other_options(["--locked", "--filter-platform", &host()?].map(String::from))
+        .other_options(["--locked", "--filter-platform", &host].map(String::from))
         .exec()
         .context("cargo metadata")?;
     let found: Vec<_> = metadata
@@ -137,20 +137,6 @@ pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
     );
     let folder = found[0].manifest_path.parent().context("a folder")?;
     Ok((folder.join("src").into(), found[0].version.to_string()))
-}
-
-/// The platform that cargo runs on.
-fn host() -> anyhow::Result<String> {
-    let cargo = env::var_os("CARGO").unwrap_or("cargo".into());
-    let output = Command::new(cargo)
-        .arg("-vV")
-        .output()
-        .context("cannot start cargo")?;
-    let (status, said) = (output.status, String::from_utf8_lossy(&output.stderr));
-    ensure!(status.success(), "cargo -vV: {status}\n{said}");
-    let version = String::from_utf8(output.stdout)?;
-    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("cargo -vV names no host")?.into())
 }
 
 fn files(folder: &Path) -> impl Iterator<Item = anyhow::Result<syn::File>> {

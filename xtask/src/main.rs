@@ -5,6 +5,7 @@ mod coverage;
 mod docs;
 mod layers;
 mod libtorch;
+mod measurements;
 mod test;
 
 use clap::{Parser, Subcommand};
@@ -24,7 +25,7 @@ enum Command {
         #[arg(long)]
         table: bool,
     },
-    /// Writes the op reference, src/guide/ops.md, and the layers in src/guide/how_it_works.md.
+    /// Writes the op reference, the table of the layers, and the figures of the README and the guide.
     Docs {
         /// Only fails where a page is not what would be written.
         #[arg(long)]

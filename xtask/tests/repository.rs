@@ -1,21 +1,30 @@
-//! The repository passes its own checks, run as `cargo xtask` runs them.
+//! The repository passes its own checks, run as `cargo xtask` runs them, and can be published.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
+use serde::Deserialize;
+use spdx::{Expression, LicenseReq, Licensee, ParseMode};
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
 fn xtask(args: &[&str]) {
-    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
-        .args(args)
-        .output()
-        .expect("xtask starts");
-    let (out, err) = (&output.stdout, &output.stderr);
+    said(Command::new(env!("CARGO_BIN_EXE_xtask")).args(args));
+}
+
+/// What a command says, which has to succeed.
+fn said(command: &mut Command) -> String {
+    let output = command.output().expect("the command starts");
+    let [out, err] =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
     assert!(
         output.status.success(),
-        "cargo xtask {}: {}\n{}{}",
-        args.join(" "),
-        output.status,
-        String::from_utf8_lossy(out),
-        String::from_utf8_lossy(err)
+        "{command:?}: {}\n{out}{err}",
+        output.status
     );
+    out
 }
 
 #[test]
@@ -31,4 +40,94 @@ fn no_module_uses_a_higher_layer() {
 #[test]
 fn the_generated_pages_are_current() {
     xtask(&["docs", "--check"]);
+}
+
+/// What `cargo package` says.
+fn package(args: &[&str]) -> String {
+    let mut cargo = Command::new(env!("CARGO"));
+    // Before a commit too.
+    cargo.args(["package", "-p", "burn-amp", "--locked", "--allow-dirty"]);
+    said(cargo.args(args).current_dir(ROOT))
+}
+
+#[test]
+fn the_package_is_small_and_holds_sources_and_texts() {
+    let files = package(&["--list"]);
+    let known = ["rs", "md", "svg", "toml", "lock", "orig", "json"];
+    for file in files.lines().filter(|file| !file.starts_with("LICENSE-")) {
+        let end = Path::new(file).extension().and_then(|end| end.to_str());
+        assert!(end.is_some_and(|end| known.contains(&end)), "{file}");
+    }
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    package(&["--no-verify", "--target-dir", &target.to_string_lossy()]);
+    let file = format!("package/burn-amp-{}.crate", env!("CARGO_PKG_VERSION"));
+    let size = fs::metadata(target.join(file)).expect("a package").len();
+    assert!(size < 1_000_000, "{size} bytes");
+}
+
+/// What of `deny.toml` is checked here.
+#[derive(Deserialize)]
+struct Deny {
+    licenses: Licenses,
+    bans: Bans,
+}
+
+#[derive(Deserialize)]
+struct Licenses {
+    allow: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Bans {
+    deny: Vec<Ban>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Ban {
+    #[serde(rename = "crate")]
+    name: String,
+    deny_multiple_versions: bool,
+}
+
+/// As `cargo deny check licenses bans` does, for this platform.
+#[test]
+fn dependencies_have_allowed_licenses_and_burn_is_there_once() {
+    let deny = fs::read_to_string(Path::new(ROOT).join("deny.toml")).expect("deny.toml");
+    let deny: Deny = toml::from_str(&deny).expect("deny.toml is valid");
+    // What is compiled: the packages of cargo's metadata are more.
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["tree", "--workspace", "--all-features", "--locked"]);
+    cargo.args(["--prefix", "none", "--format", "{p};{l};"]);
+    let tree = said(cargo.current_dir(ROOT));
+    let columns = tree.lines().map(|line| line.split(';').collect::<Vec<_>>());
+    let packages: BTreeSet<_> = columns
+        .filter(|columns| columns.len() > 1)
+        .map(|columns| (columns[0], columns[1]))
+        .collect();
+
+    let allow = deny.licenses.allow.iter();
+    let allowed: Vec<_> = allow
+        .map(|license| Licensee::parse(license).expect("a license"))
+        .collect();
+    for (package, license) in &packages {
+        let allows = |term: &LicenseReq| allowed.iter().any(|allowed| allowed.satisfies(term));
+        let terms = Expression::parse_mode(license, ParseMode::LAX);
+        assert!(
+            terms.is_ok_and(|terms| terms.evaluate(allows)),
+            "{package}: {license}"
+        );
+    }
+    for ban in deny.bans.deny {
+        let is_of = |package: &str| package.split(' ').next() == Some(ban.name.as_str());
+        let versions = packages
+            .iter()
+            .filter(|(package, _)| is_of(package))
+            .count();
+        assert!(
+            ban.deny_multiple_versions && versions == 1,
+            "{versions} of {}",
+            ban.name
+        );
+    }
 }

@@ -4,9 +4,11 @@ use burn::backend::Flex;
 use burn::tensor::backend::Backend;
 use burn_amp::{Precision, precision_of, with_precision};
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 
 /// A backend by the name it has on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Choice {
     #[default]
     Flex,
@@ -29,6 +31,22 @@ impl Choice {
         };
         (!compiled_in).then_some(feature)
     }
+
+    /// Its name in prose.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Flex => "Flex",
+            Self::Wgpu => "WebGPU",
+            Self::Vulkan => "Vulkan",
+            Self::Cuda => "CUDA",
+            Self::Tch => "LibTorch",
+        }
+    }
+
+    /// Whether its times in half precision tell nothing about other backends.
+    pub fn emulates_half(self) -> bool {
+        self == Self::Flex
+    }
 }
 
 /// A backend to measure on.
@@ -44,6 +62,9 @@ pub trait Measured: Backend {
     /// Whether `casts` counts with the trials that a user's device has. Flex's kernels add up in f16,
     /// which no accelerator's do.
     const TRIED: bool = true;
+
+    /// Whether the memory of its tensors is counted, by the device or by Rust's allocator.
+    const COUNTED: bool = true;
 
     /// The bytes in use on a device that has a memory of its own.
     fn device_bytes(_device: &Self::Device) -> Option<usize> {
@@ -63,6 +84,7 @@ impl Measured for Flex {
 impl Measured for burn::backend::LibTorch {
     // PyTorch emulates f16 on a CPU: a step takes 50 to 100 times as long.
     const PRECISIONS: &[Precision] = &[Precision::F32, Precision::Bf16];
+    const COUNTED: bool = false;
 
     fn emulated() -> Option<&'static str> {
         (!has_bf16()).then_some("this CPU has no bf16 (avx512_bf16): LibTorch emulates it")

@@ -1,7 +1,7 @@
 //! What mixed precision costs and saves, against Burn without it in the same run.
 
 mod alloc;
-mod backend;
+pub mod backend;
 mod bounds;
 mod casts;
 #[path = "../../../tests/common/checked/mod.rs"]
@@ -9,7 +9,7 @@ mod checked;
 mod convergence;
 mod flat;
 mod memory;
-mod models;
+pub mod models;
 mod overhead;
 mod plot;
 mod pytorch;
@@ -31,6 +31,7 @@ use models::{Model, Size};
 use pytorch::PyTorch;
 
 use crate::libtorch;
+use crate::measurements::{self, Head, Run};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -80,7 +81,8 @@ pub struct Options {
     /// Also measures `speed` and `convergence` with PyTorch, where it is installed.
     #[arg(long)]
     pytorch: bool,
-    /// Also writes the figures to a file.
+    /// Also writes the figures to a file, in the place of what it has from the same backend. With
+    /// xtask/measurements.json, `cargo xtask docs` then shows them.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Fails when a figure is beyond its bound.
@@ -161,13 +163,16 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     if options.measures(Kind::Casts) {
         add("casts", casts::casts::<B>(options));
     }
-    if options.measures(Kind::Memory) {
+    if options.measures(Kind::Memory) && !B::COUNTED {
+        println!("\nmemory is not measured: tensors of this backend are not counted");
+    } else if options.measures(Kind::Memory) {
         add("memory", memory::memory::<B>(options));
         add("memory_balanced", memory::balanced::<B>(options));
         if options.model.is_none() {
             memory::growth::<B>(&folder)?;
         }
     }
+    let mut pytorch_version = None;
     if options.measures(Kind::Speed) {
         let pytorch = match options.pytorch {
             true => PyTorch::start(options)?,
@@ -176,6 +181,7 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
         add("speed", speed::speed::<B>(options, pytorch.as_ref()));
         if let Some(pytorch) = pytorch {
             add("pytorch_memory", pytorch.memory(options)?);
+            pytorch_version = Some(pytorch.version.clone());
         }
     }
     if options.measures(Kind::Flat) {
@@ -185,10 +191,10 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
         let rows = convergence::convergence::<B>(options, &folder.join("convergence"))?;
         add("convergence", rows);
     }
-    let report = Value::from(report);
     if let Some(path) = &options.json {
-        fs::write(path, format!("{report:#}\n")).with_context(|| path.display().to_string())?;
+        measurements::renew(path, runs(options, &report, pytorch_version)?)?;
     }
+    let report = Value::from(report);
     if options.check {
         let (measured, missed) = bounds::check(&report);
         ensure!(
@@ -199,6 +205,31 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
         println!("\n{measured} figures within their bounds");
     }
     Ok(())
+}
+
+/// The kinds of figures, each with what they hold for.
+fn runs(
+    options: &Options,
+    report: &Map<String, Value>,
+    pytorch: Option<String>,
+) -> anyhow::Result<Vec<Run>> {
+    let head = Head::here(options.backend)?;
+    let run = |(bench, rows): (&String, &Value)| {
+        let mut head = head.clone();
+        head.versions.pytorch = match bench.as_str() {
+            "speed" | "pytorch_memory" => pytorch.clone(),
+            "memory" if options.size == Size::Small => Some(pytorch::KEPT_VERSION.into()),
+            _ => None,
+        };
+        Run {
+            bench: bench.clone(),
+            backend: options.backend,
+            size: options.size,
+            head,
+            rows: rows.as_array().cloned().unwrap_or_default(),
+        }
+    };
+    Ok(report.iter().map(run).collect())
 }
 
 #[cfg(test)]

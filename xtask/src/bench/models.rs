@@ -16,6 +16,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Int, Tensor};
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 
 /// A model by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -27,7 +28,8 @@ pub enum Model {
 }
 
 /// How large the models are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Size {
     /// Measured on a CPU within minutes.
     #[default]
@@ -58,6 +60,38 @@ impl Model {
             Self::Mlp => "mlp",
             Self::Lstm => "lstm",
         }
+    }
+
+    /// Its name in prose.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Transformer => "transformer",
+            Self::Cnn => "CNN",
+            Self::Mlp => "MLP",
+            Self::Lstm => "LSTM",
+        }
+    }
+
+    /// What it is, in a line.
+    pub fn description(self, size: Size) -> String {
+        let Dims {
+            batch,
+            length,
+            width,
+            layers,
+        } = self.dims(size);
+        let of = match self {
+            Self::Transformer => {
+                format!("{layers} layers of {width}, length {length}, batch {batch}")
+            }
+            Self::Cnn => format!(
+                "{} convolutions with batch norm, batch {batch} of 3x{length}x{length}",
+                2 * layers
+            ),
+            Self::Mlp => format!("{layers} layers of {width}, batch {batch}"),
+            Self::Lstm => format!("{width} wide, {length} steps, batch {batch}"),
+        };
+        format!("{}, {of}", self.title())
     }
 
     /// The same as in `xtask/pytorch/bench.py`.

@@ -16,8 +16,10 @@ use super::Options;
 use super::backend::Choice;
 use super::models::{Dims, Model};
 
-/// MiB that PyTorch 2.15 saves for the backward pass of the small models, in FP32 and under
-/// autocast.
+/// The version that [`kept_mib`] is of.
+pub const KEPT_VERSION: &str = "2.15";
+
+/// MiB that PyTorch saves for the backward pass of the small models, in FP32 and under autocast.
 pub fn kept_mib(model: Model) -> (f64, f64) {
     match model {
         Model::Transformer => (244.0, 178.0),
@@ -97,6 +99,7 @@ pub fn autocast(model: Model, dims: Dims, precision: Precision) -> Autocast {
 pub struct PyTorch {
     pipes: RefCell<(ChildStdin, BufReader<ChildStdout>)>,
     child: Child,
+    pub version: String,
     precisions: Vec<String>,
 }
 
@@ -116,13 +119,15 @@ impl PyTorch {
         let mut pytorch = Self {
             pipes: RefCell::new((stdin, stdout)),
             child,
+            version: String::new(),
             precisions: Vec::new(),
         };
         let hello = pytorch.ask(&json!({"ask": "versions"}))?;
         let precisions = hello["precisions"].as_array().context("no precisions")?;
         pytorch.precisions = precisions.iter().map(|p| text(p).into()).collect();
+        pytorch.version = text(&hello["pytorch"]).into();
         let device = device(options.backend);
-        println!("\nPyTorch {} on {device}", text(&hello["pytorch"]));
+        println!("\nPyTorch {} on {device}", pytorch.version);
         Ok(Some(pytorch))
     }
 

@@ -1,6 +1,7 @@
 //! The op reference, `src/guide/ops.md`: the policy table as a page, beside what PyTorch does. And
-//! the table of the layers in `src/guide/how_it_works.md`.
+//! what other pages have of the layers and of what was measured.
 
+mod figures;
 mod pytorch;
 
 use std::collections::BTreeMap;
@@ -13,17 +14,11 @@ use syn::{Attribute, Expr, ExprLit, Item, ItemEnum, Lit, Meta};
 
 use crate::coverage::{self, Methods, OPERATIONS};
 use crate::layers;
+use crate::measurements::{self, Run};
 use pytorch::{Autocast, Counterpart};
 
 const PAGE: &str = "src/guide/ops.md";
 const POLICY: &str = "src/policy/mod.rs";
-
-const LAYERS_PAGE: &str = "src/guide/how_it_works.md";
-
-/// What the table of the layers stands between.
-const LAYERS_START: &str =
-    "<!-- Made from xtask/src/layers.rs by `cargo xtask docs`: change that. -->";
-const LAYERS_END: &str = "<!-- End of the layers. -->";
 
 /// Reasons that say no more than the class does.
 const SAID_BY_THE_CLASS: [&str; 2] = ["moves data", "operands of one dtype, the widest of them"];
@@ -74,10 +69,20 @@ pub fn docs(check: bool) -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let policy = syn::parse_file(&fs::read_to_string(root.join(POLICY))?)?;
     let (burn, _) = coverage::burn_backend()?;
-    let ops = page(&coverage::traits(&burn)?, &table(), class_enum(&policy)?)?;
-    let found = fs::read_to_string(root.join(LAYERS_PAGE))
-        .with_context(|| format!("reading {LAYERS_PAGE}"))?;
-    for (name, page) in [(PAGE, ops), (LAYERS_PAGE, with_layers(&found)?)] {
+    let runs = measurements::read(&root.join(measurements::FILE))?;
+    let mut pages = vec![(
+        PAGE,
+        page(&coverage::traits(&burn)?, &table(), class_enum(&policy)?)?,
+    )];
+    for (name, parts) in parts(&runs)? {
+        let found =
+            fs::read_to_string(root.join(name)).with_context(|| format!("reading {name}"))?;
+        let renewed = parts
+            .iter()
+            .try_fold(found, |page, part| part.renewed(&page));
+        pages.push((name, renewed.with_context(|| name)?));
+    }
+    for (name, page) in pages {
         let path = root.join(name);
         if check {
             // A missing page is a stale one.
@@ -90,6 +95,69 @@ pub fn docs(check: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The pages that are written by hand but for some parts, and these.
+fn parts(runs: &[Run]) -> anyhow::Result<[(&'static str, Vec<Part>); 3]> {
+    let measured = |name, text| Part {
+        name,
+        source: measurements::FILE,
+        text,
+    };
+    let layers = Part {
+        name: "layers",
+        source: "xtask/src/layers.rs",
+        text: aligned(["layer", "holds", "knows nothing of"], &layers::rows()),
+    };
+    let speed = figures::speed(runs)? + "\n" + &figures::overhead(runs)?;
+    Ok([
+        ("src/guide/how_it_works.md", vec![layers]),
+        (
+            "README.md",
+            vec![
+                measured("memory", figures::memory(runs)?),
+                measured("speed", speed),
+            ],
+        ),
+        (
+            "src/guide/measurements.md",
+            vec![
+                measured("memory", figures::memory_in_full(runs)?),
+                measured("overhead", figures::overhead(runs)?),
+                measured("speed", figures::speed_in_full(runs)?),
+            ],
+        ),
+    ])
+}
+
+/// What stands between two marks in a page.
+struct Part {
+    name: &'static str,
+    /// What it is made from.
+    source: &'static str,
+    text: String,
+}
+
+impl Part {
+    fn start(&self) -> String {
+        let Self { name, source, .. } = self;
+        format!("<!-- The {name}, made from {source} by `cargo xtask docs`: change that. -->")
+    }
+
+    fn end(&self) -> String {
+        format!("<!-- End of the {}. -->", self.name)
+    }
+
+    /// The page with this part renewed.
+    fn renewed(&self, page: &str) -> anyhow::Result<String> {
+        let (start, end) = (self.start(), self.end());
+        let parts = page
+            .split_once(&start)
+            .and_then(|(before, rest)| Some((before, rest.split_once(&end)?.1)));
+        let (before, after) = parts.with_context(|| format!("no place for the {}", self.name))?;
+        let text = self.text.trim_end();
+        Ok(format!("{before}{start}\n{text}\n{end}{after}"))
+    }
+}
+
 fn compare(name: &str, found: &str, page: &str) -> anyhow::Result<()> {
     let same = found.lines().zip(page.lines());
     let line = 1 + same.take_while(|(found, made)| found == made).count();
@@ -98,19 +166,6 @@ fn compare(name: &str, found: &str, page: &str) -> anyhow::Result<()> {
         "{name} is stale from line {line} on: `cargo xtask docs` renews it"
     );
     Ok(())
-}
-
-/// The page with the table of the layers renewed.
-fn with_layers(page: &str) -> anyhow::Result<String> {
-    let parts = page
-        .split_once(LAYERS_START)
-        .and_then(|(before, rest)| Some((before, rest.split_once(LAYERS_END)?.1)));
-    let (before, after) =
-        parts.with_context(|| format!("{LAYERS_PAGE} has no place for the layers"))?;
-    let table = aligned(["layer", "holds", "knows nothing of"], &layers::rows());
-    Ok(format!(
-        "{before}{LAYERS_START}\n\n{table}\n{LAYERS_END}{after}"
-    ))
 }
 
 /// A row as the page has it.
@@ -414,17 +469,23 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_the_layers_is_renewed_between_its_marks() {
-        let page = |table: &str| format!("above\n{LAYERS_START}{table}{LAYERS_END}\nbelow\n");
-        let table = aligned(["layer", "holds", "knows nothing of"], &layers::rows());
-        assert!(table.contains("\n| `ops`, `backend` "), "{table}");
-        let renewed = page(&format!("\n\n{table}\n"));
-        assert_eq!(with_layers(&page("\nstale\n")).unwrap(), renewed);
-        assert_eq!(with_layers(&renewed).unwrap(), renewed);
+    fn a_part_is_renewed_between_its_marks() {
+        let part = |name, text: &str| Part {
+            name,
+            source: "a file",
+            text: text.into(),
+        };
+        let [old, new] = ["| old |\n", "| new |\n"].map(|text| part("speed", text));
+        let (start, end) = (new.start(), new.end());
+        let page = |part: &str| format!("above\n{start}{part}{end}\nbelow\n");
+        let renewed = page("\n| new |\n");
+        assert_eq!(new.renewed(&page("\nstale\n")).unwrap(), renewed);
         assert_eq!(
-            with_layers("above\n").unwrap_err().to_string(),
-            "src/guide/how_it_works.md has no place for the layers"
+            new.renewed(&old.renewed(&renewed).unwrap()).unwrap(),
+            renewed
         );
+        let other = part("memory", "").renewed(&renewed);
+        assert_eq!(other.unwrap_err().to_string(), "no place for the memory");
     }
 
     #[test]

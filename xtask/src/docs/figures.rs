@@ -1,0 +1,300 @@
+//! The tables of what was measured, for the README and the guide. Knows no page.
+
+use anyhow::{Context, ensure};
+
+use super::aligned;
+use crate::bench::models::Model;
+use crate::measurements::{Machine, Run};
+
+const MIB: f64 = (1 << 20) as f64;
+
+/// What is kept for the backward pass, as the README has it.
+pub fn memory(runs: &[Run]) -> anyhow::Result<String> {
+    tables(of(runs, "memory"), |run| {
+        let half = half(run)?;
+        let rows = models(run).map(|model| {
+            [
+                model.description(run.size),
+                mib(run, model, "burn"),
+                mib(run, model, half),
+                number(run.figure(model, half, "ratio"), 2),
+            ]
+        });
+        let amp = format!("burn-amp in {half}");
+        let header = [&place(run), "Burn", &amp, "ratio"];
+        Ok(aligned(header, &rows.collect::<Vec<_>>()))
+    })
+}
+
+/// The same with gradient checkpointing and what PyTorch keeps.
+pub fn memory_in_full(runs: &[Run]) -> anyhow::Result<String> {
+    tables(of(runs, "memory"), |run| {
+        let half = half(run)?;
+        let balanced = of(runs, "memory_balanced")
+            .find(|balanced| (balanced.backend, balanced.size) == (run.backend, run.size));
+        let rows = models(run).map(|model| {
+            let checkpointing =
+                |precision| balanced.map_or_else(none, |run| mib(run, model, precision));
+            let pytorch = |precision| number(run.figure(model, precision, "pytorch_kept_mib"), 1);
+            [
+                model.description(run.size),
+                mib(run, model, "burn"),
+                mib(run, model, "f16"),
+                mib(run, model, "bf16"),
+                number(run.figure(model, half, "ratio"), 2),
+                checkpointing("burn"),
+                checkpointing(half),
+                pytorch("burn"),
+                pytorch(half),
+            ]
+        });
+        let header = [
+            "model",
+            "Burn",
+            "AMP in f16",
+            "AMP in bf16",
+            "ratio",
+            "Burn, checkpointing",
+            "AMP, checkpointing",
+            "PyTorch",
+            "PyTorch autocast",
+        ];
+        Ok(under_head(run, &aligned(header, &rows.collect::<Vec<_>>())))
+    })
+}
+
+/// How long a step takes where half precision is no emulation, as the README has it.
+pub fn speed(runs: &[Run]) -> anyhow::Result<String> {
+    tables(timed(runs), |run| {
+        let half = half(run)?;
+        let autocast = format!("PyTorch {half}");
+        let rows = models(run).map(|model| {
+            [
+                model.title().into(),
+                ms(run, model, "burn"),
+                ms(run, model, half),
+                number(run.figure(model, half, "speedup"), 2),
+                ms(run, model, "PyTorch fp32"),
+                ms(run, model, &autocast),
+                number(run.figure(model, &autocast, "speedup"), 2),
+            ]
+        });
+        let amp = format!("burn-amp in {half}");
+        let autocast = format!("PyTorch in {half}");
+        let header = [
+            &place(run),
+            "Burn",
+            &amp,
+            "speed-up",
+            "PyTorch",
+            &autocast,
+            "speed-up",
+        ];
+        Ok(aligned(header, &rows.collect::<Vec<_>>()))
+    })
+}
+
+/// The same in each precision that was timed, on each backend.
+pub fn speed_in_full(runs: &[Run]) -> anyhow::Result<String> {
+    tables(of(runs, "speed"), |run| {
+        let rows = run.rows.iter().map(|row| {
+            let text = |name: &str| row[name].as_str().unwrap_or_default();
+            let [median, low, high] = ["speedup", "speedup_low", "speedup_high"]
+                .map(|name| number(row[name].as_f64(), 2));
+            let model = Model::ALL
+                .into_iter()
+                .find(|model| model.name() == text("model"));
+            let precision = match text("precision") {
+                "burn" => "Burn".into(),
+                amp @ ("f32" | "f16" | "bf16") => format!("AMP in {amp}"),
+                other => other.into(),
+            };
+            [
+                model.map_or("", Model::title).into(),
+                precision,
+                milliseconds(row["step_ms"].as_f64()),
+                median,
+                format!("{low} to {high}"),
+                format!(
+                    "{} {}",
+                    number(row["items_per_second"].as_f64(), 0),
+                    text("unit")
+                ),
+            ]
+        });
+        let header = [
+            "model",
+            "precision",
+            "step in ms",
+            "speed-up",
+            "middle half",
+            "a second",
+        ];
+        Ok(under_head(run, &aligned(header, &rows.collect::<Vec<_>>())))
+    })
+}
+
+/// What AMP costs where it gains nothing.
+pub fn overhead(runs: &[Run]) -> anyhow::Result<String> {
+    let mut text = String::new();
+    for run in of(runs, "overhead") {
+        let row = run.rows.first().context("overhead without a row")?;
+        text += &format!(
+            "In FP32, where mixed precision gains nothing, a training step of nothing but small\n\
+             operations takes {} of Burn's time ({}).\n",
+            number(row["step_ratio"].as_f64(), 2),
+            place(run)
+        );
+    }
+    Ok(text)
+}
+
+/// A table for each run.
+fn tables<'a>(
+    runs: impl Iterator<Item = &'a Run>,
+    table: impl Fn(&Run) -> anyhow::Result<String>,
+) -> anyhow::Result<String> {
+    let tables: Vec<_> = runs.map(table).collect::<anyhow::Result<_>>()?;
+    ensure!(!tables.is_empty(), "nothing was measured");
+    Ok(tables.join("\n"))
+}
+
+fn of<'a>(runs: &'a [Run], bench: &'static str) -> impl Iterator<Item = &'a Run> {
+    runs.iter().filter(move |run| run.bench == bench)
+}
+
+/// The runs of `speed` that tell about half precision.
+fn timed(runs: &[Run]) -> impl Iterator<Item = &Run> {
+    of(runs, "speed").filter(|run| !run.backend.emulates_half())
+}
+
+/// Where and when a run was, in short.
+fn place(run: &Run) -> String {
+    let machine = &run.head.machine;
+    let processor = machine.gpu.clone().unwrap_or_else(|| cpu(machine));
+    format!("{}, {processor}, {}", run.backend.title(), run.head.date)
+}
+
+fn cpu(machine: &Machine) -> String {
+    format!("{} with {} cores", machine.cpu, machine.cores)
+}
+
+/// The table under all that its figures hold for.
+fn under_head(run: &Run, table: &str) -> String {
+    let (machine, versions) = (&run.head.machine, &run.head.versions);
+    let mut head = vec![place(run)];
+    head.extend(machine.gpu.as_ref().map(|_| cpu(machine)));
+    head.push(machine.os.clone());
+    head.push(format!("Rust {}", versions.rustc));
+    head.push(format!("Burn {}", versions.burn));
+    head.push(format!("burn-amp {}", versions.burn_amp));
+    head.extend(versions.pytorch.iter().map(|v| format!("PyTorch {v}")));
+    format!("{}:\n\n{table}", head.join(", "))
+}
+
+/// The half precision to show: bf16 where the run has it, as `Auto` would choose.
+fn half(run: &Run) -> anyhow::Result<&'static str> {
+    let has = |half: &&str| run.rows.iter().any(|row| row["precision"] == **half);
+    let half = ["bf16", "f16"].into_iter().find(has);
+    half.with_context(|| format!("{} was measured in no half precision", run.bench))
+}
+
+/// The models of a run, in the order that all tables have.
+fn models(run: &Run) -> impl Iterator<Item = Model> {
+    let measured = |model: &Model| run.rows.iter().any(|row| row["model"] == model.name());
+    Model::ALL.into_iter().filter(measured)
+}
+
+fn mib(run: &Run, model: Model, precision: &str) -> String {
+    let bytes = run.figure(model, precision, "kept_bytes");
+    number(bytes.map(|bytes| bytes / MIB), 1)
+}
+
+fn ms(run: &Run, model: Model, precision: &str) -> String {
+    milliseconds(run.figure(model, precision, "step_ms"))
+}
+
+fn milliseconds(ms: Option<f64>) -> String {
+    number(ms, if ms < Some(10.0) { 2 } else { 1 })
+}
+
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(none, |value| format!("{value:.digits$}"))
+}
+
+fn none() -> String {
+    "—".into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::bench::backend::Choice;
+    use crate::measurements::tests::run;
+
+    fn kept(precision: &str, mib: f64, ratio: f64) -> Value {
+        let bytes = mib * MIB;
+        json!({"model": "cnn", "precision": precision, "kept_bytes": bytes, "ratio": ratio})
+    }
+
+    fn timed(precision: &str, ms: f64, speedup: f64) -> Value {
+        json!({
+            "model": "lstm", "precision": precision, "step_ms": ms, "items_per_second": 4096.4,
+            "unit": "tokens", "speedup": speedup, "speedup_low": speedup, "speedup_high": 2.0,
+        })
+    }
+
+    fn runs() -> Vec<Run> {
+        let memory = json!([kept("burn", 70.25, 1.0), kept("f16", 28.0, 0.4)]);
+        let speed = [timed("burn", 30.0, 1.0), timed("bf16", 20.0, 1.5)];
+        vec![
+            run("memory", Choice::Flex, memory),
+            run("speed", Choice::Tch, json!(speed)),
+            run("speed", Choice::Flex, json!([timed("burn", 9.0, 1.0)])),
+            run("overhead", Choice::Flex, json!([{"step_ratio": 1.056}])),
+        ]
+    }
+
+    #[test]
+    fn the_readme_has_the_figures_and_where_they_are_from() {
+        let cnn = "CNN, 6 convolutions with batch norm, batch 32 of 3x32x32";
+        assert_eq!(
+            memory(&runs()).unwrap(),
+            format!(
+                "| {:<56} | Burn | burn-amp in f16 | ratio |\n|{}|------|-----------------|-------|\n\
+                 | {cnn} | 70.2 | 28.0            | 0.40  |\n",
+                "Flex, Abacus with 2 cores, 2026-01-02",
+                "-".repeat(58)
+            )
+        );
+        assert!(
+            overhead(&runs())
+                .unwrap()
+                .contains(" 1.06 of Burn's time (Flex, ")
+        );
+    }
+
+    #[test]
+    fn what_was_not_measured_is_a_dash() {
+        let speed = speed(&runs()).unwrap();
+        let last = speed.lines().last().unwrap();
+        let cells: Vec<_> = last.split('|').map(str::trim).collect();
+        assert_eq!(
+            cells,
+            ["", "LSTM", "30.0", "20.0", "1.50", "—", "—", "—", ""]
+        );
+        assert!(memory(&[]).is_err());
+    }
+
+    #[test]
+    fn an_emulation_is_in_the_guide_alone() {
+        assert!(!speed(&runs()).unwrap().contains("Flex"));
+        let all = speed_in_full(&runs()).unwrap();
+        assert!(
+            all.contains("\nFlex, ") && all.contains("| 1.50 to 2.00 | 4096 tokens |"),
+            "{all}"
+        );
+    }
+}

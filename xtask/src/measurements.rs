@@ -1,0 +1,191 @@
+//! What was measured: the figures of `cargo xtask bench`, each with the machine, the day and the
+//! versions, in a file that the tables of the documentation are made from. Knows neither how to
+//! measure nor a page.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sysinfo::{CpuRefreshKind, RefreshKind, System};
+use time::OffsetDateTime;
+
+use crate::bench::backend::Choice;
+use crate::bench::models::{Model, Size};
+use crate::coverage;
+
+/// The file that the documentation shows.
+pub const FILE: &str = "xtask/measurements.json";
+
+/// The figures of one kind, on one backend.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The kind: `memory`, `speed`, ...
+    pub bench: String,
+    pub backend: Choice,
+    pub size: Size,
+    #[serde(flatten)]
+    pub head: Head,
+    pub rows: Vec<Value>,
+}
+
+/// What figures hold for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Head {
+    pub machine: Machine,
+    /// In UTC.
+    pub date: String,
+    pub versions: Versions,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    pub cpu: String,
+    pub cores: usize,
+    pub os: String,
+    /// Where the backend computes on one whose name can be asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Versions {
+    pub rustc: String,
+    pub burn: String,
+    pub burn_amp: String,
+    /// Where the rows have figures of PyTorch's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pytorch: Option<String>,
+}
+
+impl Run {
+    /// A figure of a model in a precision, if it was measured.
+    pub fn figure(&self, model: Model, precision: &str, name: &str) -> Option<f64> {
+        let of = |row: &&Value| row["model"] == model.name() && row["precision"] == precision;
+        self.rows.iter().find(of)?[name].as_f64()
+    }
+
+    /// Whether it measured the same thing.
+    fn is_of(&self, other: &Self) -> bool {
+        let of = |run: &Self| (run.bench.clone(), run.backend, run.size);
+        of(self) == of(other)
+    }
+}
+
+impl Head {
+    /// This machine, today, with the versions in use.
+    pub fn here(backend: Choice) -> anyhow::Result<Self> {
+        Ok(Self {
+            machine: Machine::here(backend)?,
+            date: OffsetDateTime::now_utc().date().to_string(),
+            versions: Versions {
+                rustc: rustc_version::version()?.to_string(),
+                burn: coverage::burn_backend()?.1,
+                burn_amp: env!("CARGO_PKG_VERSION").into(),
+                pytorch: None,
+            },
+        })
+    }
+}
+
+impl Machine {
+    fn here(backend: Choice) -> anyhow::Result<Self> {
+        let cpus = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
+        let system = System::new_with_specifics(cpus);
+        let cpu = system.cpus().first().context("a machine without a CPU")?;
+        Ok(Self {
+            cpu: cpu.brand().trim().into(),
+            cores: System::physical_core_count().unwrap_or(system.cpus().len()),
+            os: System::long_os_version().context("a system without a name")?,
+            gpu: match backend {
+                Choice::Cuda => Some(nvidia()?),
+                _ => None,
+            },
+        })
+    }
+}
+
+/// The name of the first GPU.
+fn nvidia() -> anyhow::Result<String> {
+    let output = Command::new("nvidia-smi")
+        .args(["--query-gpu=name", "--format=csv,noheader"])
+        .output()
+        .context("cannot start nvidia-smi")?;
+    ensure!(output.status.success(), "nvidia-smi: {}", output.status);
+    let names = String::from_utf8(output.stdout)?;
+    Ok(names.lines().next().context("no GPU")?.trim().into())
+}
+
+pub fn read(path: &Path) -> anyhow::Result<Vec<Run>> {
+    let shown = || path.display().to_string();
+    let text = fs::read_to_string(path).with_context(shown)?;
+    serde_json::from_str(&text).with_context(shown)
+}
+
+/// Writes the runs to a file, each in the place of what the file has of the same kind.
+pub fn renew(path: &Path, new: Vec<Run>) -> anyhow::Result<()> {
+    let mut runs = match path.exists() {
+        true => read(path)?,
+        false => Vec::new(),
+    };
+    for run in new {
+        match runs.iter_mut().find(|old| old.is_of(&run)) {
+            Some(old) => *old = run,
+            None => runs.push(run),
+        }
+    }
+    let text = serde_json::to_string_pretty(&runs)?;
+    fs::write(path, text + "\n").with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    pub fn run(bench: &str, backend: Choice, rows: Value) -> Run {
+        let run = json!({
+            "bench": bench,
+            "backend": backend,
+            "size": "small",
+            "machine": {"cpu": "Abacus", "cores": 2, "os": "Linux (Debian 12)"},
+            "date": "2026-01-02",
+            "versions": {"rustc": "1.92.0", "burn": "0.21.0", "burn-amp": "0.1.0"},
+            "rows": rows,
+        });
+        serde_json::from_value(run).unwrap()
+    }
+
+    #[test]
+    fn a_run_takes_the_place_of_its_own_kind_alone() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/renewed.json");
+        let _ = fs::remove_file(&path);
+        let at = |bench, backend, ms| {
+            run(
+                bench,
+                backend,
+                json!([{"model": "mlp", "precision": "f32", "ms": ms}]),
+            )
+        };
+        let [memory, flex] = ["memory", "speed"].map(|bench| at(bench, Choice::Flex, 1.5));
+        let (slow, fast) = (at("speed", Choice::Tch, 2.5), at("speed", Choice::Tch, 0.5));
+        renew(&path, vec![memory.clone(), slow, flex.clone()]).unwrap();
+        renew(&path, vec![fast.clone()]).unwrap();
+        assert_eq!(read(&path).unwrap(), [memory, fast.clone(), flex]);
+        assert_eq!(fast.figure(Model::Mlp, "f32", "ms"), Some(0.5));
+        assert_eq!(fast.figure(Model::Mlp, "bf16", "ms"), None);
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn this_machine_has_a_name_and_today_a_date() {
+        let head = Head::here(Choice::Flex).unwrap();
+        assert!(!head.machine.cpu.is_empty() && head.machine.cores > 0);
+        assert_eq!(head.date.len(), "2026-01-02".len());
+        assert!(head.versions.burn.starts_with("0.21."));
+    }
+}
