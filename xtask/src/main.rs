@@ -6,6 +6,7 @@ mod docs;
 mod layers;
 mod libtorch;
 mod measurements;
+mod plot;
 mod test;
 
 use clap::{Parser, Subcommand};

@@ -65,6 +65,19 @@ fn the_package_is_small_and_holds_sources_and_texts() {
     assert!(size < 1_000_000, "{size} bytes");
 }
 
+#[test]
+fn the_readme_is_short_and_its_links_lead_to_the_web_or_into_the_package() {
+    let readme = fs::read_to_string(Path::new(ROOT).join("README.md")).expect("a README");
+    let lines = readme.lines().count();
+    assert!(lines <= 150, "{lines} lines");
+    let files = package(&["--list"]);
+    let links = readme.split("](").skip(1);
+    for link in links.filter_map(|rest| Some(rest.split_once(')')?.0)) {
+        let packaged = files.lines().any(|file| file == link);
+        assert!(link.starts_with("https://") || packaged, "{link}");
+    }
+}
+
 /// What of `deny.toml` is checked here.
 #[derive(Deserialize)]
 struct Deny {

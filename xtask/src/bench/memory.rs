@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use super::alloc::Mark;
 use super::backend::{Measured, precisions};
 use super::models::{Batch, Dims, Model, Net, Size};
-use super::{Options, plot, pytorch};
+use super::{Options, pytorch};
+use crate::plot;
 
 /// What a training step holds, in bytes.
 struct Held {

@@ -11,7 +11,6 @@ mod flat;
 mod memory;
 pub mod models;
 mod overhead;
-mod plot;
 mod pytorch;
 mod speed;
 mod time;

@@ -1,10 +1,11 @@
-//! The tables of what was measured, for the README and the guide. Knows no page.
+//! The tables and the picture of what was measured, for the README and the guide. Knows no page.
 
 use anyhow::{Context, ensure};
 
 use super::aligned;
 use crate::bench::models::Model;
 use crate::measurements::{Machine, Run};
+use crate::plot::{Group, Panel};
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -147,6 +148,33 @@ pub fn overhead(runs: &[Run]) -> anyhow::Result<String> {
         );
     }
     Ok(text)
+}
+
+/// Memory and time by model, FP32 beside half.
+pub fn picture(runs: &[Run]) -> anyhow::Result<Vec<Panel>> {
+    let memory =
+        of(runs, "memory").map(|run| (run, "kept_bytes", MIB, "Kept for the backward pass in MiB"));
+    let speed = timed(runs).map(|run| (run, "step_ms", 1.0, "A training step in ms"));
+    let panel = |(run, name, unit, title): (&Run, &str, f64, &str)| {
+        let half = half(run)?;
+        let groups = models(run).map(|model| {
+            let bar = |precision| {
+                let figure = run.figure(model, precision, name);
+                let what = || format!("{} in {precision}: no {name}", model.name());
+                anyhow::Ok(figure.with_context(what)? / unit)
+            };
+            Ok(Group {
+                name: model.title(),
+                bars: [bar("burn")?, bar(half)?],
+            })
+        });
+        Ok(Panel {
+            title: format!("{title} ({})", run.backend.title()),
+            names: ["Burn in FP32".into(), format!("burn-amp in {half}")],
+            groups: groups.collect::<anyhow::Result<_>>()?,
+        })
+    };
+    memory.chain(speed).map(panel).collect()
 }
 
 /// A table for each run.
@@ -296,5 +324,6 @@ mod tests {
             all.contains("\nFlex, ") && all.contains("| 1.50 to 2.00 | 4096 tokens |"),
             "{all}"
         );
+        assert_eq!(picture(&runs()).unwrap().len(), 2);
     }
 }

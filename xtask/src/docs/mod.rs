@@ -1,5 +1,5 @@
 //! The op reference, `src/guide/ops.md`: the policy table as a page, beside what PyTorch does. And
-//! what other pages have of the layers and of what was measured.
+//! what other pages have of the layers and of what was measured, and its picture.
 
 mod figures;
 mod pytorch;
@@ -13,12 +13,14 @@ use burn_amp::policy::{self, Class, Row, Rows, TABLE};
 use syn::{Attribute, Expr, ExprLit, Item, ItemEnum, Lit, Meta};
 
 use crate::coverage::{self, Methods, OPERATIONS};
-use crate::layers;
 use crate::measurements::{self, Run};
+use crate::{layers, plot};
 use pytorch::{Autocast, Counterpart};
 
 const PAGE: &str = "src/guide/ops.md";
 const POLICY: &str = "src/policy/mod.rs";
+
+const PICTURE: &str = "docs/memory_and_speed.svg";
 
 /// Reasons that say no more than the class does.
 const SAID_BY_THE_CLASS: [&str; 2] = ["moves data", "operands of one dtype, the widest of them"];
@@ -70,10 +72,13 @@ pub fn docs(check: bool) -> anyhow::Result<()> {
     let policy = syn::parse_file(&fs::read_to_string(root.join(POLICY))?)?;
     let (burn, _) = coverage::burn_backend()?;
     let runs = measurements::read(&root.join(measurements::FILE))?;
-    let mut pages = vec![(
-        PAGE,
-        page(&coverage::traits(&burn)?, &table(), class_enum(&policy)?)?,
-    )];
+    let mut pages = vec![
+        (
+            PAGE,
+            page(&coverage::traits(&burn)?, &table(), class_enum(&policy)?)?,
+        ),
+        (PICTURE, plot::bars(&figures::picture(&runs)?)?),
+    ];
     for (name, parts) in parts(&runs)? {
         let found =
             fs::read_to_string(root.join(name)).with_context(|| format!("reading {name}"))?;

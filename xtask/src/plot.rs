@@ -1,0 +1,175 @@
+//! Lines over an axis, and bars side by side, as an SVG. Knows nothing of what they show.
+
+use std::error::Error;
+use std::path::Path;
+
+use anyhow::anyhow;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+const COLORS: [RGBColor; 2] = [RGBColor(40, 40, 40), RGBColor(30, 110, 190)];
+const FONT: &str = "sans-serif";
+
+/// A name and its points.
+pub type Line<'a> = (&'a str, &'a [(f64, f64)]);
+
+pub fn lines(path: &Path, title: &str, x: &str, y: &str, lines: &[Line]) -> anyhow::Result<()> {
+    draw(path, title, x, y, lines).map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+fn draw(path: &Path, title: &str, x: &str, y: &str, lines: &[Line]) -> Result<(), Box<dyn Error>> {
+    let root = SVGBackend::new(path, (720, 460)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let points = || lines.iter().flat_map(|(_, points)| points.iter());
+    let right = points().map(|p| p.0).fold(0.0, f64::max);
+    let top = points().map(|p| p.1).fold(0.0, f64::max);
+    let mut chart = ChartBuilder::on(&root)
+        .caption(title, (FONT, 20))
+        .margin(16)
+        .x_label_area_size(44)
+        .y_label_area_size(68)
+        .build_cartesian_2d(0.0..right * 1.05, 0.0..top * 1.1)?;
+    chart
+        .configure_mesh()
+        .light_line_style(WHITE)
+        .x_desc(x)
+        .y_desc(y)
+        .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_label_formatter(&|y| format!("{y:.0}"))
+        .label_style((FONT, 14))
+        .draw()?;
+    for (color, (name, points)) in COLORS.iter().zip(lines) {
+        let style = color.stroke_width(2);
+        chart
+            .draw_series(LineSeries::new(points.iter().copied(), style))?
+            .label(*name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+        let dot = |point: &(f64, f64)| Circle::new(*point, 4, color.filled());
+        chart.draw_series(points.iter().map(dot))?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE)
+        .border_style(RGBColor(200, 200, 200))
+        .label_font((FONT, 15))
+        .margin(10)
+        .draw()?;
+    root.present()?;
+    Ok(())
+}
+
+/// Groups of two bars, each pair as parts of its first.
+pub struct Panel {
+    pub title: String,
+    /// Of the first bars and of the second.
+    pub names: [String; 2],
+    pub groups: Vec<Group>,
+}
+
+pub struct Group {
+    pub name: &'static str,
+    pub bars: [f64; 2],
+}
+
+/// The panels as a picture, two in a row.
+pub fn bars(panels: &[Panel]) -> anyhow::Result<String> {
+    draw_panels(panels).map_err(|error| anyhow!("bars: {error}"))
+}
+
+fn draw_panels(panels: &[Panel]) -> Result<String, Box<dyn Error>> {
+    let mut svg = String::new();
+    let rows = panels.len().div_ceil(2);
+    let root = SVGBackend::with_string(&mut svg, (840, 280 * rows as u32)).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (panel, area) in panels.iter().zip(root.split_evenly((rows, 2))) {
+        draw_panel(panel, &area)?;
+    }
+    root.present()?;
+    drop(root);
+    Ok(svg)
+}
+
+fn draw_panel(panel: &Panel, area: &DrawingArea<SVGBackend, Shift>) -> Result<(), Box<dyn Error>> {
+    let parts = panel
+        .groups
+        .iter()
+        .map(|group| group.bars[1] / group.bars[0]);
+    let top = parts.fold(1.0, f64::max) * 1.1;
+    let right = panel.groups.len() as f64;
+    // Below zero are the names of the groups and of the bars.
+    let mut chart = ChartBuilder::on(area)
+        .caption(&panel.title, (FONT, 17))
+        .margin(14)
+        .build_cartesian_2d(0.0..right, -0.28 * top..top)?;
+    let text = |text: &str, at, horizontal, vertical| {
+        let style = (FONT, 14).into_font().color(&BLACK);
+        let style = style.pos(Pos::new(horizontal, vertical));
+        Text::new(text.to_string(), at, style)
+    };
+    let rectangle = |from, to, color: RGBColor| Rectangle::new([from, to], color.filled());
+    let (mut texts, mut rectangles) = (Vec::new(), Vec::new());
+    for (i, group) in panel.groups.iter().enumerate() {
+        let middle = i as f64 + 0.5;
+        let below = (middle, -0.03 * top);
+        texts.push(text(group.name, below, HPos::Center, VPos::Top));
+        for (of, left) in [middle - 0.4, middle].into_iter().enumerate() {
+            let value = group.bars[of];
+            let high = value / group.bars[0];
+            let bar = rectangle((left + 0.02, 0.0), (left + 0.38, high), COLORS[of]);
+            rectangles.push(bar);
+            let above = (left + 0.2, high + 0.01);
+            texts.push(text(&shown(value), above, HPos::Center, VPos::Bottom));
+        }
+    }
+    for (of, left) in [0.1 * right, 0.55 * right].into_iter().enumerate() {
+        let (low, middle, high) = (-0.24 * top, -0.22 * top, -0.2 * top);
+        rectangles.push(rectangle((left, low), (left + 0.1, high), COLORS[of]));
+        let beside = (left + 0.15, middle);
+        texts.push(text(&panel.names[of], beside, HPos::Left, VPos::Center));
+    }
+    chart.draw_series(rectangles)?;
+    chart.draw_series(texts)?;
+    chart.draw_series([PathElement::new([(0.0, 0.0), (right, 0.0)], COLORS[0])])?;
+    Ok(())
+}
+
+/// Three digits.
+fn shown(value: f64) -> String {
+    let digits = match value {
+        100.0.. => 0,
+        10.0.. => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_as_high_as_its_part_of_the_first() {
+        let panel = Panel {
+            title: "Time".into(),
+            names: ["one".into(), "other".into()],
+            groups: vec![Group {
+                name: "CNN",
+                bars: [70.25, 35.125],
+            }],
+        };
+        let svg = bars(&[panel]).unwrap();
+        let height = |rectangle: &str| -> Option<u32> {
+            let rest = rectangle.split_once("height=\"")?.1;
+            rest.split_once('"')?.0.parse().ok()
+        };
+        let heights: Vec<_> = svg.split("<rect ").skip(1).filter_map(height).collect();
+        // The background, the bars and the legend.
+        assert_eq!(heights.len(), 5, "{svg}");
+        assert!(heights[1].abs_diff(2 * heights[2]) <= 1, "{svg}");
+        for text in ["Time", "one", "other", "CNN", "70.2", "35.1"] {
+            assert!(svg.contains(&format!("\n{text}\n")), "{text}: {svg}");
+        }
+    }
+}
