@@ -12,14 +12,16 @@ use burn::lr_scheduler::LrScheduler;
 use burn::optim::Optimizer;
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder, Record, Recorder, RecorderError};
+use burn::tensor::backend::AutodiffBackend;
 use burn::train::logger::{FileMetricLogger, MetricLogger};
 use burn::train::metric::store::{EpochSummary, MetricsUpdate, Split};
 use burn::train::metric::{MetricDefinition, NumericEntry};
 use burn_amp::Precision;
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::model::Model;
-use crate::{B, Optim, Schedule};
+use crate::{Optim, Schedule};
 
 /// One of half precision would cut the FP32 parameters short.
 pub type FileRecorder = NamedMpkFileRecorder<FullPrecisionSettings>;
@@ -31,10 +33,29 @@ const WRITTEN: [&str; 3] = ["checkpoint", "train", "valid"];
 /// The loss scale over the steps of an f16 run.
 pub const LOSS_SCALE: &str = "loss_scale.svg";
 
+/// What computes.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum Choice {
+    /// Burn's own, on the CPU. It emulates half precision.
+    Flex,
+    /// LibTorch, on the CPU. It computes in bf16, and emulates f16.
+    Tch,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value().expect("none is hidden");
+        f.write_str(value.get_name())
+    }
+}
+
 /// What stays the same until a run is done: with other epochs the learning rate would jump, with
-/// another seed windows would be seen twice.
+/// another seed windows would be seen twice, and another backend rounds otherwise.
 #[derive(clap::Args, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
+    /// What to train on.
+    #[arg(long, value_enum, default_value_t = Choice::Flex)]
+    pub backend: Choice,
     /// What to train in: auto, f32, f16 or bf16, also as 16-mixed and bf16-mixed.
     #[arg(long, default_value_t = Precision::F16)]
     pub precision: Precision,
@@ -54,8 +75,8 @@ impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "--precision {} --epochs {} --batch-size {} --seed {}",
-            self.precision, self.epochs, self.batch_size, self.seed
+            "--backend {} --precision {} --epochs {} --batch-size {} --seed {}",
+            self.backend, self.precision, self.epochs, self.batch_size, self.seed
         )
     }
 }
@@ -86,7 +107,7 @@ pub fn begin(folder: &Path, settings: &Settings) -> Result<usize, String> {
 }
 
 /// The epoch to resume a run after. It has to be resumed with the settings that it was begun with.
-pub fn resume(folder: &Path, settings: &Settings) -> Result<usize, String> {
+pub fn resume<B: AutodiffBackend>(folder: &Path, settings: &Settings) -> Result<usize, String> {
     let path = folder.join(SETTINGS);
     let error = |error: &dyn Error| format!("no run to resume: {}: {error}", path.display());
     let begun = fs::read_to_string(&path).map_err(|e| error(&e))?;
@@ -97,13 +118,13 @@ pub fn resume(folder: &Path, settings: &Settings) -> Result<usize, String> {
             folder.display()
         ));
     }
-    last_epoch(folder)
+    last_epoch::<B>(folder)
         .ok_or_else(|| format!("no checkpoint to resume from in {}", folder.display()))
 }
 
 /// The last epoch of which every file can be read. One that was killed while it wrote has left a
 /// part of a file.
-pub fn last_epoch(folder: &Path) -> Option<usize> {
+pub fn last_epoch<B: AutodiffBackend>(folder: &Path) -> Option<usize> {
     let folder = folder.join("checkpoint");
     let epochs: BTreeSet<usize> = fs::read_dir(&folder)
         .ok()?
@@ -114,20 +135,24 @@ pub fn last_epoch(folder: &Path) -> Option<usize> {
         })
         .collect();
     epochs.into_iter().rev().find(|epoch| {
-        check(&folder, *epoch)
+        check::<B>(&folder, *epoch)
             .inspect_err(|error| eprintln!("epoch {epoch} is passed over: {error}"))
             .is_ok()
     })
 }
 
 /// Whether Burn's learner can read a checkpoint; it would panic where this is an error.
-fn check(folder: &Path, epoch: usize) -> Result<(), String> {
-    check_file::<<Model<B> as Module<B>>::Record>(folder, "model", epoch)?;
-    check_file::<<Optim as Optimizer<Model<B>, B>>::Record>(folder, "optim", epoch)?;
-    check_file::<<Schedule as LrScheduler>::Record<B>>(folder, "scheduler", epoch)
+fn check<B: AutodiffBackend>(folder: &Path, epoch: usize) -> Result<(), String> {
+    check_file::<B, <Model<B> as Module<B>>::Record>(folder, "model", epoch)?;
+    check_file::<B, <Optim<B> as Optimizer<Model<B>, B>>::Record>(folder, "optim", epoch)?;
+    check_file::<B, <Schedule as LrScheduler>::Record<B>>(folder, "scheduler", epoch)
 }
 
-fn check_file<R: Record<B>>(folder: &Path, name: &str, epoch: usize) -> Result<(), String> {
+fn check_file<B: Backend, R: Record<B>>(
+    folder: &Path,
+    name: &str,
+    epoch: usize,
+) -> Result<(), String> {
     let file = format!("{name}-{epoch}");
     let record: Result<R, _> = Recorder::<B>::load(
         &FileRecorder::new(),
