@@ -228,7 +228,8 @@ fn a_training_killed_twice_resumes() {
     let first = last_checkpoint(&folder);
     dies(&folder, BATCHES + 2);
     let last = last_checkpoint(&folder);
-    assert!(last > first, "{last:?} after {first:?}");
+    // Burn writes a checkpoint on a thread of its own: the second may be cut off.
+    assert!(last >= first, "{last:?} after {first:?}");
     assert_eq!(train(&folder, last, adam(), recorder()), expected);
 }
 

@@ -35,7 +35,7 @@ cases! {
         lab.output("hidden", state.hidden);
         output
     };
-    lstm(7.0, 6.0) |lab| {
+    lstm(7.0, 7.0) |lab| {
         let lstm = lab.module(LstmConfig::new(8, 6, true).init(&lab.device));
         let (output, state) = lstm.forward(lab.input([3, 5, 8]), None);
         lab.output("cell", state.cell);
