@@ -42,8 +42,6 @@ mod autodiff;
 mod backend;
 mod device;
 mod diagnostics;
-mod error;
-mod file;
 pub mod guide;
 mod ops;
 pub mod policy;
@@ -54,15 +52,17 @@ mod tensor;
 #[cfg(feature = "train")]
 mod train;
 
+#[doc(inline)]
+pub use burn_amp_core::{
+    AmpError, Anomaly, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Pass, Precision,
+    ScaleEntry, ScaleHistory, Skipped, Transition,
+};
+
 pub use autodiff::{AmpAutodiff, AmpGradients};
 pub use device::{AmpConfig, Casts, WhenStuck, precision_of};
 pub use diagnostics::AmpReport;
-pub use error::AmpError;
-pub use precision::{Precision, full_precision, with_precision};
-pub use scaler::{
-    Anomaly, Dynamic, GradScaler, LastStep, LossScaleConfig, LossScaler, Outcome, Pass, ScaleEntry,
-    ScaleHistory, Skipped, Transition,
-};
+pub use precision::{full_precision, with_precision};
+pub use scaler::GradScaler;
 pub use tensor::{Amp, AmpTensor};
 #[cfg(feature = "train")]
 pub use train::{

@@ -35,13 +35,13 @@
 //! ```
 
 pub use crate::{
-    Amp, AmpAutodiff, AmpConfig, AmpError, AmpReport, GradScaler, LossScaleConfig, Precision,
-    full_precision, precision_of, with_precision,
+    Amp, AmpAutodiff, AmpConfig, AmpError, AmpReport, Dynamic, GradScaler, LossScaleConfig,
+    Precision, WhenStuck, full_precision, precision_of, with_precision,
 };
 #[cfg(feature = "train")]
 pub use crate::{
     AmpLrScheduler, AmpOptimizer, AmpTrainingExt, LossScaleMetric, MixedPrecision,
-    MixedPrecisionTrainer, PrecisionMetric, SkippedStepsMetric,
+    MixedPrecisionTrainer, PrecisionMetric, SkippedStepsMetric, clip_grad_norm,
 };
 
 macro_rules! ready {

@@ -18,8 +18,8 @@ fn an_unknown_precision_says_what_is_known() {
     let error = "fp8".parse::<Precision>().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "unknown precision \"fp8\": expected one of auto, f16, fp16, 16-mixed, bf16, bf16-mixed, \
-         f32, fp32, 32. Use \"auto\" to let the device decide"
+        "unknown precision \"fp8\": expected one of auto, f16, fp16, float16, 16-mixed, bf16, \
+         bfloat16, bf16-mixed, f32, fp32, float32, 32. Use \"auto\" to let the device decide"
     );
 }
 

@@ -5,7 +5,7 @@ mod common;
 use burn::tensor::{Distribution, Tensor, TensorPrimitive};
 use burn_amp::{Amp, AmpError, precision_of, with_precision};
 use burn_backend::ops::FloatTensorOps;
-use burn_backend::{Backend, DTypeUsage, FloatDType, Shape};
+use burn_backend::{Backend, DType, DTypeUsage, FloatDType, Shape};
 
 use common::{HALVES, Inner, halves};
 
@@ -53,7 +53,7 @@ fn zeros_and_ones_are_drawn_alike_in_every_dtype() {
     let expected = draw(FloatDType::F32);
     assert!((200.0..400.0).contains(&expected.iter().sum::<f32>()));
     for precision in halves() {
-        let dtype = precision.compute_dtype().unwrap();
+        let dtype = precision.compute_dtype::<DType>().unwrap();
         assert_eq!(draw(dtype.into()), expected, "{dtype:?}");
     }
 }

@@ -30,7 +30,7 @@ fn assert_says<T>(result: Result<T, AmpError>, text: &str) {
 #[test]
 fn every_variant_has_a_test_of_its_name() {
     let tests = include_str!("errors.rs");
-    let variants: Vec<_> = include_str!("../src/error.rs")
+    let variants: Vec<_> = include_str!("../core/src/error.rs")
         .lines()
         .filter_map(|line| line.strip_prefix("    "))
         .filter(|line| line.starts_with(|c: char| c.is_ascii_uppercase()))
@@ -54,8 +54,8 @@ fn every_variant_has_a_test_of_its_name() {
 fn unknown_precision() {
     assert_says(
         "fp8".parse::<Precision>(),
-        "unknown precision \"fp8\": expected one of auto, f16, fp16, 16-mixed, bf16, bf16-mixed, \
-         f32, fp32, 32. Use \"auto\" to let the device decide",
+        "unknown precision \"fp8\": expected one of auto, f16, fp16, float16, 16-mixed, bf16, \
+         bfloat16, bf16-mixed, f32, fp32, float32, 32. Use \"auto\" to let the device decide",
     );
 }
 
@@ -74,9 +74,11 @@ fn unsupported_precision() {
     let bf16 = AmpConfig::new().with_precision(Precision::Bf16);
     assert_says(
         bf16.apply::<AmpAutodiff<Checked>>(&device),
-        "checked on CheckedDevice { id: 1 } does not support bf16: the backend reports Storage \
-         for it, and AMP needs storage with arithmetic, or storage with accelerated matrix \
-         multiplication. Supported here: f16, f32. Choose one of these, or \"auto\"",
+        &format!(
+            "checked on {device:?} does not support bf16: the backend reports Storage for it, and \
+             AMP needs storage with arithmetic, or storage with accelerated matrix multiplication. \
+             Supported here: f16, f32. Choose one of these, or \"auto\""
+        ),
     );
 }
 
@@ -242,7 +244,8 @@ fn nothing_stepped() {
     assert_says(
         scaler.update(),
         "update was called, but there was no step since the last update. Call scaler.step(..) \
-         first, once for each optimizer, and update once after all of them",
+         first, once for each optimizer, and update once after all of them. A training loop on \
+         AmpAutodiff that calls loss.backward() needs neither",
     );
 }
 
@@ -318,4 +321,14 @@ fn loss_scale_without_f16() {
         "a loss scale was configured with bf16, which needs none: only f16 has a smaller range \
          than FP32. Remove the loss scale, or choose f16",
     );
+}
+
+#[test]
+#[should_panic(
+    expected = "its backend is autodiff<checked> already. Give it the backend without autodiff"
+)]
+fn autodiff_below_amp_autodiff_is_refused() {
+    type Twice = AmpAutodiff<Autodiff<Checked>>;
+    let config = AmpConfig::new().with_precision(Precision::Bf16);
+    config.apply::<Twice>(&CheckedDevice::new()).ok();
 }

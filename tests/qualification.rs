@@ -74,10 +74,9 @@ fn what_is_exact_in_half_computes_without_casts() {
     let _alone = alone();
     let report = configured(Precision::Bf16, true);
     let text = report.to_string();
-    for op in &report.native {
-        assert!(text.contains(op), "{text}");
-        assert!(!report.inexact.contains(op), "{op}");
-    }
+    let named = report.native.iter().take(5);
+    assert!(named.clone().all(|op| text.contains(op)), "{text}");
+    assert!(report.native.iter().all(|op| !report.inexact.contains(op)));
     let device = CheckedDevice::new();
     let config = AmpConfig::new().with_precision(Precision::Bf16);
     config.apply::<Checked>(&device).unwrap();

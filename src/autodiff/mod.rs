@@ -18,6 +18,7 @@ pub(crate) mod tape;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use burn_amp_core::NonFinite;
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn_autodiff::grads::Gradients;
@@ -36,9 +37,9 @@ use crate::device::DeviceContext;
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::Mode;
 use crate::precision::{half_wanted, in_backward, keep_dtypes};
-use crate::scaler::{self, NonFinite, Outcome};
+use crate::scaler;
 use crate::tensor::{TensorFlags, at_least_f32};
-use crate::{Amp, AmpTensor, GradScaler};
+use crate::{Amp, AmpTensor, GradScaler, Outcome};
 
 /// The trait that Burn's autodiff requires of the backend that it trains on.
 #[cfg(not(feature = "distributed"))]
@@ -111,9 +112,12 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
                 true => take_gradients::<B, C>(loss, &mut tape, true),
                 false => Vec::new(),
             };
+            let copied = copied.into_iter();
             return AmpGradients {
                 tape: Some(tape),
-                ready: copied.into_iter().map(finished).collect(),
+                ready: copied
+                    .map(|(id, leaf, grad)| (id, finished(leaf, grad)))
+                    .collect(),
             };
         }
         match explicit {
@@ -135,7 +139,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let id = tensor.primitive.node.id.value;
         grads.ready.get(&id).cloned().or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad(&tensor.primitive, grads.tape.as_ref()?)?;
-            Some(finished((id, LeafInfo::of(tensor), grad.into_primitive())).1)
+            Some(finished(LeafInfo::of(tensor), grad.into_primitive()))
         })
     }
 
@@ -147,7 +151,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let id = tensor.primitive.node.id.value;
         grads.ready.remove(&id).or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad_remove(&tensor.primitive, grads.tape.as_mut()?)?;
-            Some(finished((id, LeafInfo::of(tensor), grad.into_primitive())).1)
+            Some(finished(LeafInfo::of(tensor), grad.into_primitive()))
         })
     }
 
@@ -207,9 +211,9 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
 
 /// A leaf's gradient as the user gets it: in the leaf's dtype, read back in the dtype that the leaf
 /// would have, and never demoted.
-fn finished<B: Backend>((id, leaf, grad): (u64, LeafInfo, FloatTensor<B>)) -> (u64, AmpTensor<B>) {
+fn finished<B: Backend>(leaf: LeafInfo, grad: FloatTensor<B>) -> AmpTensor<B> {
     let grad = AmpTensor::<B>::plain(grad).into_dtype(leaf.dtype);
-    (id, AmpTensor::new(grad, leaf.flags | TensorFlags::GRADIENT))
+    AmpTensor::new(grad, leaf.flags | TensorFlags::GRADIENT)
 }
 
 /// The gradients of a loss as the tape returns them, and the replicas that reduce them together.
@@ -263,7 +267,7 @@ fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
         .map(|(id, info, grad)| {
             let unscaled = B::float_mul_scalar(grad, (1.0 / f64::from(scale)).into());
             seen(id, unscaled.clone());
-            finished((id, info, unscaled))
+            (id, finished(info, unscaled))
         })
         .collect();
     (grads, replicas)

@@ -9,8 +9,8 @@ use std::time::Duration;
 use burn_backend::Backend;
 use parking_lot::{Condvar, Mutex};
 
+use crate::Outcome;
 use crate::device::{self, DeviceState};
-use crate::scaler::Outcome;
 
 /// The replicas of a model, one per device.
 #[derive(Debug)]
@@ -273,7 +273,7 @@ mod tests {
     use std::time::Duration;
 
     use super::{Replicas, Vote};
-    use crate::scaler::Outcome;
+    use crate::Outcome;
 
     const LONG: Duration = Duration::from_secs(60);
 

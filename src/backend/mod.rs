@@ -63,6 +63,12 @@ impl<B: Backend> Backend for Amp<B> {
         let device = device.inner();
         // The upper layer calls this through autodiff; only this layer can name autodiff's tape.
         tape::register::<B>();
+        assert!(
+            !B::ad_enabled(device) || B::name(device).starts_with("autodiff<amp<"),
+            "burn-amp: AmpAutodiff has autodiff of its own, but its backend is {} already. Give it the \
+             backend without autodiff: AmpAutodiff<Flex>, not AmpAutodiff<Autodiff<Flex>>",
+            B::name(device)
+        );
         device::register_trials::<B>(device);
         B::dtype_usage(device, dtype)
     }

@@ -140,7 +140,7 @@ impl DeviceState {
 
 /// Tells the process if half precision is now in use.
 fn announce(in_force: &InForce) {
-    if in_force.precision.compute_dtype().is_some() {
+    if in_force.precision.is_half() {
         want_half();
     }
 }

@@ -289,7 +289,7 @@ pub(crate) fn of<B: Backend>(device: &B::Device, half: DType) -> Found {
         };
         set.0 |= 1 << i;
     }
-    log_found::<B>(device, half, inexact, untried, native);
+    log_found::<B>(device, half, inexact, untried);
     Found {
         inexact: OpSet(inexact.0 | untried.0),
         native,
@@ -297,13 +297,7 @@ pub(crate) fn of<B: Backend>(device: &B::Device, half: DType) -> Found {
 }
 
 /// Logs the result of a trial, once for each device and half dtype.
-fn log_found<B: Backend>(
-    device: &B::Device,
-    half: DType,
-    inexact: OpSet,
-    untried: OpSet,
-    native: OpSet,
-) {
+fn log_found<B: Backend>(device: &B::Device, half: DType, inexact: OpSet, untried: OpSet) {
     let (name, half) = (super::name::<B>(device), half.name());
     let listed = |ops: OpSet| ops.names().collect::<Vec<_>>().join(", ");
     if !inexact.is_none() {
@@ -311,10 +305,6 @@ fn log_found<B: Backend>(
         log::info!(
             "burn-amp: {name} is not exact in {half} in {ops}: these compute in FP32 and give {half}"
         );
-    }
-    if !native.is_none() {
-        let ops = listed(native);
-        log::trace!("burn-amp: {name} computes in {half} as exactly as by way of FP32: {ops}");
     }
     if !untried.is_none() {
         let ops = listed(untried);
@@ -351,16 +341,16 @@ fn is_exact<B: Backend>(trial: Trial<B>, device: &B::Device, half: DType) -> Opt
 
 /// How to try a device, by device type: the layer above autodiff decides when, but cannot name the
 /// backend that computes. Process-wide, like the types.
-static BACKENDS: Mutex<BTreeMap<TypeId, Trier>> = Mutex::new(BTreeMap::new());
+static BACKENDS: Mutex<BTreeMap<TypeId, DeviceTrials>> = Mutex::new(BTreeMap::new());
 
 /// The trials of a backend's devices.
 #[derive(Clone, Copy)]
-struct Trier {
+struct DeviceTrials {
     exactness: fn(&dyn Any, DType),
     speed: fn(&dyn Any) -> Option<Times>,
 }
 
-impl Trier {
+impl DeviceTrials {
     const fn of<B: Backend>() -> Self {
         Self {
             exactness: |device, half| {
@@ -387,19 +377,19 @@ pub(crate) fn register<B: Backend>(device: &B::Device) {
         let mut known = BACKENDS.lock();
         known
             .entry(TypeId::of::<B::Device>())
-            .or_insert(Trier::of::<B>());
+            .or_insert(DeviceTrials::of::<B>());
     }
 }
 
 /// Runs a device's trial of exactness now rather than when the device first computes in half, unless
 /// it has run or the configuration does not try the device.
 pub(crate) fn begin<B: Backend>(device: &B::Device, half: DType) {
-    if let Some(trier) = Trier::reached::<B>(device) {
-        (trier.exactness)(device, half);
+    if let Some(trials) = DeviceTrials::reached::<B>(device) {
+        (trials.exactness)(device, half);
     }
 }
 
 /// How fast a device is in each precision.
 pub(super) fn times<B: Backend>(device: &B::Device) -> Option<Times> {
-    (Trier::reached::<B>(device)?.speed)(device.inner())
+    (DeviceTrials::reached::<B>(device)?.speed)(device.inner())
 }

@@ -9,8 +9,8 @@ use burn_backend::{Backend, Scalar, TensorMetadata, try_read_sync};
 use super::FiniteCheck;
 use crate::policy::Class;
 use crate::precision::{Restore, is_in_backward, keeps_dtypes};
-use crate::scaler::{Anomaly, Pass};
 use crate::tensor::{AmpTensor, at_least_f32};
+use crate::{Anomaly, Pass};
 
 /// What is known about this thread's pass.
 #[derive(Default)]

@@ -9,63 +9,82 @@ use crate::tensor::at_least_f32;
 /// Tests tensors for non-finite values, all tensors together.
 pub(crate) struct FiniteCheck<B: Backend> {
     device: B::Device,
-    /// The sum of each tensor's non-finite values, FP32 and `[1]`. Zero if there are none.
-    rests: Vec<FloatTensor<B>>,
+    /// FP32 or wider.
+    tensors: Vec<FloatTensor<B>>,
+    /// The sum of each tensor's values, FP32 and `[1]`.
+    sums: Vec<FloatTensor<B>>,
 }
 
 impl<B: Backend> FiniteCheck<B> {
     pub(crate) fn new(device: B::Device) -> Self {
         Self {
             device,
-            rests: Vec::new(),
+            tensors: Vec::new(),
+            sums: Vec::new(),
         }
     }
 
-    /// Sums the non-finite values of a tensor, without reading anything back. With fusion the check
-    /// is part of the kernel that made the tensor, plus a sum.
-    ///
-    /// A value is finite if its magnitude is at most the dtype's largest. NaN never is, and
-    /// non-finite values never sum to zero. Compilers that assume finite values fold `x - x == 0`,
-    /// and a maximum depends on the backend's order of NaN. Each backend must be tested for this.
+    /// Adds a tensor, at the cost of its sum: one kernel. Reads nothing back.
     pub(crate) fn add(&mut self, tensor: FloatTensor<B>) {
-        let bool_dtype = get_device_settings::<B>(&B::float_device(&tensor)).bool_dtype;
         let tensor = at_least_f32::<B>(tensor);
-        let largest = match tensor.dtype() {
-            DType::F64 => f64::MAX,
-            _ => f64::from(f32::MAX),
-        };
-        let size = B::float_abs(tensor.clone());
-        let finite = B::float_lower_equal_elem(size, largest.into(), bool_dtype);
-        let rest = B::float_sum(B::float_mask_fill(tensor, finite, 0.into()));
-        let rest = match rest.dtype() {
-            DType::F32 => rest,
-            _ => B::float_cast(rest, FloatDType::F32),
-        };
-        let rest = B::float_reshape(rest, Shape::new([1]));
-        self.rests.push(B::float_to_device(rest, &self.device));
+        self.sums.push(self.sum(tensor.clone()));
+        self.tensors.push(tensor);
     }
 
-    /// For each added tensor, whether all its values are finite. If all tensors are finite, one
-    /// number is read back. Otherwise a second read-back tells which are not.
+    /// For each added tensor, whether all its values are finite.
+    ///
+    /// A sum that has met an infinity or NaN is never finite again, so a finite sum is proof. Any
+    /// other sum may also come from large finite values: a second read-back then tells by the values
+    /// themselves. Each backend must be tested for this.
     pub(crate) fn read(self) -> Vec<bool> {
-        let count = self.rests.len();
-        let Some(all) = self.rests.iter().cloned().reduce(B::float_add) else {
+        if self.sums.is_empty() {
             return Vec::new();
-        };
-        match self.zeros(all)[..] {
-            // A single tensor needs no second read-back.
-            [finite] if finite || count == 1 => vec![finite; count],
-            _ => self.zeros(B::float_cat(self.rests.clone(), 0)),
         }
+        let mut finite: Vec<_> = self.values(&self.sums).map(f32::is_finite).collect();
+        let suspects: Vec<_> = (0..finite.len()).filter(|i| !finite[*i]).collect();
+        if !suspects.is_empty() {
+            let rest = |i: &usize| self.sum(non_finite::<B>(self.tensors[*i].clone()));
+            let rests: Vec<_> = suspects.iter().map(rest).collect();
+            for (i, rest) in suspects.into_iter().zip(self.values(&rests)) {
+                finite[i] = rest == 0.0;
+            }
+        }
+        finite
     }
 
-    /// Which values are zero.
-    fn zeros(&self, rests: FloatTensor<B>) -> Vec<bool> {
-        DeviceState::of::<B>(&self.device).statistics().read_back();
-        let data = burn_backend::read_sync(B::float_into_data(rests))
-            .expect("reading the finite check of the gradients back from the device");
-        data.iter::<f32>().map(|rest| rest == 0.0).collect()
+    fn sum(&self, tensor: FloatTensor<B>) -> FloatTensor<B> {
+        let sum = B::float_sum(tensor);
+        let sum = match sum.dtype() {
+            DType::F32 => sum,
+            _ => B::float_cast(sum, FloatDType::F32),
+        };
+        let sum = B::float_reshape(sum, Shape::new([1]));
+        B::float_to_device(sum, &self.device)
     }
+
+    /// The values of tensors `[1]`, with one read-back.
+    fn values(&self, tensors: &[FloatTensor<B>]) -> impl Iterator<Item = f32> + use<B> {
+        DeviceState::of::<B>(&self.device).statistics().read_back();
+        let data = burn_backend::read_sync(B::float_into_data(B::float_cat(tensors.to_vec(), 0)))
+            .expect("reading the finite check of the gradients back from the device");
+        data.into_vec::<f32>().expect("sums in FP32").into_iter()
+    }
+}
+
+/// A tensor's values that are not finite; zeros in the place of the others.
+///
+/// A value is finite if its magnitude is at most the dtype's largest. NaN never is, and non-finite
+/// values never sum to zero. Compilers that assume finite values fold `x - x == 0`, and a maximum
+/// depends on the backend's order of NaN.
+fn non_finite<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let bool_dtype = get_device_settings::<B>(&B::float_device(&tensor)).bool_dtype;
+    let largest = match tensor.dtype() {
+        DType::F64 => f64::MAX,
+        _ => f64::from(f32::MAX),
+    };
+    let size = B::float_abs(tensor.clone());
+    let finite = B::float_lower_equal_elem(size, largest.into(), bool_dtype);
+    B::float_mask_fill(tensor, finite, 0.into())
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use crate::file::replace_file;
 use crate::{AmpError, AmpReport, Outcome};
+use burn_amp_core::replace_file;
 
 const SCALE: RGBColor = RGBColor(30, 110, 190);
 const OVERFLOW: RGBColor = RGBColor(214, 84, 36);

@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use burn_amp_core::{counted, grouped};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{self, Casts, DeviceState, Found, OpSet};
-use crate::{AmpError, GradScaler, LossScaleConfig, Outcome, Precision, ScaleHistory, Skipped};
+use crate::{AmpError, GradScaler, LossScaleConfig, Precision, ScaleHistory};
 
 /// A snapshot of a device's precision, loss scale, steps and casts. Printed, it is a short table;
 /// serde keeps every field.
@@ -77,7 +78,7 @@ pub struct AmpReport {
     pub read_backs: u64,
 }
 
-/// How many of the latest skipped steps the text shows.
+/// How many of the latest skipped steps, and of the operations, the text shows.
 const SHOWN: usize = 5;
 
 impl AmpReport {
@@ -173,6 +174,9 @@ impl fmt::Display for AmpReport {
                 "steps       {taken} taken, {skipped} skipped{colon}{reasons}"
             )?;
             let earlier = history.skipped().count().saturating_sub(SHOWN);
+            if earlier > 0 {
+                writeln!(f, "            the last {SHOWN} of them:")?;
+            }
             for (step, skipped) in history.skipped().skip(earlier) {
                 writeln!(f, "            step {} at {skipped}", grouped(step))?;
             }
@@ -182,16 +186,12 @@ impl fmt::Display for AmpReport {
             }
         }
         if !self.inexact.is_empty() {
-            let ops = self.inexact.join(", ");
+            let ops = first_of(&self.inexact, "inexact");
             writeln!(f, "in FP32     {ops}: not exact in {} here", self.precision)?;
         }
         if !self.native.is_empty() {
-            let ops = self.native.join(", ");
-            writeln!(
-                f,
-                "in {:<9}{ops}: exact here, without casts",
-                self.precision
-            )?;
+            let ops = first_of(&self.native, "native");
+            writeln!(f, "in {:<9}{ops}: as exact as FP32 here", self.precision)?;
         }
         let (to, from) = (self.casts_to_half, self.casts_from_half);
         writeln!(
@@ -199,27 +199,6 @@ impl fmt::Display for AmpReport {
             "casts       {to} to f16 or bf16, {from} to FP32 or wider"
         )?;
         write!(f, "read-backs  {}", grouped(self.read_backs))
-    }
-}
-
-impl fmt::Display for Skipped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.scale)?;
-        match self.outcome {
-            Outcome::NonFiniteLoss => write!(f, "the loss is not finite")?,
-            _ => {
-                let gradients = counted(self.non_finite_gradients as u64, "gradient", "gradients");
-                let gradients = gradients.unwrap_or_else(|| "a replica's gradients".into());
-                write!(f, "{gradients} not finite")?;
-            }
-        }
-        if let Some(path) = &self.first_parameter {
-            write!(f, ", first {path}")?;
-        }
-        match &self.first_operation {
-            Some(operation) => write!(f, "; {operation}"),
-            None => Ok(()),
-        }
     }
 }
 
@@ -237,18 +216,11 @@ impl fmt::Display for Casts {
     }
 }
 
-/// A count with its noun; `None` for zero.
-fn counted(count: u64, one: &str, many: &str) -> Option<String> {
-    match count {
-        0 => None,
-        1 => Some(format!("1 {one}")),
-        _ => Some(format!("{} {many}", grouped(count))),
+/// The first of the operations by name, and the field that has the others.
+fn first_of(ops: &[String], field: &str) -> String {
+    let first = ops.iter().take(SHOWN).cloned().collect::<Vec<_>>();
+    match ops.len() - first.len() {
+        0 => first.join(", "),
+        more => format!("{} and {more} more (see `{field}`)", first.join(", ")),
     }
-}
-
-/// A number with its digits in groups of three.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().collect();
-    String::from_utf8_lossy(&groups.join(&b',')).into_owned()
 }

@@ -2,7 +2,7 @@
 
 use burn_backend::ops::{ActivationOps, FloatTensorOps};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Scalar, TensorMetadata};
+use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::arithmetic::kept;
 use super::{Call, Op, float_ops, op, own_ops};
@@ -84,7 +84,12 @@ fn prelu<B: Backend>(tensor: AmpTensor<B>, alpha: AmpTensor<B>) -> AmpTensor<B> 
     call.result(call.run(|| B::prelu(tensor, alpha)))
 }
 
-/// A softmax in FP32. If the scores are half, half probabilities are kept for the backward pass.
+/// The most classes whose logarithms are kept in FP32: half probabilities of so few would save less
+/// than the kernels that make them cost.
+const FEW_CLASSES: usize = 64;
+
+/// A softmax in FP32. If the scores are half, half probabilities are kept for the backward pass; of
+/// the logarithm over a few classes, the result itself.
 fn probabilities<B: Backend>(
     kind: Softmax,
     named: Op,
@@ -95,7 +100,10 @@ fn probabilities<B: Backend>(
     let call = Call::new(named, &[&tensor]);
     if let Some((tape, half)) = call.recording(&[&tensor]) {
         call.watch(&tensor);
-        let kept = kept(&tensor, half);
+        let kept = match kind == Softmax::Log && tensor.shape()[dim] <= FEW_CLASSES {
+            true => DType::F32,
+            false => kept(&tensor, half),
+        };
         let tensor = tensor.into_primitive();
         return call.recorded(call.run(|| tape.softmax(kind, tensor, dim, kept)));
     }

@@ -23,11 +23,12 @@ pub(super) fn sum<B: Backend>(
 ) -> AmpTensor<B> {
     let call = Call::new(named, &[&lhs, &rhs]);
     let widened = widened(&call, &lhs, &rhs, true);
+    let tape = match lhs.shape() != rhs.shape() {
+        true => call.recording(&[&lhs, &rhs]),
+        false => None,
+    };
     // FP32 that was never half adds up in Burn's order.
-    let is_ours = |half| lhs.shape() != rhs.shape() && (lhs.fits(half) || rhs.fits(half));
-    let tape = call
-        .recording(&[&lhs, &rhs])
-        .filter(|(_, half)| is_ours(*half));
+    let tape = tape.filter(|(_, half)| lhs.fits(*half) || rhs.fits(*half));
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
     let out = call.run(|| match (tape, sign) {
         (Some((tape, _)), _) => tape.sum(sign, [lhs, rhs]),
@@ -46,7 +47,8 @@ pub(super) fn product<B: Backend>(
 ) -> AmpTensor<B> {
     let call = Call::new(named, &[&lhs, &rhs]);
     let widened = widened(&call, &lhs, &rhs, false);
-    if let Some((tape, half)) = call.recording(&[&lhs, &rhs]) {
+    let tape = call.recording(&[&lhs, &rhs]);
+    if let Some((tape, half)) = tape {
         let dropped = match (op, is_noise(&lhs), is_noise(&rhs)) {
             (Arithmetic::Mul, false, true) => Some((&lhs, &rhs)),
             (Arithmetic::Mul, true, false) => Some((&rhs, &lhs)),
@@ -76,7 +78,6 @@ pub(super) fn product<B: Backend>(
             }
         }
     }
-    let tape = call.recording(&[&lhs, &rhs]);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
     let out = call.run(|| match (op, tape) {
         (Arithmetic::Mul, _) => B::float_mul(lhs, rhs),

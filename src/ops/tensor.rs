@@ -35,13 +35,15 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
         let device = device.inner();
-        // Burn's backends decide on zero or one before they convert, so every dtype gets the same.
-        let (flags, exact) = match distribution {
-            Distribution::Bernoulli(_) => (TensorFlags::BINARY, HalfSupport::Arithmetic),
-            _ => (TensorFlags::empty(), HalfSupport::None),
+        let asked = DType::from(dtype);
+        let support = registered::<B>(device).of(asked);
+        let is_binary = matches!(distribution, Distribution::Bernoulli(_));
+        let flags = match is_binary {
+            true => TensorFlags::BINARY,
+            false => TensorFlags::empty(),
         };
-        let support = registered::<B>(device).of(dtype.into());
-        if !is_half(dtype.into()) || support == exact {
+        // Burn's backends decide on zero or one before they convert, so every dtype gets the same.
+        if !is_half(asked) || is_binary && support == HalfSupport::Arithmetic {
             return AmpTensor::new(B::float_random(shape, distribution, device, dtype), flags);
         }
         let drawn = B::float_random(shape, distribution, device, FloatDType::F32);
@@ -322,8 +324,8 @@ pub(super) fn create<B: Backend>(
 ) -> AmpTensor<B> {
     let device = device.inner();
     let support = registered::<B>(device);
-    let only_stored =
-        is_half(dtype.into()) && support.of(dtype.into()) == HalfSupport::Contractions;
+    let asked = DType::from(dtype);
+    let only_stored = is_half(asked) && support.of(asked) == HalfSupport::Contractions;
     AmpTensor::plain(match only_stored {
         true => converted::<B>(make(device, FloatDType::F32), dtype),
         false => make(device, dtype),

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -10,14 +11,10 @@ use std::sync::Arc;
 #[cfg(feature = "train")]
 use std::sync::Weak;
 
+use burn_amp_core::{NonFinite, replace_file, skipped};
 use parking_lot::{Mutex, MutexGuard};
-use serde::{Deserialize, Serialize};
 
-use super::Anomaly;
-use super::history::{ScaleHistory, skipped};
-use super::{LossScaleConfig, LossScaler, Outcome, Transition};
-use crate::error::AmpError;
-use crate::file::replace_file;
+use crate::{AmpError, LastStep, LossScaleConfig, LossScaler, Outcome, ScaleHistory, Transition};
 
 /// A handle to a loss scaler. Cheap to clone; all clones share one state, on any thread.
 ///
@@ -35,32 +32,42 @@ use crate::file::replace_file;
 /// # #[cfg(feature = "train")] {
 /// # use burn::{backend::Flex, nn::LinearConfig, tensor::Tensor};
 /// # use burn::optim::{GradientsParams, SgdConfig};
-/// # use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
+/// # use burn_amp::{AmpAutodiff, AmpConfig, GradScaler, LossScaleConfig, Precision};
 /// # type B = AmpAutodiff<Flex>;
 /// # let device = Default::default();
 /// # let mut model = LinearConfig::new(4, 2).init::<B>(&device);
 /// # let mut optimizer = SgdConfig::new().init();
+/// # AmpConfig::new().with_precision(Precision::F16).apply::<B>(&device)?;
 /// let scaler = GradScaler::new(LossScaleConfig::default())?;
 /// for _ in 0..3 {
 ///     let input = Tensor::<B, 2>::ones([8, 4], &device);
-///     # with_precision(Precision::F16, || {
 ///     let loss = model.forward(input).mean();
 ///     let grads = scaler.scale(loss).backward();
 ///     let grads = GradientsParams::from_grads(grads, &model);
 ///     let grads = scaler.unscale(&model, grads)?; // only to look at them, or to clip them
-///     let (stepped_model, stepped) = scaler.step(&mut optimizer, 1e-2, model.clone(), grads)?;
-///     model = stepped_model;
+///     let stepped;
+///     (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads)?;
 ///     scaler.update()?;
 ///     # assert!(stepped);
-///     # Ok::<(), burn_amp::AmpError>(()) })?;
 /// }
-/// # assert_eq!(scaler.state().taken_steps(), 3);
+/// # assert_eq!(scaler.taken_steps(), 3);
 /// # }
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct GradScaler {
     shared: Arc<Mutex<Shared>>,
+}
+
+impl fmt::Debug for GradScaler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        f.debug_struct("GradScaler")
+            .field("loss_scale", &state.scale())
+            .field("taken_steps", &state.taken_steps())
+            .field("skipped_steps", &state.skipped_steps())
+            .finish_non_exhaustive()
+    }
 }
 
 // The lock alone is not unwind safe. Nothing panics while it is held.
@@ -108,72 +115,6 @@ pub(crate) trait Listener: Send + Sync {
     /// Whether this listener is an optimizer that reports batches.
     fn makes_batches(&self) -> bool {
         false
-    }
-}
-
-/// What happened in a step.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LastStep {
-    /// What the loss was multiplied by.
-    pub scale: f32,
-    /// How the step ended.
-    pub outcome: Outcome,
-    /// How many parameters had a non-finite gradient; 0 if only another replica had one.
-    pub non_finite_gradients: usize,
-    /// The paths of these parameters in their module, for example `encoder.layers.2.weight`, in
-    /// reverse module order. This is the order of the backward pass if the module declares its
-    /// parts in order of use. The explicit protocol, a trainer and an `AmpOptimizer` fill in the
-    /// paths; otherwise `GradScaler::explain` finds them.
-    pub parameters: Vec<String>,
-    /// The parameter with a finite gradient just before the first of these. The backward pass
-    /// overflowed between the two. `None` if there is none, or without the module.
-    pub last_finite: Option<String>,
-    /// With anomaly detection on, the first operation with a non-finite result in the forward pass
-    /// and in the backward pass.
-    pub anomalies: Vec<Anomaly>,
-}
-
-/// The non-finite values that a pass found.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct NonFinite {
-    /// Whether the backward pass itself takes or skips the step.
-    #[cfg_attr(not(feature = "train"), allow(dead_code))]
-    pub by_pass: bool,
-    /// How many gradients are not finite.
-    pub gradients: usize,
-    /// If the module is known: its parameters in module order, each with whether its gradient is
-    /// finite.
-    pub parameters: Vec<(String, bool)>,
-    /// If not: the parameters' nodes, each with whether its gradient is finite.
-    pub leaves: HashMap<u64, bool>,
-    pub anomalies: Vec<Anomaly>,
-}
-
-impl LastStep {
-    /// Whether the optimizer's step was taken.
-    pub fn stepped(&self) -> bool {
-        self.outcome == Outcome::Finite
-    }
-
-    /// The first parameters with non-finite gradients, and how many more there are.
-    pub(crate) fn listed(&self) -> String {
-        const LISTED: usize = 8;
-        let first = &self.parameters[..self.parameters.len().min(LISTED)];
-        match self.parameters.len() - first.len() {
-            0 if first.is_empty() => "a gradient on another device".into(),
-            0 => first.join(", "),
-            more => format!("{} and {more} more", first.join(", ")),
-        }
-    }
-
-    /// Names the parameters, given in module order, each with whether its gradient is finite.
-    fn name(&mut self, parameters: &[(String, bool)]) {
-        let backward = || parameters.iter().rev();
-        let bad = backward().filter(|(_, finite)| !finite);
-        self.parameters = bad.map(|(path, _)| path.clone()).collect();
-        let before = backward().take_while(|(_, finite)| *finite).last();
-        let before = before.filter(|_| !self.parameters.is_empty());
-        self.last_finite = before.map(|(path, _)| path.clone());
     }
 }
 
@@ -226,6 +167,11 @@ impl GradScaler {
     /// Steps skipped so far.
     pub fn skipped_steps(&self) -> u64 {
         self.state().skipped_steps()
+    }
+
+    /// How many steps were taken, of those whose gradients were checked.
+    pub fn taken_steps(&self) -> u64 {
+        self.state().taken_steps()
     }
 
     /// What happened in the last step; `None` before the first step. In bf16 and FP32 nothing is
@@ -489,5 +435,80 @@ fn tell_log(step: &LastStep, transition: Transition, before: &LossScaler, after:
              scale {new_scale}: the model is not training. No loss scale makes its \
              gradients{named} finite. Try bf16, or full_precision around the layers that overflow"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dynamic, ScaleEntry};
+
+    fn scaler(dynamic: Dynamic) -> GradScaler {
+        GradScaler::new(LossScaleConfig::Dynamic(dynamic)).unwrap()
+    }
+
+    fn take(scaler: &GradScaler, outcome: Outcome) {
+        scaler.record(scaler.loss_scale(), outcome, Default::default());
+    }
+
+    #[test]
+    fn debug_prints_a_line() {
+        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
+        take(&scaler, Outcome::Overflow);
+        let text = "GradScaler { loss_scale: 2.0, taken_steps: 0, skipped_steps: 1, .. }";
+        assert_eq!(format!("{scaler:?}"), text);
+    }
+
+    #[test]
+    fn has_the_skipped_steps_and_the_changes_and_nothing_else() {
+        let scaler = scaler(Dynamic::new().with_init_scale(4.0).with_growth_interval(2));
+        take(&scaler, Outcome::Finite);
+        assert_eq!(scaler.history().entries, []);
+        take(&scaler, Outcome::Finite);
+        take(&scaler, Outcome::NonFiniteLoss);
+        take(&scaler, Outcome::Overflow);
+        scaler.set_scale(4.0).unwrap();
+        scaler.set_scale(16.0).unwrap();
+        let history = scaler.history();
+        let entry = |e: &ScaleEntry| (e.step, e.scale, e.skipped.as_ref().map(|s| s.outcome));
+        assert_eq!(
+            history.entries.iter().map(entry).collect::<Vec<_>>(),
+            [
+                (2, 8.0, None),
+                (3, 8.0, Some(Outcome::NonFiniteLoss)),
+                (4, 4.0, Some(Outcome::Overflow)),
+                (4, 16.0, None),
+            ]
+        );
+        assert_eq!(
+            history.skipped().map(|(step, _)| step).collect::<Vec<_>>(),
+            [3, 4]
+        );
+        assert_eq!(
+            history.scales().collect::<Vec<_>>(),
+            [4.0, 8.0, 8.0, 4.0, 16.0]
+        );
+    }
+
+    #[test]
+    fn begins_where_a_state_was_loaded() {
+        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
+        take(&scaler, Outcome::Finite);
+        take(&scaler, Outcome::Overflow);
+        scaler.load_state(scaler.state());
+        let history = scaler.history();
+        assert_eq!((history.first_step, history.first_scale), (2, 2.0));
+        assert!(history.entries.is_empty());
+    }
+
+    #[test]
+    fn the_oldest_make_room_and_leave_the_scale_that_they_led_to() {
+        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
+        (0..1024 + 3).for_each(|_| take(&scaler, Outcome::Overflow));
+        let history = scaler.history();
+        assert_eq!(history.entries.len(), 1024);
+        // 4, 2, 1: the scale after the third overflow.
+        assert_eq!((history.first_step, history.first_scale), (3, 1.0));
+        assert_eq!(history.entries[0].step, 4);
     }
 }

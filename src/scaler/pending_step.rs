@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Anomaly;
+use crate::Anomaly;
 
 /// The protocol's state between one `update` and the next.
 #[derive(Debug, Default)]

@@ -74,11 +74,11 @@ impl<B: Backend> AmpTensor<B> {
 
     #[inline(always)]
     pub(crate) fn with_flags(self, flags: TensorFlags) -> Self {
-        let scaled = self.scaled().cloned();
-        match self.flags() == flags {
-            true => self,
-            false => Self::new(self.primitive, flags).with_scaled(scaled),
+        if self.flags() == flags {
+            return self;
         }
+        let scaled = self.scaled().cloned();
+        Self::new(self.primitive, flags).with_scaled(scaled)
     }
 
     /// The scaler, if the tensor is a scaled loss or was computed from one.
@@ -126,14 +126,12 @@ impl<B: Backend> AmpTensor<B> {
         if self.dtype() == dtype {
             return self.primitive;
         }
-        let copy = self.tail.shared().and_then(|s| s.copy(self.dtype(), dtype));
-        match copy.map(|copy| (copy, copy.get())) {
-            Some((_, Some(copy))) => copy.clone(),
-            Some((copy, None)) if !self.tail.is_alone() => copy
+        match self.shared_copy(dtype) {
+            Some(copy) => copy
                 .get_or_init(|| converted::<B>(self.primitive.clone(), dtype.into()))
                 .clone(),
             // No other clone could reuse the cast; do not cache.
-            _ => converted::<B>(self.primitive, dtype.into()),
+            None => converted::<B>(self.primitive, dtype.into()),
         }
     }
 }

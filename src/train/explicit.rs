@@ -1,6 +1,7 @@
 //! The scaler's methods that take a module. Most are the explicit protocol: scale, unscale, step,
 //! update, as PyTorch's `GradScaler` has it.
 
+use burn_amp_core::NonFinite;
 use burn_core::module::AutodiffModule;
 use burn_core::tensor::backend::AutodiffBackend;
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorPrimitive};
@@ -12,7 +13,7 @@ use crate::autodiff::{scaled_loss, tape};
 use crate::device::DeviceContext;
 use crate::diagnostics::FiniteCheck;
 use crate::policy::Mode;
-use crate::scaler::{NonFinite, PendingStep, PendingStepRecord, ScaledLoss, UnscaledGradient};
+use crate::scaler::{PendingStep, PendingStepRecord, ScaledLoss, UnscaledGradient};
 use crate::{AmpError, GradScaler, LastStep, Outcome, Transition, full_precision};
 
 impl GradScaler {

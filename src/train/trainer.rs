@@ -120,24 +120,18 @@ pub struct AccumulationRecord {
     gradients: Vec<(u64, TensorData)>,
 }
 
-/// Records that are saved as they are, in every precision.
-macro_rules! own_records {
-    ($($record:ty),*) => {$(
-        impl<B: Backend> Record<B> for $record {
-            type Item<S: PrecisionSettings> = Self;
+/// Saved as it is, in every precision.
+impl<B: Backend> Record<B> for AccumulationRecord {
+    type Item<S: PrecisionSettings> = Self;
 
-            fn into_item<S: PrecisionSettings>(self) -> Self {
-                self
-            }
+    fn into_item<S: PrecisionSettings>(self) -> Self {
+        self
+    }
 
-            fn from_item<S: PrecisionSettings>(item: Self, _device: &B::Device) -> Self {
-                item
-            }
-        }
-    )*};
+    fn from_item<S: PrecisionSettings>(item: Self, _device: &B::Device) -> Self {
+        item
+    }
 }
-
-own_records!(AccumulationRecord, LossScaler);
 
 impl<B, M, O> MixedPrecisionTrainer<B, M, O>
 where
@@ -166,6 +160,15 @@ where
     ) -> Result<Self, AmpError> {
         for device in model.devices().iter().filter(|device| is_amp::<B>(device)) {
             with_precision(precision, || precision_of::<B>(device))?;
+        }
+        if let Some(device) = model.devices().iter().find(|device| !is_amp::<B>(device))
+            && precision != Precision::F32
+        {
+            log::warn!(
+                "burn-amp: the model is on {}, not on AmpAutodiff: nothing but its loss is in mixed \
+                 precision here",
+                B::name(device)
+            );
         }
         let scaler = GradScaler::new(loss_scale)?;
         let scaler = match loss_scale == LossScaleConfig::default() {

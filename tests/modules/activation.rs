@@ -1,12 +1,12 @@
 //! Activation modules and functions.
 
 use burn::nn::activation::*;
-use burn::prelude::*;
 use burn::tensor::activation;
 
-use crate::harness::{Lab, RECORDED, Run};
+use crate::cases::RECORDED;
+use crate::harness::{Lab, Run};
 
-fn input<B: Run>(lab: &mut Lab<B>) -> Tensor<B, 2> {
+fn input<B: Run>(lab: &mut Lab<B>) -> floats!(B, 2) {
     lab.input([8, 16])
 }
 

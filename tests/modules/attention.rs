@@ -3,30 +3,29 @@
 
 use burn::nn::attention::*;
 use burn::nn::transformer::*;
-use burn::prelude::*;
 use burn::tensor::module::attention as dot_product;
 use burn::tensor::ops::AttentionModuleOptions;
 
-use crate::harness::{Lab, Run};
+use crate::harness::{DROPOUT_AFTER_SOFTMAX, Lab, Run};
 
 /// The last keys of the second sequence are padding.
-fn padding<B: Run>(lab: &Lab<B>) -> Tensor<B, 2, Bool> {
+fn padding<B: Run>(lab: &Lab<B>) -> bools!(B, 2) {
     let tokens = vec![vec![1, 2, 3, 4, 5, 6], vec![1, 2, 3]];
     generate_padding_mask(0, tokens, None, &lab.device).mask
 }
 
-fn autoregressive<B: Run>(lab: &Lab<B>) -> Tensor<B, 3, Bool> {
+fn autoregressive<B: Run>(lab: &Lab<B>) -> bools!(B, 3) {
     generate_autoregressive_mask(2, 6, &lab.device)
 }
 
-fn multi_head<B: Run>(lab: &mut Lab<B>) -> MultiHeadAttention<B> {
+fn multi_head<B: Run>(lab: &mut Lab<B>) -> of!(B, MultiHeadAttention) {
     lab.cancels("key.bias");
     let config = MultiHeadAttentionConfig::new(16, 4).with_dropout(0.0);
     lab.module(config.init(&lab.device))
 }
 
 /// Query, key and value of an attention of three heads over six keys.
-fn query_key_value<B: Run>(lab: &mut Lab<B>) -> [Tensor<B, 4>; 3] {
+fn query_key_value<B: Run>(lab: &mut Lab<B>) -> [floats!(B, 4); 3] {
     [
         lab.input([2, 3, 4, 8]),
         lab.input([2, 3, 6, 8]),
@@ -100,8 +99,10 @@ cases! {
         let input = MhaInput::self_attn(lab.input([2, 6, 16]));
         mha.forward(input.mask_pad(padding(lab))).context
     };
-    // Dropout is before the softmax, and a dropped score is not shifted.
     mha_with_dropout(6.0, 6.0) |lab| {
+        if DROPOUT_AFTER_SOFTMAX {
+            lab.cancels("key.bias");
+        }
         let mha = lab.module(MultiHeadAttentionConfig::new(16, 4).init(&lab.device));
         let input = MhaInput::self_attn(lab.input([2, 6, 16]));
         lab.seed();
@@ -197,6 +198,9 @@ cases! {
         transformer.forward(input.mask_pad(padding(lab)).mask_attn(autoregressive(lab)))
     };
     transformer_encoder_with_dropout(16.0, 16.0) |lab| {
+        if DROPOUT_AFTER_SOFTMAX {
+            lab.cancels("key.bias");
+        }
         let transformer = lab.module(encoder().with_dropout(0.1).init(&lab.device));
         let input = lab.input([2, 6, 16]);
         lab.seed();

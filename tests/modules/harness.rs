@@ -1,6 +1,5 @@
-//! How a case is run on each backend, and what is compared.
+//! How a case is run on each backend.
 
-use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Autodiff;
@@ -11,7 +10,9 @@ use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Amp, AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
 
-use crate::common::{Inner, ON_LIBTORCH, assert_close, possible, roundoff};
+use crate::cases::{Case, Comparison, FEEDS, Feed, Seen};
+use crate::common::{Inner, ON_LIBTORCH, possible};
+use crate::values::Rng;
 
 /// A backend that cases run on, for training or for inference.
 pub trait Run: Backend {
@@ -72,89 +73,38 @@ training!(Plain<NoCheckpointing>, AmpAutodiff<Inner, NoCheckpointing>);
 training!(Plain<BalancedCheckpointing>, AmpAutodiff<Inner, BalancedCheckpointing>);
 inference!(Inner, Amp<Inner>);
 
-/// One use of a module.
-pub trait Case {
-    const NAME: &str;
-
-    /// How far values and gradients may be from FP32, in roundoffs of the half dtype: on FP32
-    /// inputs and on half ones.
-    const ROUNDOFFS: [f64; 2];
-
-    /// Makes the module and its inputs, and hands its outputs to the lab.
-    fn run<B: Run>(lab: &mut Lab<B>);
+/// Types and settings that differ between the releases of Burn that the cases run on: float tensors
+/// of a backend and a rank, ints and booleans, and a module.
+macro_rules! floats {
+    ($backend:ident, $rank:tt) => {
+        burn::tensor::Tensor<$backend, $rank>
+    };
 }
-
-/// The tolerance on FP32 inputs of an operation that is recorded otherwise than by Burn: FP32's own
-/// roundings, a thousandth of f16's.
-pub const RECORDED: f64 = 1e-3;
-
-/// Cases, each with its tolerances, in roundoffs, on FP32 inputs and on half ones; the body gives
-/// the module's output. Zero on FP32 inputs: nothing is demoted, and the result is Burn's own.
-///
-/// The errors are norms, in which independent roundings average out: one rounding is 0.5, a
-/// contraction of rounded operands 0.8. Tolerances are about half as large again as what Flex does.
-macro_rules! cases {
-    ($($name:ident($leaf:expr, $activation:expr) |$lab:ident| $body:expr;)*) => {
-        $(mod $name {
-            use super::*;
-            use $crate::harness;
-
-            struct Case;
-
-            impl harness::Case for Case {
-                const NAME: &str = stringify!($name);
-                const ROUNDOFFS: [f64; 2] = [$leaf, $activation];
-
-                fn run<B: harness::Run>($lab: &mut harness::Lab<B>) {
-                    let output = $body;
-                    $lab.output("output", output);
-                }
-            }
-
-            #[test]
-            fn fp32_is_burns_own() {
-                harness::assert_fp32_is_burns_own::<Case>();
-            }
-
-            #[test]
-            fn f16_is_close() {
-                harness::assert_half_is_close::<Case>(burn_amp::Precision::F16);
-            }
-
-            #[test]
-            fn bf16_is_close() {
-                harness::assert_half_is_close::<Case>(burn_amp::Precision::Bf16);
-            }
-        })*
-
-        /// The names of the cases above.
-        pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+macro_rules! ints {
+    ($backend:ident, $rank:tt) => {
+        burn::tensor::Tensor<$backend, $rank, burn::tensor::Int>
+    };
+}
+macro_rules! bools {
+    ($backend:ident, $rank:tt) => {
+        burn::tensor::Tensor<$backend, $rank, burn::tensor::Bool>
+    };
+}
+macro_rules! of {
+    ($backend:ident, $module:ident) => {
+        $module<$backend>
     };
 }
 
-/// What a module is fed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Feed {
-    /// The FP32 leaf itself, as the first layer of a model gets it.
-    Leaf,
-    /// The leaf after a linear layer with the identity for a weight: half under AMP, as inside of a
-    /// model, and with exactly the leaf's values.
-    Activation,
+/// Burn takes as many offset groups as weight groups.
+macro_rules! with_two_offset_groups {
+    ($config:expr) => {
+        $config
+    };
 }
 
-const FEEDS: [Feed; 2] = [Feed::Leaf, Feed::Activation];
-
-/// An output, a buffer or a gradient.
-struct Seen {
-    name: String,
-    /// None for an absent gradient.
-    values: Option<Vec<f32>>,
-    is_gradient: bool,
-    /// Zero but for rounding.
-    cancels: bool,
-    /// Added up in another order each time, also by plain Burn.
-    unordered: bool,
-}
+/// Whether an attention drops probabilities. It drops scores, which the softmax does not cancel.
+pub const DROPOUT_AFTER_SOFTMAX: bool = false;
 
 /// The gradient of one leaf.
 type Gradient<B> = Box<dyn Fn(&<B as Run>::Gradients) -> Option<Vec<f32>>>;
@@ -343,7 +293,7 @@ fn floats(data: TensorData) -> Vec<f32> {
     data.to_vec().expect("FP32")
 }
 
-/// Fills parameters with values that keep activations near one.
+/// Fills parameters.
 struct Fill<'a, B: Backend> {
     rng: &'a mut Rng,
     device: B::Device,
@@ -364,20 +314,8 @@ impl<B: Backend> ModuleMapper<B> for Fill<'_, B> {
         // backend's generator, which all tests share.
         let trained = !param.is_initialized() || param.is_require_grad();
         let shape = param.lazy_shape();
-        let (mean, std) = match (self.path.last().map(String::as_str), D) {
-            (Some("gamma"), _) => (1.0, 0.2),
-            (Some("running_var"), _) => (2.0, 0.1),
-            (Some("alpha"), _) => (0.25, 0.05),
-            (_, 1) => (0.0, 0.2),
-            (_, 2) => (0.0, (shape[0] as f32).sqrt().recip()),
-            _ => {
-                let inputs = shape.num_elements() / shape[0];
-                (0.0, (inputs as f32).sqrt().recip())
-            }
-        };
-        let values: Vec<f32> = (0..shape.num_elements())
-            .map(|_| mean + std * self.rng.normal())
-            .collect();
+        let name = self.path.last().map(String::as_str);
+        let values = self.rng.parameter(name, &shape);
         let tensor = Tensor::from_data(TensorData::new(values, shape), &self.device);
         Param::initialized(param.id, tensor.set_require_grad(trained))
     }
@@ -405,53 +343,6 @@ impl<B: Run> ModuleVisitor<B> for Watch<'_, B> {
     }
 }
 
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e3779b97f4a7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d049bb133111eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform on [0, 1).
-    fn uniform(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 24) as f32
-    }
-
-    fn normal(&mut self) -> f32 {
-        // Twelve uniform numbers have the variance of one normal number.
-        (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
-    }
-
-    /// A normal number of bf16. Inputs are exact in both halves, so that what differs is the
-    /// module's doing, and no input falls on the other side of a kink.
-    fn normal_in_bf16(&mut self) -> f32 {
-        in_bf16(self.normal()).clamp(-3.96875, 3.96875)
-    }
-
-    fn probability_in_bf16(&mut self) -> f32 {
-        in_bf16(0.0625 + 0.875 * self.uniform())
-    }
-
-    /// Of either sign, not close to zero.
-    fn weight(&mut self) -> f32 {
-        let sign = if self.next().is_multiple_of(2) {
-            1.0
-        } else {
-            -1.0
-        };
-        sign * (0.5 + self.uniform())
-    }
-}
-
-/// Rounds to bf16. No value that is drawn is so small that f16 would not hold it.
-fn in_bf16(value: f32) -> f32 {
-    f32::from_bits((value.to_bits() + 0x8000) & 0xffff_0000)
-}
-
 /// A case on one backend in the precision that is in force.
 fn run<C: Case, B: Run>(feed: Feed, activation: DType) -> Vec<Seen> {
     let mut lab = Lab::<B>::new(feed, activation);
@@ -468,22 +359,12 @@ const NOT_ON_LIBTORCH: [&str; 3] = [
 ];
 const ONLY_TRAINED_ON_LIBTORCH: [&str; 3] = ["activation_wrapper", "prelu", "prelu_of_many_slopes"];
 
-/// What plain Burn and AMP made of a case, in one way to run it.
-struct Comparison {
-    what: String,
-    burn: Vec<Seen>,
-    amp: Vec<Seen>,
-    trains: bool,
-    /// In roundoffs.
-    tolerance: f64,
-}
-
 /// A case on plain Burn and under AMP, for each feed: in inference, and in training under each
 /// strategy.
 ///
 /// None where the backend cannot do the precision: that asking for it is an error is tested in
 /// `device.rs`. Nor where it cannot do the case.
-fn comparisons<C: Case>(precision: Precision) -> Vec<Comparison> {
+pub fn comparisons<C: Case>(precision: Precision) -> Vec<Comparison> {
     let mut all = Vec::new();
     if possible([precision]).is_empty() || ON_LIBTORCH && NOT_ON_LIBTORCH.contains(&C::NAME) {
         return all;
@@ -522,83 +403,4 @@ fn run_amp<C: Case, B: Run>(feed: Feed, precision: Precision) -> Vec<Seen> {
     // Training would find a scale that overflows nothing; this is one.
     let scaler = GradScaler::new(LossScaleConfig::Fixed(128.0)).expect("a valid scale");
     scaler.scope(|| with_precision(precision, || run::<C, B>(feed, activation)))
-}
-
-impl Comparison {
-    /// What there is to compare: name, AMP's values and plain Burn's.
-    fn pairs(&self) -> impl Iterator<Item = (String, &Seen, &[f32], &[f32])> {
-        let outline = |all: &[Seen]| -> Vec<(String, Option<usize>)> {
-            let length = |seen: &Seen| seen.values.as_ref().map(Vec::len);
-            all.iter().map(|s| (s.name.clone(), length(s))).collect()
-        };
-        assert_eq!(outline(&self.amp), outline(&self.burn), "{}", self.what);
-        let names: BTreeSet<&str> = self.burn.iter().map(|seen| seen.name.as_str()).collect();
-        assert_eq!(
-            names.len(),
-            self.burn.len(),
-            "names are not unique: {names:?}"
-        );
-        assert_eq!(self.largest_gradient() > 0.0, self.trains, "gradients");
-        self.amp.iter().zip(&self.burn).filter_map(|(amp, burn)| {
-            let what = format!("{}, {}", self.what, burn.name);
-            Some((what, burn, amp.values.as_deref()?, burn.values.as_deref()?))
-        })
-    }
-
-    fn largest_gradient(&self) -> f32 {
-        let gradients = self.burn.iter().filter(|seen| seen.is_gradient);
-        largest(
-            gradients
-                .filter_map(|seen| seen.values.as_deref())
-                .flatten(),
-        )
-    }
-}
-
-fn largest<'a>(values: impl IntoIterator<Item = &'a f32>) -> f32 {
-    values.into_iter().fold(0.0, |max, v| v.abs().max(max))
-}
-
-/// Roundings of FP32 between two sums of the same few terms.
-const IN_ANY_ORDER: f64 = 4.0;
-
-pub fn assert_fp32_is_burns_own<C: Case>() {
-    for comparison in comparisons::<C>(Precision::F32) {
-        for (what, seen, amp, burn) in comparison.pairs() {
-            assert!(
-                burn.iter().all(|v| v.is_finite()),
-                "{what}: plain Burn gives {burn:?}"
-            );
-            if seen.unordered {
-                assert_close(&what, Precision::F32, amp, burn, IN_ANY_ORDER);
-                continue;
-            }
-            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-            assert!(bits(amp) == bits(burn), "{what}: {amp:?} is not {burn:?}");
-        }
-    }
-}
-
-pub fn assert_half_is_close<C: Case>(precision: Precision) {
-    for comparison in comparisons::<C>(precision) {
-        let tolerance = comparison.tolerance;
-        for (what, seen, amp, burn) in comparison.pairs() {
-            if seen.cancels {
-                assert!(
-                    amp.iter().all(|v| v.is_finite()),
-                    "{what} in {precision}: not finite: {amp:?}"
-                );
-                let noise = f64::from(largest(amp) / comparison.largest_gradient());
-                let most = tolerance * roundoff(precision);
-                assert!(
-                    noise <= most,
-                    "{what} in {precision}: {noise:.2e} above {most:.2e}"
-                );
-            } else if seen.unordered && tolerance == 0.0 {
-                assert_close(&what, Precision::F32, amp, burn, IN_ANY_ORDER);
-            } else {
-                assert_close(&what, precision, amp, burn, tolerance);
-            }
-        }
-    }
 }

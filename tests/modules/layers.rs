@@ -1,6 +1,5 @@
 //! Linear, embedding, positional encodings, and the layers that draw random numbers.
 
-use burn::module::Initializer;
 use burn::nn::*;
 
 cases! {

@@ -6,25 +6,26 @@ use burn::prelude::*;
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::loss::cross_entropy_with_logits;
 
-use crate::harness::{Lab, RECORDED, Run};
+use crate::cases::RECORDED;
+use crate::harness::{Lab, Run};
 
-fn predictions_and_targets<B: Run>(lab: &mut Lab<B>) -> [Tensor<B, 2>; 2] {
+fn predictions_and_targets<B: Run>(lab: &mut Lab<B>) -> [floats!(B, 2); 2] {
     [lab.input([6, 8]), lab.constant([6, 8])]
 }
 
 /// Logits and labels, of which 0 is the padding where there is one.
-fn logits_and_labels<B: Run>(lab: &mut Lab<B>) -> (Tensor<B, 2>, Tensor<B, 1, Int>) {
+fn logits_and_labels<B: Run>(lab: &mut Lab<B>) -> (floats!(B, 2), ints!(B, 1)) {
     (lab.input([8, 6]), lab.ints([0, 3, 1, 5, 0, 2, 4, 1]))
 }
 
 const WEIGHTS: [f32; 6] = [0.5, 2.0, 1.0, 0.25, 1.5, 3.0];
 
-fn labels_of_many<B: Run>(lab: &mut Lab<B>) -> Tensor<B, 2, Int> {
+fn labels_of_many<B: Run>(lab: &mut Lab<B>) -> ints!(B, 2) {
     lab.integers([8, 6], 2)
 }
 
 /// Targets and the lengths of inputs and targets, for eight steps.
-fn sequences<B: Run>(lab: &Lab<B>) -> (Tensor<B, 2, Int>, Tensor<B, 1, Int>, Tensor<B, 1, Int>) {
+fn sequences<B: Run>(lab: &Lab<B>) -> (ints!(B, 2), ints!(B, 1), ints!(B, 1)) {
     let targets = Tensor::from_data([[1, 2, 2], [3, 1, 0]], &lab.device);
     (targets, lab.ints([8, 6]), lab.ints([3, 2]))
 }

@@ -5,7 +5,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 #[macro_use]
+mod cases;
+#[macro_use]
 mod harness;
+mod values;
 
 mod activation;
 mod attention;
@@ -13,6 +16,7 @@ mod conv;
 mod coverage;
 mod layers;
 mod loss;
+mod new;
 mod norm;
 mod pool;
 mod rnn;

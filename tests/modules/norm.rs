@@ -5,7 +5,7 @@ use burn::nn::norm::{
     NormalizationConfig, RmsNormConfig,
 };
 
-use crate::harness::RECORDED;
+use crate::cases::RECORDED;
 
 /// The squares of normal numbers times this are beyond 65504.
 const LARGE: f32 = 512.0;
@@ -15,8 +15,8 @@ macro_rules! batch_norm {
     ($lab:ident, $input:expr, $channels:expr) => {{
         let norm = $lab.module(BatchNormConfig::new($channels).init(&$lab.device));
         let output = norm.forward($input);
-        $lab.buffer("running_mean", norm.running_mean.value());
-        $lab.buffer("running_var", norm.running_var.value());
+        $lab.buffer("running_mean", norm.running_mean.value_sync());
+        $lab.buffer("running_var", norm.running_var.value_sync());
         output
     }};
 }
@@ -38,8 +38,8 @@ cases! {
         let norm = lab.module(BatchNormConfig::new(3).init(&lab.device));
         let (first, second) = (lab.input([4, 3, 8]), lab.input([4, 3, 8]));
         let output = norm.forward(first) + norm.forward(second);
-        lab.buffer("running_mean", norm.running_mean.value());
-        lab.buffer("running_var", norm.running_var.value());
+        lab.buffer("running_mean", norm.running_mean.value_sync());
+        lab.buffer("running_var", norm.running_var.value_sync());
         output
     };
     layer_norm(RECORDED, 1.5) |lab| {

@@ -3,7 +3,6 @@
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
 use burn::nn::pool::*;
 use burn::nn::{PaddingConfig1d, PaddingConfig2d};
-use burn::prelude::*;
 
 use crate::common::ON_CUBECL;
 use crate::harness::{Lab, Run};
@@ -14,9 +13,9 @@ fn interpolated<B: Run, const D: usize>(
     lab: &mut Lab<B>,
     name: &str,
     mode: InterpolateMode,
-    input: Tensor<B, D>,
-    forward: impl Fn(Tensor<B, D>) -> Tensor<B, D>,
-) -> Tensor<B, D> {
+    input: floats!(B, D),
+    forward: impl Fn(floats!(B, D)) -> floats!(B, D),
+) -> floats!(B, D) {
     if !ON_CUBECL || matches!(mode, InterpolateMode::Nearest) {
         return forward(input);
     }
@@ -173,7 +172,7 @@ cases! {
         let one = one.with_mode(InterpolateMode::Lanczos).init();
         let two = two.with_mode(InterpolateMode::Lanczos).init();
         let image = input.clone().detach();
-        let row: Tensor<B, 3> = image.clone().slice_dim(2, 0).squeeze_dim(2);
+        let row: floats!(B, 3) = image.clone().slice_dim(2, 0).squeeze_dim(2);
         lab.buffer("one dimension", one.forward(row));
         lab.buffer("two dimensions", two.forward(image));
         input

@@ -97,7 +97,7 @@ cases! {
         output
     };
     gate_controller(2.0, 2.0) |lab| {
-        let initializer = burn::module::Initializer::Zeros;
+        let initializer = burn::nn::Initializer::Zeros;
         let gate = GateController::new(8, 6, true, initializer, &lab.device);
         let gate = lab.module(gate);
         let (input, hidden) = (lab.input([3, 8]), lab.input([3, 6]));

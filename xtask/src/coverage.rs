@@ -1,20 +1,18 @@
-//! Compares the traits of the resolved `burn-backend` with what the library overrides. A method
-//! that is left to its default silently loses the inner backend's own kernel.
+//! Compares the traits of the resolved `burn-backend` with what burn-amp overrides, and those of Burn
+//! 0.22 with what burn-amp-device overrides. A method that is left to its default silently loses the
+//! inner backend's own kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use burn_amp::policy::{self, Row};
+use burn_amp_core::policy::{self, Row};
 use cargo_metadata::MetadataCommand;
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::{Attribute, ImplItem, Item, ItemImpl, TraitItem, Type};
 use walkdir::WalkDir;
-
-/// The traits of a backend as a whole.
-const WHOLE: [&str; 2] = ["Backend", "AutodiffBackend"];
 
 /// The traits of its operations, which need a policy row if a float tensor takes part in them.
 pub const OPERATIONS: [&str; 7] = [
@@ -34,24 +32,14 @@ pub type Methods = BTreeMap<String, bool>;
 type Overridden = BTreeMap<String, BTreeSet<String>>;
 
 pub fn coverage(table: bool) -> anyhow::Result<()> {
-    let (burn, version) = burn_backend()?;
-    let traits = traits(&burn)?;
-    let overridden = overridden(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../src"))?;
-
-    println!(
-        "burn-backend {version}\n\n{:<16} overridden / methods",
-        "trait"
-    );
-    for name in WHOLE.into_iter().chain(OPERATIONS) {
-        let methods = traits
-            .get(name)
-            .with_context(|| format!("burn-backend {version} has no trait {name}"))?;
-        let done = methods.len() - left(name, methods, &overridden).count();
-        println!("{name:<16} {done:>10} / {}", methods.len());
+    let mut missing = Vec::new();
+    for line in [burn_0_21()?, burn_0_22()?] {
+        line.print()?;
+        missing.extend(line.missing());
     }
     if table {
         println!("\n| operation | class | otherwise | why |\n|---|---|---|---|");
-        for row in policy::rows() {
+        for row in policy::rows_0_22() {
             let otherwise = row
                 .otherwise
                 .map(|(class, when)| format!("{class:?} {when}"));
@@ -64,9 +52,88 @@ pub fn coverage(table: bool) -> anyhow::Result<()> {
             );
         }
     }
-    let missing = missing(&traits, &overridden, &policy::rows().collect::<Vec<_>>());
     ensure!(missing.is_empty(), "{}", missing.join("\n"));
     Ok(())
+}
+
+/// A package of ours beside the line of Burn that it is for.
+struct Line {
+    package: &'static str,
+    burn: String,
+    whole: &'static [&'static str],
+    traits: BTreeMap<String, Methods>,
+    overridden: Overridden,
+    /// The rows of its operations. A row without a method is reported, unless another line has it.
+    table: Vec<Row>,
+    elsewhere: BTreeSet<String>,
+}
+
+fn burn_0_21() -> anyhow::Result<Line> {
+    let (folder, burn) = burn_backend()?;
+    Ok(Line {
+        package: "burn-amp",
+        burn,
+        whole: &["Backend", "AutodiffBackend"],
+        traits: traits(&folder)?,
+        overridden: overridden(&repository().join("src"))?,
+        table: policy::rows().collect(),
+        elsewhere: BTreeSet::new(),
+    })
+}
+
+fn burn_0_22() -> anyhow::Result<Line> {
+    let (folder, burn) = burn_backend_of(&repository().join("device/Cargo.toml"))?;
+    let (before, _) = burn_backend()?;
+    Ok(Line {
+        package: "burn-amp-device",
+        burn,
+        // Autodiff is the client's.
+        whole: &["Backend", "DistributedOps"],
+        traits: traits(&folder)?,
+        overridden: overridden(&repository().join("device/src"))?,
+        table: policy::rows_0_22().collect(),
+        elsewhere: traits(&before)?
+            .into_values()
+            .flat_map(Methods::into_keys)
+            .collect(),
+    })
+}
+
+impl Line {
+    fn print(&self) -> anyhow::Result<()> {
+        println!("{} on burn-backend {}\n", self.package, self.burn);
+        println!("{:<16} overridden / methods", "trait");
+        for name in self.whole.iter().chain(&OPERATIONS) {
+            let methods = self
+                .traits
+                .get(*name)
+                .with_context(|| format!("burn-backend {} has no trait {name}", self.burn))?;
+            let done = methods.len() - left(name, methods, &self.overridden).count();
+            println!("{name:<16} {done:>10} / {}", methods.len());
+        }
+        println!();
+        Ok(())
+    }
+
+    /// Whatever is not as it should be, a line each.
+    fn missing(&self) -> impl Iterator<Item = String> {
+        let Self {
+            whole,
+            traits,
+            overridden,
+            table,
+            elsewhere,
+            ..
+        } = self;
+        let missing = missing(whole, traits, overridden, table, elsewhere);
+        missing
+            .into_iter()
+            .map(|line| format!("{}: {line}", self.package))
+    }
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 /// The methods of a trait that are left to their defaults.
@@ -81,16 +148,19 @@ fn left<'a>(
         .filter(move |method| !ours.is_some_and(|ours| ours.contains(*method)))
 }
 
-/// Whatever is not as it should be, a line each.
+/// Whatever is not as it should be, a line each. `whole` names the traits of a backend as a whole, and
+/// `elsewhere` the methods of another line, which may have rows.
 fn missing(
+    whole: &[&str],
     traits: &BTreeMap<String, Methods>,
     overridden: &Overridden,
     table: &[Row],
+    elsewhere: &BTreeSet<String>,
 ) -> Vec<String> {
     let mut missing = Vec::new();
     for (name, methods) in traits {
         let operations = OPERATIONS.contains(&name.as_str());
-        if !operations && !WHOLE.contains(&name.as_str()) {
+        if !operations && !whole.contains(&name.as_str()) {
             continue;
         }
         missing.extend(
@@ -106,11 +176,12 @@ fn missing(
             );
         }
     }
-    let known: BTreeSet<&String> = traits.values().flat_map(Methods::keys).collect();
+    let here = traits.values().flat_map(Methods::keys);
+    let known: BTreeSet<&str> = here.chain(elsewhere).map(String::as_str).collect();
     missing.extend(
         table
             .iter()
-            .filter(|row| !known.contains(&row.op.to_string()))
+            .filter(|row| !known.contains(row.op))
             .map(|row| format!("the policy row {} is no method of burn-backend", row.op)),
     );
     missing
@@ -118,9 +189,14 @@ fn missing(
 
 /// Where the sources of the resolved `burn-backend` are, and its version.
 pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
+    burn_backend_of(&repository().join("xtask/Cargo.toml"))
+}
+
+/// As [`burn_backend()`], as it is resolved for the package of a manifest.
+fn burn_backend_of(manifest: &Path) -> anyhow::Result<(PathBuf, String)> {
     let host = rustc_version::version_meta()?.host;
     let metadata = MetadataCommand::new()
-        .manifest_path(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        .manifest_path(manifest)
         // Without a platform, cargo would want the crates of all of them.
         .other_options(["--locked", "--filter-platform", &host].map(String::from))
         .exec()
@@ -253,7 +329,7 @@ fn operations(tokens: TokenStream) -> impl Iterator<Item = String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_amp::policy::Class;
+    use burn_amp_core::policy::Class;
 
     fn rows(ops: &[&'static str]) -> Vec<Row> {
         ops.iter()
@@ -294,9 +370,12 @@ mod tests {
              fn made() -> FloatTensor<Self> { B::made() }",
         );
         let table = rows(&["relu", "gelu", "made"]);
-        assert!(missing(&traits, &whole, &table).is_empty());
+        let elsewhere = BTreeSet::new();
+        let missing =
+            |ours: &Overridden, table: &[Row]| missing(&[], &traits, ours, table, &elsewhere);
+        assert!(missing(&whole, &table).is_empty());
         assert_eq!(
-            missing(&traits, &whole, &rows(&["relu", "made", "swish"])),
+            missing(&whole, &rows(&["relu", "made", "swish"])),
             [
                 "ActivationOps::gelu has no policy row",
                 "the policy row swish is no method of burn-backend"
@@ -305,7 +384,7 @@ mod tests {
         let part =
             ours("own_ops! { relu([tensor], made: usize) -> FloatTensor => gelu(count, tensor); }");
         assert_eq!(
-            missing(&traits, &part, &table),
+            missing(&part, &table),
             [
                 "ActivationOps::count is not overridden",
                 "ActivationOps::gelu is not overridden",

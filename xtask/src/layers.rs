@@ -23,21 +23,45 @@ pub struct Layer {
     pub knows_nothing_of: &'static str,
 }
 
-/// The layers, the lowest first.
-pub const LAYERS: &[Layer] = &[
+/// The layers of burn-amp-core, the lowest first. They are below all those of burn-amp.
+pub const CORE: &[Layer] = &[
+    Layer {
+        modules: &["dtype", "words"],
+        holds: "the float dtypes of any version of Burn; numbers as text",
+        knows_nothing_of: "tensors, backends",
+    },
     Layer {
         modules: &["policy"],
-        holds: "the table of operations and the pure decision",
+        holds: "the tables of operations and the pure decision",
         knows_nothing_of: "devices, tensors, backends",
     },
     Layer {
         modules: &["precision", "error", "file"],
-        holds: "`Precision`, regions and every other mode of a thread; `AmpError`",
+        holds: "`Precision`; `AmpError`; files written whole or not at all",
+        knows_nothing_of: "devices, tensors, backends",
+    },
+    Layer {
+        modules: &["scaler"],
+        holds: "configuration, state machine, history, saved form, what a step was",
+        knows_nothing_of: "devices, tensors, modules",
+    },
+    Layer {
+        modules: &["record"],
+        holds: "a scaler's state as a record of Burn's",
+        knows_nothing_of: "devices, tensors, modules",
+    },
+];
+
+/// The layers of burn-amp, the lowest first.
+pub const LAYERS: &[Layer] = &[
+    Layer {
+        modules: &["policy", "precision"],
+        holds: "the policy for the dtypes of this Burn; regions and every other mode of a thread",
         knows_nothing_of: "devices",
     },
     Layer {
         modules: &["scaler"],
-        holds: "configuration, state machine, history, saved form, what a step remembers",
+        holds: "the handle of a loss scaler, its scopes, a step that is pending",
         knows_nothing_of: "devices, tensors, modules",
     },
     Layer {
@@ -79,26 +103,30 @@ const ABOVE: [&str; 2] = ["guide", "prelude"];
 const STARTS: [&str; 3] = ["crate", "self", "super"];
 
 pub fn layers() -> anyhow::Result<()> {
-    let found = Found::new(&sources(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("../src"),
-    )?);
-    println!("{}", found.table(LAYERS));
-    let wrong = found.wrong(LAYERS);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut wrong = Vec::new();
+    for (folder, layers) in [("core/src", CORE), ("src", LAYERS)] {
+        let found = Found::new(folder, &sources(&root.join(folder))?);
+        println!("{folder}\n\n{}", found.table(layers));
+        wrong.extend(found.wrong(layers));
+    }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
 }
 
 /// The layers as rows of a table.
 pub fn rows() -> Vec<[String; 3]> {
-    let row = |layer: &Layer| {
+    let row = |of: &'static str, layer: &Layer| {
         let modules: Vec<_> = layer.modules.iter().map(|m| format!("`{m}`")).collect();
         [
-            modules.join(", "),
+            format!("{of}{}", modules.join(", ")),
             layer.holds.to_string(),
             layer.knows_nothing_of.to_string(),
         ]
     };
-    LAYERS.iter().map(row).collect()
+    let core = CORE.iter().map(|layer| row("core: ", layer));
+    core.chain(LAYERS.iter().map(|layer| row("", layer)))
+        .collect()
 }
 
 /// A file, by its path under `src`.
@@ -149,17 +177,19 @@ struct Use {
 
 /// The modules under the crate root, and what each uses of the others.
 struct Found {
+    /// The sources of a crate, from the root of the repository.
+    folder: &'static str,
     modules: BTreeSet<String>,
     uses: BTreeSet<Use>,
 }
 
 impl Found {
-    fn new(sources: &[Source]) -> Self {
+    fn new(folder: &'static str, sources: &[Source]) -> Self {
         let mut reader = Reader::default();
         for source in sources {
             reader.read(source);
         }
-        reader.found()
+        reader.found(folder)
     }
 
     /// By the place of the module that uses and of the one that is used, those uses that go up.
@@ -228,27 +258,27 @@ impl Found {
 
     /// Whatever is not as it should be, a line each.
     fn wrong(&self, layers: &[Layer]) -> Vec<String> {
-        let mut wrong = Vec::new();
+        let (src, mut wrong) = (self.folder, Vec::new());
         for module in self.unlisted(layers) {
-            wrong.push(format!("src: the module {module} is in no layer"));
+            wrong.push(format!("{src}: the module {module} is in no layer"));
         }
         for module in layers.iter().flat_map(|layer| layer.modules) {
             if !self.modules.contains(*module) {
                 wrong.push(format!(
-                    "src: the module {module} of the layers is not there"
+                    "{src}: the module {module} of the layers is not there"
                 ));
             }
         }
         for found in self.uses.iter().filter(|found| found.to.is_none()) {
             wrong.push(format!(
-                "src/{}:{}: {}: src/lib.rs does not tell which module that is from",
+                "{src}/{}:{}: {}: {src}/lib.rs does not tell which module that is from",
                 found.path, found.line, found.written
             ));
         }
         for ((from, to), uses) in self.upward(layers) {
             for found in uses {
                 wrong.push(format!(
-                    "src/{}:{}: {}: from {} up to {}",
+                    "{src}/{}:{}: {}: from {} up to {}",
                     found.path,
                     found.line,
                     found.written,
@@ -327,7 +357,7 @@ impl Reader {
         self.visit_file(&source.file);
     }
 
-    fn found(&self) -> Found {
+    fn found(&self, folder: &'static str) -> Found {
         let kept = |module: &[String]| self.for_tests.iter().all(|t| !module.starts_with(t));
         let modules: BTreeSet<_> = self
             .modules
@@ -355,7 +385,11 @@ impl Reader {
                 written: written.segments.join("::"),
             });
         }
-        Found { modules, uses }
+        Found {
+            folder,
+            modules,
+            uses,
+        }
     }
 
     /// The module or crate that a name of the crate root is from.
@@ -598,7 +632,7 @@ mod tests {
             path: path.to_string(),
             file: syn::parse_str(text).unwrap(),
         };
-        Found::new(&texts.into_iter().map(source).collect::<Vec<_>>())
+        Found::new("src", &texts.into_iter().map(source).collect::<Vec<_>>())
     }
 
     /// What is wrong in a set of empty modules where these files have these texts.
@@ -824,9 +858,11 @@ high         low, beside, mid
 
     #[test]
     fn no_module_is_in_two_layers() {
-        let listed = LAYERS.iter().flat_map(|layer| layer.modules);
-        let all: Vec<_> = listed.chain(&ABOVE).collect();
-        let once: BTreeSet<_> = all.iter().collect();
-        assert_eq!(once.len(), all.len());
+        for layers in [CORE, LAYERS] {
+            let listed = layers.iter().flat_map(|layer| layer.modules);
+            let all: Vec<_> = listed.chain(&ABOVE).collect();
+            let once: BTreeSet<_> = all.iter().collect();
+            assert_eq!(once.len(), all.len());
+        }
     }
 }

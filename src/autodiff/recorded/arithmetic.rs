@@ -56,12 +56,7 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                                     let grad = A::<B>::float_mul(grad, widened(lhs));
                                     A::<B>::float_div(reduced(grad, &right), divisor)
                                 }
-                                // -lhs / rhs², ordered so that no square or product overflows.
-                                None => {
-                                    let quotient = arithmetic(op, lhs, divisor.clone());
-                                    let grad = A::<B>::float_div(grad, divisor);
-                                    reduced(A::<B>::float_mul(grad, quotient), &right)
-                                }
+                                None => return divisor_grad(grad, lhs, divisor, &right),
                             };
                             A::<B>::float_neg(grad)
                         })
@@ -70,6 +65,18 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             },
         )
     }
+}
+
+/// The gradient of a divisor: -lhs / rhs², ordered so that no square or product overflows.
+pub(super) fn divisor_grad<B: Backend>(
+    grad: AmpTensor<B>,
+    lhs: AmpTensor<B>,
+    rhs: AmpTensor<B>,
+    shape: &Shape,
+) -> AmpTensor<B> {
+    let quotient = arithmetic(Arithmetic::Div, lhs, rhs.clone());
+    let grad = arithmetic(Arithmetic::Div, grad, rhs);
+    Amp::<B>::float_neg(reduced(Amp::<B>::float_mul(grad, quotient), shape))
 }
 
 pub(super) fn arithmetic<B: Backend>(

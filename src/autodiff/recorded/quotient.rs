@@ -1,5 +1,6 @@
 //! A quotient of half tensors. Its gradients are computed in FP32 and rounded once.
 
+use super::arithmetic::{arithmetic, divisor_grad};
 use super::*;
 
 impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
@@ -22,16 +23,10 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                     grads,
                     |grad| {
                         operand_grad(grad, dtype, |grad| {
-                            reduced(A::<B>::float_div(widened(grad), divisor), &left)
+                            reduced(arithmetic(Arithmetic::Div, grad, divisor), &left)
                         })
                     },
-                    |grad| {
-                        operand_grad(grad, dtype, |grad| {
-                            let quotient = A::<B>::float_div(widened(lhs), rhs.clone());
-                            let grad = A::<B>::float_div(widened(grad), rhs);
-                            A::<B>::float_neg(reduced(A::<B>::float_mul(grad, quotient), &right))
-                        })
-                    },
+                    |grad| operand_grad(grad, dtype, |grad| divisor_grad(grad, lhs, rhs, &right)),
                 );
             },
         )

@@ -9,7 +9,7 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     /// With p the probabilities and s their sum, the gradient is p (s g - sum(p g)), or
     /// s g - p sum(g) for the logarithm. Rounded probabilities do not sum to exactly 1. Using s
     /// cancels the rounding error of the p nearest to 1, so a confident prediction keeps its small
-    /// gradient.
+    /// gradient. A logarithm that is kept in FP32 is the result itself, with s = 1.
     pub(super) fn record_softmax(
         kind: Softmax,
         tensor: TapeTensor<B>,
@@ -18,21 +18,34 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     ) -> TapeTensor<B> {
         type A<B> = Amp<B>;
         let dtype = tensor.dtype();
+        let is_result = kind == Softmax::Log && kept == DType::F32;
+        let state = move |out: AmpTensor<B>| match is_result {
+            true => out,
+            false => probabilities(kind, out),
+        };
         Self::record(
             [tensor],
             move |[tensor]| softmax(kind, tensor, dim),
             |[tensor]| {
                 let out = softmax(kind, tensor, dim);
-                (cast(probabilities(kind, out.clone()), kept), out)
+                (cast(state(out.clone()), kept), out)
             },
-            Some(move |[tensor]: [_; 1]| probabilities(kind, softmax(kind, tensor, dim))),
+            Some(move |[tensor]: [_; 1]| state(softmax(kind, tensor, dim))),
             move |ops, grads| {
-                let p = widened(ops.state);
+                let p = match is_result {
+                    true => A::<B>::float_exp(ops.state),
+                    false => widened(ops.state),
+                };
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
                     operand_grad(grad, dtype, |grad| {
                         let grad = widened(grad);
-                        let total = A::<B>::float_sum_dim(p.clone(), dim);
-                        let whole = A::<B>::float_mul(grad.clone(), total);
+                        let whole = match is_result {
+                            true => grad.clone(),
+                            false => {
+                                let total = A::<B>::float_sum_dim(p.clone(), dim);
+                                A::<B>::float_mul(grad.clone(), total)
+                            }
+                        };
                         match kind {
                             Softmax::Log => {
                                 let sum = A::<B>::float_sum_dim(grad, dim);

@@ -5,6 +5,11 @@ use burn::tensor::backend::Backend;
 use burn_amp::{Precision, precision_of, with_precision};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Options;
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))]
+use super::launches;
 
 /// A backend by the name it has on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
@@ -70,6 +75,16 @@ pub trait Measured: Backend {
     fn device_bytes(_device: &Self::Device) -> Option<usize> {
         None
     }
+
+    /// Has the device log what it launches, where it can. Before anything runs on it.
+    fn watch_launches() -> bool {
+        false
+    }
+
+    /// What a step launches.
+    fn launches(_options: &Options) -> Vec<Value> {
+        Vec::new()
+    }
 }
 
 impl Measured for Flex {
@@ -107,6 +122,15 @@ impl Measured for burn::backend::Cuda {
     fn device_bytes(device: &Self::Device) -> Option<usize> {
         in_use::<Self, cubecl::cuda::CudaRuntime>(device)
     }
+
+    fn watch_launches() -> bool {
+        launches::watch();
+        true
+    }
+
+    fn launches(options: &Options) -> Vec<Value> {
+        launches::launches::<Self>(options)
+    }
 }
 
 #[cfg(feature = "vulkan")]
@@ -114,12 +138,30 @@ impl Measured for burn::backend::Vulkan {
     fn device_bytes(device: &Self::Device) -> Option<usize> {
         in_use::<Self, cubecl::wgpu::WgpuRuntime>(device)
     }
+
+    fn watch_launches() -> bool {
+        launches::watch();
+        true
+    }
+
+    fn launches(options: &Options) -> Vec<Value> {
+        launches::launches::<Self>(options)
+    }
 }
 
 #[cfg(feature = "wgpu")]
 impl Measured for burn::backend::Wgpu {
     fn device_bytes(device: &Self::Device) -> Option<usize> {
         in_use::<Self, cubecl::wgpu::WgpuRuntime>(device)
+    }
+
+    fn watch_launches() -> bool {
+        launches::watch();
+        true
+    }
+
+    fn launches(options: &Options) -> Vec<Value> {
+        launches::launches::<Self>(options)
     }
 }
 

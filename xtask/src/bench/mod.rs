@@ -8,6 +8,8 @@ mod casts;
 mod checked;
 mod convergence;
 mod flat;
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))]
+mod launches;
 mod memory;
 pub mod models;
 mod overhead;
@@ -145,6 +147,9 @@ fn again(backend: Choice, feature: Option<&str>) -> anyhow::Result<()> {
 }
 
 fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
+    // What the device launches tells more than the operations that are asked for. But its log would
+    // slow the other measurements down.
+    let launches = options.kind == Kind::Casts && B::watch_launches();
     // What `Auto` would choose is not what is compared: each precision is asked for by name.
     let device = B::Device::default();
     AmpConfig::new()
@@ -159,7 +164,9 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     if options.measures(Kind::Overhead) {
         add("overhead", overhead::overhead::<B>());
     }
-    if options.measures(Kind::Casts) {
+    if launches {
+        add("launches", B::launches(options));
+    } else if options.measures(Kind::Casts) {
         add("casts", casts::casts::<B>(options));
     }
     if options.measures(Kind::Memory) && !B::COUNTED {

@@ -108,7 +108,10 @@ pub fn speed_in_full(runs: &[Run]) -> anyhow::Result<String> {
             let precision = match text("precision") {
                 "burn" => "Burn".into(),
                 amp @ ("f32" | "f16" | "bf16") => format!("AMP in {amp}"),
-                other => other.into(),
+                other => match other.strip_suffix(" floor") {
+                    Some(half) => format!("{half} in products alone"),
+                    None => other.into(),
+                },
             };
             [
                 model.map_or("", Model::title).into(),
@@ -141,8 +144,8 @@ pub fn overhead(runs: &[Run]) -> anyhow::Result<String> {
     for run in of(runs, "overhead") {
         let row = run.rows.first().context("overhead without a row")?;
         text += &format!(
-            "In FP32, where mixed precision gains nothing, a training step of nothing but small\n\
-             operations takes {} of Burn's time ({}).\n",
+            "With mixed precision off, a training step of small operations alone takes {} of Burn's\n\
+             time ({}).\n",
             number(row["step_ratio"].as_f64(), 2),
             place(run)
         );
@@ -300,7 +303,7 @@ mod tests {
         assert!(
             overhead(&runs())
                 .unwrap()
-                .contains(" 1.06 of Burn's time (Flex, ")
+                .contains(" 1.06 of Burn's\ntime (Flex, ")
         );
     }
 

@@ -18,7 +18,7 @@ use crate::{layers, plot};
 use pytorch::{Autocast, Counterpart};
 
 const PAGE: &str = "src/guide/ops.md";
-const POLICY: &str = "src/policy/mod.rs";
+const POLICY: &str = "core/src/policy/mod.rs";
 
 const PICTURE: &str = "docs/memory_and_speed.svg";
 
@@ -112,14 +112,13 @@ fn parts(runs: &[Run]) -> anyhow::Result<[(&'static str, Vec<Part>); 3]> {
         source: "xtask/src/layers.rs",
         text: aligned(["layer", "holds", "knows nothing of"], &layers::rows()),
     };
-    let speed = figures::speed(runs)? + "\n" + &figures::overhead(runs)?;
     Ok([
         ("src/guide/how_it_works.md", vec![layers]),
         (
             "README.md",
             vec![
                 measured("memory", figures::memory(runs)?),
-                measured("speed", speed),
+                measured("speed", figures::speed(runs)?),
             ],
         ),
         (
@@ -253,7 +252,7 @@ fn page(
     let mut page = format!(
         "Which precision each operation of Burn runs in, and what PyTorch's autocast does with it.
 
-<!-- Made from src/policy by `cargo xtask docs`: change that. -->
+<!-- Made from core/src/policy by `cargo xtask docs`: change that. -->
 
 Every operation that takes or gives a float tensor is in the table of its trait in Burn, in
 alphabetical order. Names from PyTorch, such as `pow` or `index_select`, are in the last column.

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// The first operation of a pass that turned finite operands into a non-finite result. Searched for
-/// if [`AmpConfig::with_anomaly_detection`](crate::AmpConfig::with_anomaly_detection) is on.
+/// if `AmpConfig::with_anomaly_detection` is on.
 ///
 /// An infinity that the user writes into a tensor, such as a mask of minus infinity, is not an
 /// anomaly. Neither is an operation that only moves values.
@@ -26,14 +26,15 @@ pub struct Anomaly {
     /// [`LastStep::parameters`](crate::LastStep::parameters).
     pub parameter: Option<String>,
     /// The node of that parameter.
+    #[doc(hidden)]
     #[serde(skip)]
-    pub(crate) leaf: Option<u64>,
+    pub leaf: Option<u64>,
 }
 
-#[cfg(feature = "train")]
 impl Anomaly {
     /// Sets the parameter's path, given the nodes of the module's parameters.
-    pub(crate) fn place(&mut self, nodes: &[(u64, String)]) {
+    #[doc(hidden)]
+    pub fn place(&mut self, nodes: &[(u64, String)]) {
         if let Some((_, path)) = nodes.iter().find(|(node, _)| Some(*node) == self.leaf) {
             self.parameter = Some(path.clone());
         }

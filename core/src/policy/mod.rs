@@ -1,9 +1,10 @@
 //! The op policy: one table and one pure function that decide which precision each operation runs
 //! in. Depends on dtypes, but not on tensors, devices or backends.
 //!
-//! To change an operation's precision, change its line in [`TABLE`]. The choice between FP32 and
-//! half follows the lists of PyTorch's autocast for CUDA (`aten/src/ATen/autocast_mode.h`); the
-//! guide's [reference](crate::guide::ops) compares the two.
+//! To change an operation's precision, change its line in [`TABLE`], or in [`TABLE_0_22`] if Burn
+//! 0.21 does not have it. The choice between FP32 and half follows the lists of PyTorch's autocast
+//! for CUDA (`aten/src/ATen/autocast_mode.h`); the op reference in the guide of burn-amp compares
+//! the two.
 //!
 //! # Decisions from measurements
 //!
@@ -14,10 +15,10 @@
 //!   to FP32: rounding the result would cost a network its accuracy. The backward pass still keeps
 //!   half. The result is flagged as FP32 that fits in half, arithmetic keeps half copies of it, and
 //!   the next activation or contraction casts it back to half. A CNN with batch norm keeps 0.40
-//!   instead of 0.91, and 0.30 since a quotient keeps its result instead of its dividend. An operand is small if autodiff tracks it (a statistic or a parameter) and
-//!   the other operand has 16 times its elements. Any other operand that was never half, such as an
-//!   additive mask, makes the result FP32 for good. So does a product of two large operands,
-//!   because its values may be of any size.
+//!   instead of 0.91, and 0.30 since a quotient keeps its result instead of its dividend. An operand
+//!   is small if autodiff tracks it (a statistic or a parameter) and the other operand has 16 times
+//!   its elements. Any other operand that was never half, such as an additive mask, makes the result
+//!   FP32 for good. So does a product of two large operands, because its values may be of any size.
 //! - **Constants** in FP32 (zeros, ones or another value that fits in both half dtypes) follow a
 //!   half tensor in products and concatenations instead of promoting it. An LSTM keeps 0.52 instead
 //!   of 0.70: otherwise the initial state makes every later state FP32. Constants do not follow in
@@ -32,12 +33,13 @@
 
 mod decision;
 mod table;
+mod table_0_22;
 
 use serde::Serialize;
 
-pub(crate) use decision::{HALVES, is_half};
-pub use decision::{HalfSupport, Mode, Operands, Plan, Support, holds, plan};
+pub use decision::{HalfSupport, Mode, Operands, Plan, Support, holds, is_half, plan};
 pub use table::TABLE;
+pub use table_0_22::TABLE_0_22;
 
 /// How an operation treats its F32, F16 and BF16 operands.
 ///
@@ -108,9 +110,19 @@ pub struct Row {
     pub recorded: Option<&'static str>,
 }
 
-/// The operations of [`TABLE`], in the table's order.
+/// The operations of Burn 0.21, those of [`TABLE`], in the table's order.
 pub fn rows() -> impl Iterator<Item = Row> {
-    TABLE.iter().flat_map(|rows| {
+    single(TABLE)
+}
+
+/// The operations of [`TABLE`], and then those that Burn 0.22 adds. A few of the former are no
+/// longer in Burn 0.22.
+pub fn rows_0_22() -> impl Iterator<Item = Row> {
+    rows().chain(single(TABLE_0_22))
+}
+
+fn single(table: &'static [Rows]) -> impl Iterator<Item = Row> {
+    table.iter().flat_map(|rows| {
         rows.ops.iter().map(|op| Row {
             op,
             class: rows.class,
@@ -132,7 +144,11 @@ pub const fn class(op: &str) -> Class {
 }
 
 /// The class of an operation in the case that its row names.
-pub(crate) const fn class_when(op: &str, when: &str) -> Class {
+///
+/// # Panics
+///
+/// If `op` has no row, or its row does not name the case `when`.
+pub const fn class_when(op: &str, when: &str) -> Class {
     match rows_of(op).otherwise {
         Some((class, case)) if same(case, when) => class,
         _ => panic!("this operation's row names no such case"),
@@ -140,26 +156,41 @@ pub(crate) const fn class_when(op: &str, when: &str) -> Class {
 }
 
 /// Whether the policy records an operation in a form of its own.
-pub(crate) const fn is_recorded(op: &str) -> bool {
+///
+/// # Panics
+///
+/// If `op` has no row.
+pub const fn is_recorded(op: &str) -> bool {
     rows_of(op).recorded.is_some()
 }
 
 const fn rows_of(op: &str) -> Rows {
+    if let Some(rows) = found(TABLE, op) {
+        return rows;
+    }
+    match found(TABLE_0_22, op) {
+        Some(rows) => rows,
+        None => panic!("this operation has no row in the policy table"),
+    }
+}
+
+const fn found(table: &[Rows], op: &str) -> Option<Rows> {
     let mut i = 0;
-    while i < TABLE.len() {
+    while i < table.len() {
         let mut j = 0;
-        while j < TABLE[i].ops.len() {
-            if same(TABLE[i].ops[j], op) {
-                return TABLE[i];
+        while j < table[i].ops.len() {
+            if same(table[i].ops[j], op) {
+                return Some(table[i]);
             }
             j += 1;
         }
         i += 1;
     }
-    panic!("this operation has no row in the policy table")
+    None
 }
 
-pub(crate) const fn same(a: &str, b: &str) -> bool {
+/// Whether two names are equal, at compile time.
+pub const fn same(a: &str, b: &str) -> bool {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     if a.len() != b.len() {
         return false;
@@ -181,7 +212,7 @@ mod tests {
     #[test]
     fn every_operation_has_one_row_and_a_reason() {
         let mut seen = std::collections::HashSet::new();
-        for row in rows() {
+        for row in rows_0_22() {
             assert_eq!(class(row.op), row.class, "{} has two classes", row.op);
             assert!(seen.insert(row.op), "{} has two rows", row.op);
             assert!(!row.why.is_empty());
@@ -190,10 +221,12 @@ mod tests {
 
     #[test]
     fn a_reason_stands_once_for_a_class() {
-        let mut seen = std::collections::HashSet::new();
-        for rows in TABLE {
-            let row = (rows.class, rows.why, rows.otherwise, rows.recorded);
-            assert!(seen.insert(row), "{} stands twice", rows.why);
+        for table in [TABLE, TABLE_0_22] {
+            let mut seen = std::collections::HashSet::new();
+            for rows in table {
+                let row = (rows.class, rows.why, rows.otherwise, rows.recorded);
+                assert!(seen.insert(row), "{} stands twice", rows.why);
+            }
         }
     }
 }

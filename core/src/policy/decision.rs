@@ -1,16 +1,14 @@
 //! The decision: which casts an operation needs, given the dtypes of its operands.
 
-use burn_backend::DType;
+use std::ops::RangeInclusive;
 
 use super::Class;
+use crate::FloatDType;
 
-/// The half dtypes.
-pub(crate) const HALVES: [DType; 2] = [DType::F16, DType::BF16];
-
-/// Whether a dtype is one of [`HALVES`].
+/// Whether a dtype is one of [`HALVES`](FloatDType::HALVES).
 #[inline(always)]
-pub(crate) fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
+pub fn is_half<D: FloatDType>(dtype: D) -> bool {
+    dtype == D::F16 || dtype == D::BF16
 }
 
 /// A device's support for one half dtype.
@@ -35,10 +33,11 @@ pub struct Support {
 
 impl Support {
     /// Support for `dtype`; every dtype other than the two half dtypes has arithmetic.
-    pub fn of(self, dtype: DType) -> HalfSupport {
+    #[inline]
+    pub fn of<D: FloatDType>(self, dtype: D) -> HalfSupport {
         match dtype {
-            DType::F16 => self.f16,
-            DType::BF16 => self.bf16,
+            _ if dtype == D::F16 => self.f16,
+            _ if dtype == D::BF16 => self.bf16,
             _ => HalfSupport::Arithmetic,
         }
     }
@@ -46,11 +45,11 @@ impl Support {
 
 /// How the policy is applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum Mode<D> {
     /// The policy is off.
     Off,
     /// FP32 operands of `LowerPrecision` operations are demoted to this dtype.
-    On(DType),
+    On(D),
     /// FP32 is never demoted: a `LowerPrecision` operation runs in half only if an operand is half.
     /// Applies below autodiff (the upper layer has already decided), in the backward pass and to
     /// gradients.
@@ -59,8 +58,8 @@ pub enum Mode {
 
 /// The float dtypes among an operation's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Operands {
-    first: DType,
+pub struct Operands<D> {
+    first: D,
     seen: u8,
     constants: u8,
     widened: bool,
@@ -73,9 +72,9 @@ const F16: u8 = 1 << 1;
 const BF16: u8 = 1;
 const HALF_BITS: u8 = F16 | BF16;
 
-impl Operands {
+impl<D: FloatDType> Operands<D> {
     /// The first operand, whose dtype `Fp32Inside` restores.
-    pub fn one(dtype: DType) -> Self {
+    pub fn one(dtype: D) -> Self {
         Self {
             first: dtype,
             seen: bit(dtype),
@@ -88,12 +87,12 @@ impl Operands {
     pub fn widened() -> Self {
         Self {
             widened: true,
-            ..Self::one(DType::F32)
+            ..Self::one(D::F32)
         }
     }
 
     /// As [`one`](Operands::one), for a constant that fits in half.
-    pub fn constant(dtype: DType) -> Self {
+    pub fn constant(dtype: D) -> Self {
         Self {
             seen: 0,
             constants: bit(dtype),
@@ -102,7 +101,7 @@ impl Operands {
     }
 
     /// Adds an operand: a constant that fits in half.
-    pub fn and_constant(mut self, dtype: DType) -> Self {
+    pub fn and_constant(mut self, dtype: D) -> Self {
         self.constants |= bit(dtype);
         self
     }
@@ -115,13 +114,12 @@ impl Operands {
     }
 
     /// The half dtype that constants follow, if any.
-    fn followed(self) -> Option<DType> {
-        let only_half = self.seen & !HALF_BITS == 0;
-        self.half().filter(|_| self.constants != 0 && only_half)
+    fn followed(self) -> Option<D> {
+        self.half_alone().filter(|_| self.constants != 0)
     }
 
     /// Adds an operand.
-    pub fn and(mut self, dtype: DType) -> Self {
+    pub fn and(mut self, dtype: D) -> Self {
         self.seen |= bit(dtype);
         self
     }
@@ -132,10 +130,13 @@ impl Operands {
     }
 
     /// The half dtype of all operands; `None` if any has another dtype.
-    pub fn only_half(self) -> Option<DType> {
-        self.whole()
-            .half()
-            .filter(|_| self.whole().seen & !HALF_BITS == 0)
+    pub fn only_half(self) -> Option<D> {
+        self.whole().half_alone()
+    }
+
+    /// As [`only_half`](Operands::only_half), of the operands that are no constants.
+    fn half_alone(self) -> Option<D> {
+        self.half().filter(|_| self.seen & !HALF_BITS == 0)
     }
 
     fn mixed(self) -> bool {
@@ -143,53 +144,65 @@ impl Operands {
     }
 
     /// The half dtype among the operands; `None` if they have none or both.
-    fn half(self) -> Option<DType> {
+    fn half(self) -> Option<D> {
         match self.seen & HALF_BITS {
-            F16 => Some(DType::F16),
-            BF16 => Some(DType::BF16),
+            F16 => Some(D::F16),
+            BF16 => Some(D::BF16),
             _ => None,
         }
     }
 
     /// The widest dtype: F64, then F32, Flex32, half. F16 with BF16 gives F32, which holds both.
-    pub fn widest(self) -> DType {
+    pub fn widest(self) -> D {
         match self.seen | self.constants {
-            seen if seen & F64 != 0 => DType::F64,
-            seen if seen & F32 != 0 => DType::F32,
-            seen if seen & FLEX32 != 0 => DType::Flex32,
-            _ => self.whole().half().unwrap_or(DType::F32),
+            seen if seen & F64 != 0 => D::F64,
+            seen if seen & F32 != 0 => D::F32,
+            seen if seen & FLEX32 != 0 => D::FLEX32,
+            _ => self.whole().half().unwrap_or(D::F32),
         }
     }
 }
 
-fn bit(dtype: DType) -> u8 {
+#[inline]
+fn bit<D: FloatDType>(dtype: D) -> u8 {
     match dtype {
-        DType::F64 => F64,
-        DType::Flex32 => FLEX32,
-        DType::F16 => F16,
-        DType::BF16 => BF16,
+        _ if dtype == D::F64 => F64,
+        _ if dtype == D::FLEX32 => FLEX32,
+        _ if dtype == D::F16 => F16,
+        _ if dtype == D::BF16 => BF16,
         _ => F32,
     }
 }
 
 /// The casts of an operation's operands and result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Plan {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan<D> {
     /// Cast every operand to this dtype; `None` casts no operand.
-    pub operands: Option<DType>,
+    pub operands: Option<D>,
     /// Cast the result to this dtype; `None` leaves it.
-    pub result: Option<DType>,
+    pub result: Option<D>,
 }
 
-impl Plan {
-    pub(crate) fn cast(dtype: DType) -> Self {
+impl<D> Default for Plan<D> {
+    /// No cast.
+    fn default() -> Self {
+        Self {
+            operands: None,
+            result: None,
+        }
+    }
+}
+
+impl<D: FloatDType> Plan<D> {
+    /// Casts every operand, and leaves the result.
+    pub fn cast(dtype: D) -> Self {
         Self {
             operands: Some(dtype),
             result: None,
         }
     }
 
-    fn cast_if(condition: bool, dtype: DType) -> Self {
+    fn cast_if(condition: bool, dtype: D) -> Self {
         match condition {
             true => Self::cast(dtype),
             false => Self::default(),
@@ -198,15 +211,20 @@ impl Plan {
 }
 
 /// Decides an operation's casts. Calls `support` only if a half dtype is involved.
-pub fn plan(class: Class, operands: Operands, mode: Mode, support: impl Fn() -> Support) -> Plan {
+pub fn plan<D: FloatDType>(
+    class: Class,
+    operands: Operands<D>,
+    mode: Mode<D>,
+    support: impl Fn() -> Support,
+) -> Plan<D> {
     if mode == Mode::Off {
         return Plan::default();
     }
-    let computes_in = |dtype| support().of(dtype) == HalfSupport::Arithmetic;
+    let computes_in = |dtype: D| support().of(dtype) == HalfSupport::Arithmetic;
     if let (Mode::On(_), Class::Promote, Some(half)) = (mode, class, operands.followed()) {
         return Plan::cast(match computes_in(half) {
             true => half,
-            false => DType::F32,
+            false => D::F32,
         });
     }
     let operands = operands.whole();
@@ -220,17 +238,17 @@ pub fn plan(class: Class, operands: Operands, mode: Mode, support: impl Fn() -> 
                 _ => operands.half(),
             };
             match half {
-                None => Plan::cast_if(operands.any_half(), DType::F32),
+                None => Plan::cast_if(operands.any_half(), D::F32),
                 Some(dtype) => Plan {
                     operands: Some(dtype),
-                    result: (!computes_in(dtype)).then_some(DType::F32),
+                    result: (!computes_in(dtype)).then_some(D::F32),
                 },
             }
         }
-        Class::Fp32 => Plan::cast_if(operands.any_half(), DType::F32),
+        Class::Fp32 => Plan::cast_if(operands.any_half(), D::F32),
         Class::Fp32Inside => Plan {
-            operands: operands.any_half().then_some(DType::F32),
-            result: (operands.first != DType::F32 && computes_in(operands.first))
+            operands: operands.any_half().then_some(D::F32),
+            result: (operands.first != D::F32 && computes_in(operands.first))
                 .then_some(operands.first),
         },
         Class::Activation if operands.widened => match mode {
@@ -240,7 +258,7 @@ pub fn plan(class: Class, operands: Operands, mode: Mode, support: impl Fn() -> 
         Class::Promote | Class::PromoteSum | Class::Keep | Class::Activation => {
             let widest = operands.widest();
             match operands.half() == Some(widest) && !computes_in(widest) {
-                true => Plan::cast(DType::F32),
+                true => Plan::cast(D::F32),
                 false => Plan::cast_if(operands.mixed(), widest),
             }
         }
@@ -252,17 +270,26 @@ pub fn plan(class: Class, operands: Operands, mode: Mode, support: impl Fn() -> 
 /// among the subnormals, which lose precision. Zero, infinities and NaN count as held.
 ///
 /// Bounds of F16: 6.1e-5 to 65504; of BF16: 1.2e-38 to 3.39e38.
-pub fn holds(dtype: DType, scalar: f64) -> bool {
-    if !is_half(dtype) || scalar == 0.0 || !scalar.is_finite() {
-        return true;
-    }
-    let info = dtype.finfo().expect("a float dtype");
-    (info.min_positive..=info.max).contains(&scalar.abs())
+pub fn holds<D: FloatDType>(dtype: D, scalar: f64) -> bool {
+    let range = match dtype {
+        _ if dtype == D::F16 => F16_RANGE,
+        _ if dtype == D::BF16 => BF16_RANGE,
+        _ => return true,
+    };
+    scalar == 0.0 || !scalar.is_finite() || range.contains(&scalar.abs())
 }
+
+/// From the smallest normal value to the largest finite one.
+const F16_RANGE: RangeInclusive<f64> = 6.103515625e-5..=65504.0;
+
+/// As [`F16_RANGE`]: bf16 is the upper half of FP32.
+const BF16_RANGE: RangeInclusive<f64> =
+    f32::MIN_POSITIVE as f64..=f32::from_bits(0x7f7f_0000) as f64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::tests::DType;
     use Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 
     const ALL: Support = Support {
@@ -273,22 +300,22 @@ mod tests {
         f16: HalfSupport::Arithmetic,
         bf16: HalfSupport::Contractions,
     };
-    const NEVER: Plan = Plan {
+    const NEVER: Plan<DType> = Plan {
         operands: None,
         result: None,
     };
 
-    fn of(dtypes: &[DType]) -> Operands {
+    fn of(dtypes: &[DType]) -> Operands<DType> {
         dtypes[1..]
             .iter()
             .fold(Operands::one(dtypes[0]), |all, dtype| all.and(*dtype))
     }
 
-    fn on(class: Class, dtypes: &[DType]) -> Plan {
+    fn on(class: Class, dtypes: &[DType]) -> Plan<DType> {
         plan(class, of(dtypes), Mode::On(DType::F16), || ALL)
     }
 
-    fn follow(class: Class, dtypes: &[DType]) -> Plan {
+    fn follow(class: Class, dtypes: &[DType]) -> Plan<DType> {
         plan(class, of(dtypes), Mode::KeepDtypes, || ALL)
     }
 

@@ -3,7 +3,7 @@
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::{Class, Rows};
 
-const fn rows(class: Class, why: &'static str, ops: &'static [&'static str]) -> Rows {
+pub(super) const fn rows(class: Class, why: &'static str, ops: &'static [&'static str]) -> Rows {
     Rows {
         class,
         why,
@@ -14,10 +14,10 @@ const fn rows(class: Class, why: &'static str, ops: &'static [&'static str]) -> 
 }
 
 /// The case of a scalar beyond the range of half, which [`holds`](super::holds) decides.
-const UNHELD: &str = "when the half dtype does not hold the scalar";
+pub(super) const UNHELD: &str = "when the half dtype does not hold the scalar";
 
-/// Every operation that takes or returns a float tensor. Integer, boolean and quantized operations
-/// are the backend's own.
+/// Every operation of Burn 0.21 that takes or returns a float tensor. Integer, boolean and quantized
+/// operations are the backend's own.
 #[rustfmt::skip]
 pub const TABLE: &[Rows] = &[
     rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[
@@ -62,8 +62,11 @@ pub const TABLE: &[Rows] = &[
         "float_prod", "float_prod_dim", "float_cumprod",
     ]),
     rows(Fp32, "exponentials and their sum", &[
-        "softmax", "log_softmax",
+        "softmax",
     ]).recorded("keeps half probabilities of half scores"),
+    rows(Fp32, "exponentials and their sum", &[
+        "log_softmax",
+    ]).recorded("keeps half probabilities of half scores, but over a few classes its result"),
     rows(Fp32, "exponentials and their sum", &[
         "softmin",
     ]).recorded("the softmax of the negative"),

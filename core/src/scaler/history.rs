@@ -1,10 +1,12 @@
 //! The history of a loss scale. Independent of tensors, backends and devices.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::{LastStep, LossScaler, Outcome};
+use crate::words::counted;
 
 /// The number of entries kept. A healthy training run adds one or two per growth interval, so the
 /// history reaches back a million steps.
@@ -58,7 +60,8 @@ impl Default for ScaleHistory {
 
 impl ScaleHistory {
     /// An empty history of a training run that starts or resumes from `state`.
-    pub(super) fn from(state: &LossScaler) -> Self {
+    #[doc(hidden)]
+    pub fn from(state: &LossScaler) -> Self {
         Self {
             first_scale: state.scale(),
             first_step: state.steps(),
@@ -67,7 +70,8 @@ impl ScaleHistory {
     }
 
     /// Adds an entry for a skipped step or a change of the scale, which left the scaler in `state`.
-    pub(super) fn push(&mut self, skipped: Option<Skipped>, state: &LossScaler) {
+    #[doc(hidden)]
+    pub fn push(&mut self, skipped: Option<Skipped>, state: &LossScaler) {
         let last = self.entries.back().map_or(self.first_scale, |e| e.scale);
         if skipped.is_none() && state.scale() == last {
             return;
@@ -86,8 +90,8 @@ impl ScaleHistory {
     }
 
     /// Names the parameters of the last step, if it was skipped.
-    #[cfg(feature = "train")]
-    pub(super) fn name(&mut self, step: &LastStep, state: &LossScaler) {
+    #[doc(hidden)]
+    pub fn name(&mut self, step: &LastStep, state: &LossScaler) {
         if let Some(entry) = self.entries.back_mut()
             && entry.step == state.steps()
             && entry.skipped.is_some()
@@ -109,8 +113,29 @@ impl ScaleHistory {
     }
 }
 
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.scale)?;
+        match self.outcome {
+            Outcome::NonFiniteLoss => write!(f, "the loss is not finite")?,
+            _ => {
+                let gradients = counted(self.non_finite_gradients as u64, "gradient", "gradients");
+                let gradients = gradients.unwrap_or_else(|| "a replica's gradients".into());
+                write!(f, "{gradients} not finite")?;
+            }
+        }
+        if let Some(path) = &self.first_parameter {
+            write!(f, ", first {path}")?;
+        }
+        match &self.first_operation {
+            Some(operation) => write!(f, "; {operation}"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// The step's entry, if it was skipped.
-pub(super) fn skipped(step: &LastStep) -> Option<Skipped> {
+pub fn skipped(step: &LastStep) -> Option<Skipped> {
     (!step.stepped()).then(|| Skipped {
         outcome: step.outcome,
         scale: step.scale,
@@ -118,71 +143,4 @@ pub(super) fn skipped(step: &LastStep) -> Option<Skipped> {
         first_parameter: step.parameters.first().cloned(),
         first_operation: step.anomalies.first().map(ToString::to_string),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Dynamic, GradScaler, LossScaleConfig};
-
-    fn scaler(dynamic: Dynamic) -> GradScaler {
-        GradScaler::new(LossScaleConfig::Dynamic(dynamic)).unwrap()
-    }
-
-    fn take(scaler: &GradScaler, outcome: Outcome) {
-        scaler.record(scaler.loss_scale(), outcome, Default::default());
-    }
-
-    #[test]
-    fn has_the_skipped_steps_and_the_changes_and_nothing_else() {
-        let scaler = scaler(Dynamic::new().with_init_scale(4.0).with_growth_interval(2));
-        take(&scaler, Outcome::Finite);
-        assert_eq!(scaler.history().entries, []);
-        take(&scaler, Outcome::Finite);
-        take(&scaler, Outcome::NonFiniteLoss);
-        take(&scaler, Outcome::Overflow);
-        scaler.set_scale(4.0).unwrap();
-        scaler.set_scale(16.0).unwrap();
-        let history = scaler.history();
-        let entry = |e: &ScaleEntry| (e.step, e.scale, e.skipped.as_ref().map(|s| s.outcome));
-        assert_eq!(
-            history.entries.iter().map(entry).collect::<Vec<_>>(),
-            [
-                (2, 8.0, None),
-                (3, 8.0, Some(Outcome::NonFiniteLoss)),
-                (4, 4.0, Some(Outcome::Overflow)),
-                (4, 16.0, None),
-            ]
-        );
-        assert_eq!(
-            history.skipped().map(|(step, _)| step).collect::<Vec<_>>(),
-            [3, 4]
-        );
-        assert_eq!(
-            history.scales().collect::<Vec<_>>(),
-            [4.0, 8.0, 8.0, 4.0, 16.0]
-        );
-    }
-
-    #[test]
-    fn begins_where_a_state_was_loaded() {
-        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
-        take(&scaler, Outcome::Finite);
-        take(&scaler, Outcome::Overflow);
-        scaler.load_state(scaler.state());
-        let history = scaler.history();
-        assert_eq!((history.first_step, history.first_scale), (2, 2.0));
-        assert!(history.entries.is_empty());
-    }
-
-    #[test]
-    fn the_oldest_make_room_and_leave_the_scale_that_they_led_to() {
-        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
-        (0..KEPT + 3).for_each(|_| take(&scaler, Outcome::Overflow));
-        let history = scaler.history();
-        assert_eq!(history.entries.len(), KEPT);
-        // 4, 2, 1: the scale after the third overflow.
-        assert_eq!((history.first_step, history.first_scale), (3, 1.0));
-        assert_eq!(history.entries[0].step, 4);
-    }
 }

@@ -1,35 +1,29 @@
-//! The requested precision: the names that users write, and the thread's modes that override them.
-//! Depends on dtypes, but not on tensors, backends or devices.
-
-mod mode;
+//! The requested precision: the names that users write. Depends on dtypes, but not on tensors,
+//! backends or devices.
 
 use std::fmt;
 use std::str::FromStr;
 
-use burn_backend::DType;
 use serde::{Deserialize, Serialize};
 
+use crate::FloatDType;
 use crate::error::AmpError;
-pub(crate) use mode::{
-    Restore, half_wanted, in_backward, is_in_backward, keep_dtypes, keeps_dtypes, region, want_half,
-};
-pub use mode::{full_precision, with_precision};
 
 /// The precision that matrix multiplications and convolutions compute in.
 ///
 /// Parsed from these names; case and surrounding spaces do not matter. Any other string is
-/// [`AmpError::UnknownPrecision`]. `16-mixed` and `bf16-mixed` are PyTorch Lightning's names:
+/// [`AmpError::UnknownPrecision`]. `float16` and `bfloat16` are
+/// PyTorch's names, `16-mixed` and `bf16-mixed` are PyTorch Lightning's:
 ///
 /// | precision | names |
 /// |---|---|
 /// | `Auto` | `auto` |
-/// | `F16` | `f16`, `fp16`, `16-mixed` |
-/// | `Bf16` | `bf16`, `bf16-mixed` |
-/// | `F32` | `f32`, `fp32`, `32` |
+/// | `F16` | `f16`, `fp16`, `float16`, `16-mixed` |
+/// | `Bf16` | `bf16`, `bfloat16`, `bf16-mixed` |
+/// | `F32` | `f32`, `fp32`, `float32`, `32` |
 ///
 /// ```
-/// use burn_amp::Precision;
-///
+/// # use burn_amp_core::Precision;
 /// assert_eq!("bf16-mixed".parse(), Ok(Precision::Bf16));
 /// assert!("fp8".parse::<Precision>().is_err());
 /// ```
@@ -53,26 +47,35 @@ pub enum Precision {
 
 impl Precision {
     /// Every name that parses.
-    pub const NAMES: [&'static str; 9] = [
+    pub const NAMES: [&'static str; 12] = [
         "auto",
         "f16",
         "fp16",
+        "float16",
         "16-mixed",
         "bf16",
+        "bfloat16",
         "bf16-mixed",
         "f32",
         "fp32",
+        "float32",
         "32",
     ];
 
     /// The half dtype that matrix multiplications compute in. `None` for `F32`, and for `Auto`,
     /// which has no dtype until a device resolves it.
-    pub fn compute_dtype(self) -> Option<DType> {
+    pub fn compute_dtype<D: FloatDType>(self) -> Option<D> {
         match self {
-            Precision::F16 => Some(DType::F16),
-            Precision::Bf16 => Some(DType::BF16),
+            Precision::F16 => Some(D::F16),
+            Precision::Bf16 => Some(D::BF16),
             Precision::F32 | Precision::Auto => None,
         }
+    }
+
+    /// Whether matrix multiplications compute in half: not for `Auto`, which no device has resolved
+    /// yet.
+    pub fn is_half(self) -> bool {
+        matches!(self, Precision::F16 | Precision::Bf16)
     }
 
     /// Whether the loss is scaled by default: only f16 has too small an exponent range.
@@ -112,9 +115,9 @@ impl FromStr for Precision {
     fn from_str(given: &str) -> Result<Self, AmpError> {
         match given.trim().to_ascii_lowercase().as_str() {
             "auto" => Ok(Precision::Auto),
-            "f16" | "fp16" | "16-mixed" => Ok(Precision::F16),
-            "bf16" | "bf16-mixed" => Ok(Precision::Bf16),
-            "f32" | "fp32" | "32" => Ok(Precision::F32),
+            "f16" | "fp16" | "float16" | "16-mixed" => Ok(Precision::F16),
+            "bf16" | "bfloat16" | "bf16-mixed" => Ok(Precision::Bf16),
+            "f32" | "fp32" | "float32" | "32" => Ok(Precision::F32),
             _ => Err(AmpError::UnknownPrecision {
                 given: given.to_string(),
             }),
@@ -125,6 +128,18 @@ impl FromStr for Precision {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::tests::DType;
+
+    #[test]
+    fn a_half_precision_has_a_half_dtype() {
+        for precision in Precision::NAMES.map(|name| name.parse::<Precision>().unwrap()) {
+            let dtype = precision.compute_dtype::<DType>();
+            assert_eq!(
+                dtype.is_some_and(crate::policy::is_half),
+                precision.is_half()
+            );
+        }
+    }
 
     #[test]
     fn every_name_parses_in_any_case_and_displays_as_a_name() {

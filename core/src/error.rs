@@ -110,7 +110,8 @@ pub enum AmpError {
     /// `update` before `step`.
     #[error(
         "update was called, but there was no step since the last update. Call scaler.step(..) first, \
-         once for each optimizer, and update once after all of them"
+         once for each optimizer, and update once after all of them. A training loop on AmpAutodiff \
+         that calls loss.backward() needs neither"
     )]
     NothingStepped,
 
@@ -195,7 +196,9 @@ fn foreign(given: usize, of_model: usize) -> String {
 }
 
 impl AmpError {
-    pub(crate) fn unread(from: impl Display, reason: impl Display) -> Self {
+    /// A state that could not be read.
+    #[doc(hidden)]
+    pub fn unread(from: impl Display, reason: impl Display) -> Self {
         AmpError::State {
             action: "read",
             place: format!("from {from}"),
@@ -203,7 +206,9 @@ impl AmpError {
         }
     }
 
-    pub(crate) fn unwritten(to: impl Display, reason: impl Display) -> Self {
+    /// A state that could not be written.
+    #[doc(hidden)]
+    pub fn unwritten(to: impl Display, reason: impl Display) -> Self {
         AmpError::State {
             action: "write",
             place: format!("to {to}"),

@@ -21,7 +21,8 @@ pub enum Outcome {
 
 impl Outcome {
     /// A non-finite loss comes first, because it explains non-finite gradients.
-    pub(crate) fn of(loss_is_finite: bool, gradients_are_finite: bool) -> Self {
+    #[doc(hidden)]
+    pub fn of(loss_is_finite: bool, gradients_are_finite: bool) -> Self {
         match (loss_is_finite, gradients_are_finite) {
             (true, true) => Outcome::Finite,
             (true, false) => Outcome::Overflow,
@@ -159,7 +160,8 @@ impl LossScaler {
     /// Like [`update`](LossScaler::update), for a step whose loss was multiplied by `scale`. If the
     /// current scale is smaller, another step has already backed off for the same overflow, and
     /// this overflow is only counted.
-    pub(super) fn update_at(&mut self, scale: f32, outcome: Outcome) -> Transition {
+    #[doc(hidden)]
+    pub fn update_at(&mut self, scale: f32, outcome: Outcome) -> Transition {
         if outcome == Outcome::Overflow && scale > self.state.scale {
             self.count(outcome);
             return Transition::Kept;

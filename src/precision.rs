@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::Precision;
+use crate::Precision;
 
 thread_local! {
     /// The precision of the innermost region. A region covers code that a thread runs; tensors and

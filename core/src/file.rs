@@ -5,10 +5,11 @@ use std::io;
 use std::path::Path;
 
 /// Replaces the file at `path` with a new one. On failure the old file stays as it was.
-pub(crate) fn replace_file(
-    path: &Path,
-    write: impl FnOnce(&File) -> io::Result<()>,
-) -> io::Result<()> {
+///
+/// # Errors
+///
+/// Those of `write`, and of creating, writing and renaming a file beside `path`.
+pub fn replace_file(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(".part");
     let replaced = || {

@@ -1,0 +1,32 @@
+//! The op policy, the precision and the loss scale of
+//! [burn-amp](https://docs.rs/burn-amp), without tensors.
+//!
+//! Use burn-amp, which re-exports what its users need. This crate is what stays the same from one
+//! version of Burn to the next; the features `burn-0-21` and `burn-0-22` implement [`FloatDType`]
+//! for the dtypes of that version.
+
+#![warn(missing_docs)]
+
+mod dtype;
+mod error;
+mod file;
+pub mod policy;
+mod precision;
+#[cfg(feature = "record-0-21")]
+mod record;
+mod scaler;
+mod words;
+
+pub use dtype::FloatDType;
+pub use error::AmpError;
+#[doc(hidden)]
+pub use file::replace_file;
+pub use precision::Precision;
+pub use scaler::{
+    Anomaly, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Pass, ScaleEntry,
+    ScaleHistory, Skipped, Transition,
+};
+#[doc(hidden)]
+pub use scaler::{NonFinite, skipped};
+#[doc(hidden)]
+pub use words::{counted, grouped};

@@ -1,0 +1,75 @@
+//! What happened in a step, and what its passes found. Independent of tensors.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Anomaly, Outcome};
+
+/// What happened in a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LastStep {
+    /// What the loss was multiplied by.
+    pub scale: f32,
+    /// How the step ended.
+    pub outcome: Outcome,
+    /// How many parameters had a non-finite gradient; 0 if only another replica had one.
+    pub non_finite_gradients: usize,
+    /// The paths of these parameters in their module, for example `encoder.layers.2.weight`, in
+    /// reverse module order. This is the order of the backward pass if the module declares its
+    /// parts in order of use. The explicit protocol, a trainer and an `AmpOptimizer` fill in the
+    /// paths; otherwise `GradScaler::explain` finds them.
+    pub parameters: Vec<String>,
+    /// The parameter with a finite gradient just before the first of these. The backward pass
+    /// overflowed between the two. `None` if there is none, or without the module.
+    pub last_finite: Option<String>,
+    /// With anomaly detection on, the first operation with a non-finite result in the forward pass
+    /// and in the backward pass.
+    pub anomalies: Vec<Anomaly>,
+}
+
+/// The non-finite values that a pass found.
+#[derive(Debug, Clone, Default)]
+pub struct NonFinite {
+    /// Whether the backward pass itself takes or skips the step.
+    pub by_pass: bool,
+    /// How many gradients are not finite.
+    pub gradients: usize,
+    /// If the module is known: its parameters in module order, each with whether its gradient is
+    /// finite.
+    pub parameters: Vec<(String, bool)>,
+    /// If not: the parameters' nodes, each with whether its gradient is finite.
+    pub leaves: HashMap<u64, bool>,
+    /// What anomaly detection found, if it is on.
+    pub anomalies: Vec<Anomaly>,
+}
+
+impl LastStep {
+    /// Whether the optimizer's step was taken.
+    pub fn stepped(&self) -> bool {
+        self.outcome == Outcome::Finite
+    }
+
+    /// The first parameters with non-finite gradients, and how many more there are.
+    #[doc(hidden)]
+    pub fn listed(&self) -> String {
+        const LISTED: usize = 8;
+        let first = &self.parameters[..self.parameters.len().min(LISTED)];
+        match self.parameters.len() - first.len() {
+            0 if first.is_empty() => "a gradient on another device".into(),
+            0 => first.join(", "),
+            more => format!("{} and {more} more", first.join(", ")),
+        }
+    }
+
+    /// Names the parameters, given in module order, each with whether its gradient is finite.
+    #[doc(hidden)]
+    pub fn name(&mut self, parameters: &[(String, bool)]) {
+        let backward = || parameters.iter().rev();
+        let bad = backward().filter(|(_, finite)| !finite);
+        self.parameters = bad.map(|(path, _)| path.clone()).collect();
+        let before = backward().take_while(|(_, finite)| *finite).last();
+        let before = before.filter(|_| !self.parameters.is_empty());
+        self.last_finite = before.map(|(path, _)| path.clone());
+    }
+}

@@ -1,0 +1,212 @@
+//! What a training step launches on a device of CubeCL's, where fusion makes one kernel of several
+//! operations: counted from CubeCL's own log.
+
+use std::sync::{Condvar, Mutex};
+
+use burn::backend::Autodiff;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_amp::{AmpAutodiff, AmpConfig, LossScaleConfig, Precision};
+use cubecl::config::autotune::AutotuneLevel;
+use cubecl::config::memory::MemoryLogLevel;
+use cubecl::config::profiling::ProfilingLogLevel;
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+use log::{LevelFilter, Log, Metadata, Record};
+use serde_json::{Value, json};
+
+use super::Options;
+use super::backend::{Measured, precisions};
+use super::models::{Dims, Model, Size};
+use super::speed::Step;
+
+/// Steps before the one that is counted: the first tune kernels, and fusion learns what to fuse.
+const WARM_UP: usize = 2;
+
+/// As many times smaller is the batch than elsewhere: a device in software takes minutes for it.
+const SMALLER: usize = 8;
+
+/// What CubeCL has logged.
+#[derive(Debug, Clone, Copy, Default)]
+struct Launches {
+    kernels: usize,
+    /// Of the buffers that kernels write, but for those that they write in place.
+    bytes: f64,
+    /// Cleanups of memory, which tell that everything before them is in the log.
+    cleanups: usize,
+}
+
+static LAUNCHES: Mutex<Launches> = Mutex::new(Launches {
+    kernels: 0,
+    bytes: 0.0,
+    cleanups: 0,
+});
+static LOGGED: Condvar = Condvar::new();
+
+/// Has CubeCL log its launches. Before anything of CubeCL's runs in the process.
+pub fn watch() {
+    let mut config = CubeClRuntimeConfig::from_current_dir();
+    config.profiling.logger.log = Some(Default::default());
+    config.profiling.logger.level = ProfilingLogLevel::Minimal;
+    config.memory.logger.log = Some(Default::default());
+    config.memory.logger.level = MemoryLogLevel::Full;
+    // The count is the same, and a device in software tunes for minutes.
+    config.autotune.level = AutotuneLevel::Minimal;
+    CubeClRuntimeConfig::set(config);
+    log::set_logger(&Reader).expect("the only logger");
+    log::set_max_level(LevelFilter::Info);
+}
+
+/// Counts what CubeCL logs.
+struct Reader;
+
+impl Log for Reader {
+    fn enabled(&self, metadata: &Metadata) -> bool {
+        metadata.target().starts_with("cubecl")
+    }
+
+    fn log(&self, record: &Record) {
+        if self.enabled(record.metadata()) {
+            LAUNCHES
+                .lock()
+                .expect("counts")
+                .read(&record.args().to_string());
+            LOGGED.notify_all();
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+impl Launches {
+    fn read(&mut self, line: &str) {
+        if line.contains("Executing ") {
+            self.kernels += 1;
+        } else if line.contains("Manual memory cleanup") {
+            self.cleanups += 1;
+        } else if line.contains("[Main GPU Memory] Reserved memory")
+            && let Some(bytes) = reserved(line)
+        {
+            self.bytes += bytes;
+        }
+    }
+}
+
+/// The bytes of a line such as `[Main GPU Memory] Reserved memory 4.10 KB using dynamic pool`.
+fn reserved(line: &str) -> Option<f64> {
+    let mut words = line.split_once("Reserved memory ")?.1.split(' ');
+    let number: f64 = words.next()?.parse().ok()?;
+    let unit = match words.next()? {
+        "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        // Bytes, with their unit or without.
+        _ => 1.0,
+    };
+    Some(number * unit)
+}
+
+/// What was logged since the last call.
+fn take<B: Backend>(device: &B::Device) -> Launches {
+    let sync = || B::sync(device).expect("a device that answers");
+    sync();
+    B::memory_cleanup(device);
+    // Otherwise the cleanup waits in the queue for what comes after.
+    sync();
+    let mut launches = LAUNCHES.lock().expect("counts");
+    while launches.cleanups == 0 {
+        launches = LOGGED.wait(launches).expect("counts");
+    }
+    std::mem::take(&mut launches)
+}
+
+pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
+    let device = B::Device::default();
+    let backend = B::name(&device);
+    println!(
+        "\na training step of the small models, with an eighth of the batch, on {backend}, with what\n\
+         fusion makes of it: kernels launched, MB of buffers that they write\n{:<12} {:<10} {:>8} {:>8} {:>10} {:>8}",
+        "model", "precision", "kernels", "of FP32", "MB", "of FP32"
+    );
+    let mut rows = Vec::new();
+    for model in options.models() {
+        let dims = model.dims(Size::Small);
+        let dims = Dims {
+            batch: (dims.batch / SMALLER).max(1),
+            ..dims
+        };
+        let plain = step::<B, Autodiff<B>>(model, dims);
+        let mut row = |precision: &str, counted: Launches| {
+            let of_fp32 = [
+                counted.kernels as f64 / plain.kernels as f64,
+                counted.bytes / plain.bytes,
+            ];
+            println!(
+                "{:<12} {precision:<10} {:>8} {:>8.2} {:>10.1} {:>8.2}",
+                model.name(),
+                counted.kernels,
+                of_fp32[0],
+                counted.bytes / 1e6,
+                of_fp32[1],
+            );
+            rows.push(json!({
+                "backend": backend,
+                "model": model.name(),
+                "precision": precision,
+                "kernels": counted.kernels,
+                "kernels_ratio": of_fp32[0],
+                "bytes": counted.bytes,
+                "bytes_ratio": of_fp32[1],
+            }));
+        };
+        row("burn", plain);
+        for precision in precisions::<B>() {
+            // As on an accelerator, whose kernels add up in FP32.
+            let config = AmpConfig::new()
+                .with_precision(precision)
+                .with_op_qualification(false);
+            let config = match precision {
+                Precision::F16 => config.with_loss_scale(LossScaleConfig::Fixed(256.0)),
+                _ => config,
+            };
+            config.apply::<B>(&device).expect("a possible precision");
+            row(
+                &precision.to_string(),
+                step::<B, AmpAutodiff<B>>(model, dims),
+            );
+        }
+    }
+    rows
+}
+
+fn step<B: Backend, A: AutodiffBackend<Device = B::Device>>(model: Model, dims: Dims) -> Launches {
+    let device = B::Device::default();
+    <A as Backend>::seed(&device, 1);
+    let mut step = Step::<A>::new(model, dims, &device);
+    for _ in 0..WARM_UP {
+        step.run();
+        take::<B>(&device);
+    }
+    step.run();
+    take::<B>(&device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_log_are_counted() {
+        let mut launches = Launches::default();
+        for line in [
+            "Executing matmul::Kernel<f32>",
+            "[Main GPU Memory] Reserved memory 4.10 KB using dynamic pool",
+            "[Main GPU Memory] Reserved memory 512 B using dynamic pool",
+            "[Main GPU Memory] Reserved memory 2048 using persistent memory",
+            "[Staging CPU Memory] Reserved memory 9.00 MB using dynamic pool",
+            "Manual memory cleanup ...",
+        ] {
+            launches.read(line);
+        }
+        assert_eq!((launches.kernels, launches.cleanups), (1, 1));
+        assert_eq!(launches.bytes, 4_100.0 + 512.0 + 2_048.0);
+    }
+}
