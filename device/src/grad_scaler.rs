@@ -1,0 +1,629 @@
+//! Loss scaling in the client: on a device that computes in f16 it works as it does in PyTorch.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn_amp_core::{NonFinite, replace_file, skipped};
+
+use crate::{
+    AmpError, Error, LastStep, LossScaleConfig, LossScaler, Outcome, ScaleHistory, Transition,
+};
+
+/// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For
+/// training on a device that computes in f16: bf16 and FP32 have the range to train without.
+///
+/// Its methods are those of PyTorch's `torch.amp.GradScaler`. Cheap to clone; all clones share one
+/// state, on any thread.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// # use burn::nn::LinearConfig;
+/// # use burn::optim::{GradientsParams, SgdConfig};
+/// # use burn::tensor::Tensor;
+/// use burn_amp_device::{GradScaler, LossScaleConfig, Precision};
+///
+/// let device = burn_amp_device::flex(Precision::F16)?.autodiff();
+/// # let mut model = LinearConfig::new(4, 2).init(&device);
+/// # let mut optimizer = SgdConfig::new().init();
+/// let scaler = GradScaler::new(LossScaleConfig::default())?;
+/// for _ in 0..3 {
+///     let input = Tensor::<2>::ones([8, 4], &device);
+///     let loss = model.forward(input).mean();
+///     let grads = scaler.scale(loss).backward();
+///     let grads = GradientsParams::from_grads(grads, &model);
+///     let grads = scaler.unscale(&model, grads)?; // only to look at them, or to clip them
+///     let (stepped_model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads)?;
+///     model = stepped_model;
+///     scaler.update()?;
+///     # assert!(stepped);
+/// }
+/// # assert_eq!(scaler.state().taken_steps(), 3);
+/// # }
+/// # Ok::<(), burn_amp_device::Error>(())
+/// ```
+///
+/// With [`LossScaleConfig::Disabled`] it scales and checks nothing, and every step is taken: for a
+/// loop that trains in any precision.
+#[derive(Debug, Clone, Default)]
+pub struct GradScaler {
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    scaler: LossScaler,
+    history: ScaleHistory,
+    last_step: Option<LastStep>,
+    pending: PendingStep,
+}
+
+/// A step, from its first scaled loss to `update`.
+#[derive(Debug, Default)]
+struct PendingStep {
+    /// Losses given to `scale`, over all micro-batches.
+    losses_given: u32,
+    /// What these losses are multiplied by, unless scaling is disabled.
+    scale: Option<f32>,
+    /// Whether they are finite, as long as nobody has read it.
+    losses: FiniteCheck,
+    non_finite_loss: bool,
+    unscaled: HashMap<ParamId, Unscaled>,
+    /// The parameters' paths, each with whether its gradient is finite.
+    gradients: Vec<(String, bool)>,
+    steps: u32,
+}
+
+/// A parameter's gradient after unscaling.
+#[derive(Debug)]
+struct Unscaled {
+    finite: bool,
+    stepped: bool,
+}
+
+impl GradScaler {
+    /// A new scaler.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidLossScale`] when a setting is out of its range.
+    pub fn new(config: LossScaleConfig) -> Result<Self, AmpError> {
+        Ok(Self::from(LossScaler::new(config)?))
+    }
+
+    /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. A loss in
+    /// half precision becomes FP32. The counterpart of PyTorch's `GradScaler.scale`.
+    pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
+        let shared = &mut *self.shared();
+        let pending = &mut shared.pending;
+        pending.losses_given += 1;
+        if !shared.scaler.is_enabled() {
+            return loss;
+        }
+        // One scale for the whole step, even if it is set within.
+        let scale = *pending.scale.get_or_insert(shared.scaler.scale());
+        let loss = at_least_f32(loss);
+        // The device may hold the loss in half precision, where the largest f32 is infinite.
+        let value = loss.clone().inner();
+        let one = factor(1.0, &value);
+        pending.losses.add(times(value, &one));
+        loss * scale
+    }
+
+    /// Runs the backward pass of a loss for a model's parameters:
+    /// `GradientsParams::from_grads(scaler.scale(loss).backward(), model)`.
+    ///
+    /// # Panics
+    ///
+    /// Where `loss.backward()` panics.
+    pub fn backward<const D: usize>(
+        &self,
+        loss: Tensor<D>,
+        model: &impl Module,
+    ) -> GradientsParams {
+        GradientsParams::from_grads(self.scale(loss).backward(), model)
+    }
+
+    /// Unscales the gradients in FP32 or wider, to inspect or clip them before
+    /// [`step`](GradScaler::step). Without this call, `step` unscales them. Each keeps its shape,
+    /// dtype and device. Costs the step's one read-back, plus a second one after an overflow. The
+    /// counterpart of PyTorch's `GradScaler.unscale_`.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
+    /// - [`AmpError::AlreadyUnscaled`] when `unscale` was already called for these parameters since
+    ///   the last update.
+    /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
+    /// - [`Error::Read`] when the device gives no answer.
+    ///
+    /// After an error the gradients are lost. Except after [`Error::Read`], the scaler is
+    /// unchanged.
+    pub fn unscale(
+        &self,
+        model: &impl Module,
+        grads: GradientsParams,
+    ) -> Result<GradientsParams, Error> {
+        let pending = &mut self.shared().pending;
+        let found = pending.checked("unscale", model, &grads)?;
+        if let Some(parameter) = pending.first(&found, |_| true) {
+            return Err(AmpError::AlreadyUnscaled { parameter }.into());
+        }
+        pending.unscale(model, grads, &found)
+    }
+
+    /// Steps the optimizer at learning rate `lr` if the losses and this model's gradients are
+    /// finite. Otherwise the model and the optimizer stay as they are, bit for bit. Returns whether
+    /// the step was taken. The counterpart of PyTorch's `GradScaler.step`.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
+    /// - [`AmpError::AlreadyStepped`] when `step` was already called for these parameters since the
+    ///   last update.
+    /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
+    /// - [`Error::Read`] when the device gives no answer.
+    ///
+    /// After an error the model and the gradients are lost; the optimizer and, except after
+    /// [`Error::Read`], the scaler are unchanged.
+    pub fn step<M: Module>(
+        &self,
+        optimizer: &mut ModuleOptimizer,
+        lr: impl Into<ModuleLearningRate>,
+        model: M,
+        grads: GradientsParams,
+    ) -> Result<(M, bool), Error> {
+        let (grads, finite) = {
+            let pending = &mut self.shared().pending;
+            let found = pending.checked("step", &model, &grads)?;
+            if let Some(parameter) = pending.first(&found, |unscaled| unscaled.stepped) {
+                return Err(AmpError::AlreadyStepped { parameter }.into());
+            }
+            let grads = pending.unscale(&model, grads, &found)?;
+            (grads, pending.stepped(&found))
+        };
+        match finite {
+            true => Ok((optimizer.step(lr, model, grads), true)),
+            false => Ok((model, false)),
+        }
+    }
+
+    /// Ends the step. The scale grows, stays or backs off according to all steps since the last
+    /// update. The next loss may then be scaled. The counterpart of PyTorch's `GradScaler.update`.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last
+    /// update.
+    pub fn update(&self) -> Result<Transition, AmpError> {
+        let shared = &mut *self.shared();
+        if shared.pending.steps == 0 {
+            return Err(AmpError::NothingStepped);
+        }
+        let pending = std::mem::take(&mut shared.pending);
+        let Some(scale) = pending.scale else {
+            return Ok(Transition::Kept);
+        };
+        let gradients = pending.gradients.iter().filter(|(_, finite)| !finite);
+        let gradients = gradients.count();
+        let outcome = Outcome::of(!pending.non_finite_loss, gradients == 0);
+        let found = NonFinite {
+            gradients,
+            parameters: pending.gradients,
+            ..NonFinite::default()
+        };
+        Ok(shared.record(scale, outcome, found))
+    }
+
+    /// A copy of the state as it is now.
+    pub fn state(&self) -> LossScaler {
+        self.shared().scaler
+    }
+
+    /// The settings.
+    pub fn config(&self) -> LossScaleConfig {
+        *self.state().config()
+    }
+
+    /// What the next loss is multiplied by; 1 when disabled. PyTorch's `get_scale`.
+    pub fn loss_scale(&self) -> f32 {
+        self.state().scale()
+    }
+
+    /// Steps skipped so far.
+    pub fn skipped_steps(&self) -> u64 {
+        self.state().skipped_steps()
+    }
+
+    /// What happened in the last step, with the names of the parameters whose gradients were not
+    /// finite; `None` before the first step.
+    pub fn last_step(&self) -> Option<LastStep> {
+        self.shared().last_step.clone()
+    }
+
+    /// The skipped steps and scale changes since the scaler was created, configured or given a
+    /// state. The history is not part of the saved state.
+    pub fn history(&self) -> ScaleHistory {
+        self.shared().history.clone()
+    }
+
+    /// Sets the scale. The counts are kept, and the growth interval starts over.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidLossScale`] when the configuration does not allow the scale. The scaler
+    /// is then unchanged.
+    pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
+        let shared = &mut *self.shared();
+        shared.scaler.set_scale(scale)?;
+        shared.history.push(None, &shared.scaler);
+        Ok(())
+    }
+
+    /// Starts over with a configuration, with every count at zero.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidLossScale`] when a setting is out of its range. The scaler is then
+    /// unchanged.
+    pub fn configure(&self, config: LossScaleConfig) -> Result<(), AmpError> {
+        self.load_state(LossScaler::new(config)?);
+        Ok(())
+    }
+
+    /// Continues from a state. Discards a pending step.
+    pub fn load_state(&self, state: LossScaler) {
+        *self.shared() = Shared::new(state);
+    }
+
+    /// Writes the state as JSON, in the form that burn-amp reads and writes.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] when the state cannot be written. The writer may then hold part of it.
+    pub fn to_writer(&self, writer: impl Write) -> Result<(), AmpError> {
+        self.written(writer)
+            .map_err(|error| AmpError::unwritten("the writer", error))
+    }
+
+    fn written(&self, mut writer: impl Write) -> io::Result<()> {
+        serde_json::to_writer_pretty(&mut writer, &self.state())?;
+        // Dropping a buffered writer would lose its remaining bytes without an error.
+        writer.flush()
+    }
+
+    /// Continues from a state that [`to_writer`](GradScaler::to_writer) wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] when the state is damaged, truncated or from a newer version. The scaler
+    /// is then unchanged.
+    pub fn from_reader(&self, reader: impl Read) -> Result<(), AmpError> {
+        let state = serde_json::from_reader(reader)
+            .map_err(|error| AmpError::unread("the reader", error))?;
+        self.load_state(state);
+        Ok(())
+    }
+
+    /// Saves the state to a file. The file ends up complete, or stays as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] when the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        let path = path.as_ref();
+        replace_file(path, |file| self.written(file))
+            .map_err(|error| AmpError::unwritten(path.display(), error))
+    }
+
+    /// Continues from a file that [`save`](GradScaler::save) wrote, here or in burn-amp.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] when the file is missing, or its state is damaged, truncated or from a
+    /// newer version. The scaler is then unchanged.
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        let path = path.as_ref();
+        let state = fs::read(path).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
+        self.load_state(state.map_err(|error| AmpError::unread(path.display(), error))?);
+        Ok(())
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        // A panic of the user's module, in a visit, leaves the state as it was.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A new scaler that continues from a state.
+impl From<LossScaler> for GradScaler {
+    fn from(scaler: LossScaler) -> Self {
+        Self {
+            shared: Arc::new(Mutex::new(Shared::new(scaler))),
+        }
+    }
+}
+
+impl Shared {
+    fn new(scaler: LossScaler) -> Self {
+        Self {
+            history: ScaleHistory::from(&scaler),
+            scaler,
+            ..Self::default()
+        }
+    }
+
+    /// Records and logs a step whose loss was multiplied by `scale`.
+    fn record(&mut self, scale: f32, outcome: Outcome, found: NonFinite) -> Transition {
+        let mut step = LastStep {
+            scale,
+            outcome,
+            non_finite_gradients: found.gradients,
+            parameters: Vec::new(),
+            last_finite: None,
+            anomalies: Vec::new(),
+        };
+        step.name(&found.parameters);
+        let transition = self.scaler.update_at(scale, outcome);
+        self.history.push(skipped(&step), &self.scaler);
+        tell_log(&step, transition, &self.scaler);
+        self.last_step = Some(step);
+        transition
+    }
+}
+
+impl PendingStep {
+    /// The model's parameters that have a gradient, with their paths, if all gradients belong to
+    /// the model.
+    fn checked(
+        &self,
+        call: &'static str,
+        model: &impl Module,
+        grads: &GradientsParams,
+    ) -> Result<Vec<(ParamId, String)>, AmpError> {
+        if self.losses_given == 0 {
+            return Err(AmpError::NothingScaled { call });
+        }
+        let mut found = Found {
+            grads,
+            path: Vec::new(),
+            seen: HashSet::new(),
+            parameters: Vec::new(),
+        };
+        model.visit(&mut found);
+        let parameters = found.parameters;
+        if parameters.is_empty() || parameters.len() < grads.len() {
+            return Err(AmpError::ForeignGradients {
+                call,
+                given: grads.len(),
+                of_model: parameters.len(),
+            });
+        }
+        Ok(parameters)
+    }
+
+    /// The path of the first parameter that is already unscaled and satisfies `is`.
+    fn first(&self, found: &[(ParamId, String)], is: impl Fn(&Unscaled) -> bool) -> Option<String> {
+        let is = |(id, _): &&(ParamId, String)| self.unscaled.get(id).is_some_and(&is);
+        found.iter().find(is).map(|(_, path)| path.clone())
+    }
+
+    /// Unscales the gradients. Those that were already unscaled are returned as they are.
+    fn unscale(
+        &mut self,
+        model: &impl Module,
+        mut grads: GradientsParams,
+        found: &[(ParamId, String)],
+    ) -> Result<GradientsParams, Error> {
+        let Some(scale) = self.scale else {
+            return Ok(grads);
+        };
+        let scaled = found
+            .iter()
+            .filter(|(id, _)| !self.unscaled.contains_key(id));
+        let scaled: Vec<_> = scaled.collect();
+        if scaled.is_empty() {
+            return Ok(grads);
+        }
+        let mut unscale = Unscale {
+            grads: &mut grads,
+            left: scaled.iter().map(|(id, _)| *id).collect(),
+            scale,
+            factor: None,
+            check: std::mem::take(&mut self.losses),
+        };
+        model.visit(&mut unscale);
+        let finite = unscale.check.read()?;
+        let (losses, gradients) = finite.split_at(finite.len() - scaled.len());
+        self.non_finite_loss |= losses.contains(&false);
+        for ((id, path), finite) in scaled.into_iter().zip(gradients) {
+            self.gradients.push((path.clone(), *finite));
+            let (finite, stepped) = (*finite, false);
+            self.unscaled.insert(*id, Unscaled { finite, stepped });
+        }
+        Ok(grads)
+    }
+
+    /// Counts a step of these parameters. Whether it is taken.
+    fn stepped(&mut self, found: &[(ParamId, String)]) -> bool {
+        self.steps += 1;
+        let mut finite = !self.non_finite_loss;
+        for (id, _) in found {
+            let disabled = Unscaled {
+                finite: true,
+                stepped: false,
+            };
+            let unscaled = self.unscaled.entry(*id).or_insert(disabled);
+            unscaled.stepped = true;
+            finite &= unscaled.finite;
+        }
+        finite
+    }
+}
+
+/// Finds a model's parameters that have a gradient, each once: a shared parameter comes up at each
+/// of its places.
+struct Found<'a> {
+    grads: &'a GradientsParams,
+    path: Vec<String>,
+    seen: HashSet<ParamId>,
+    parameters: Vec<(ParamId, String)>,
+}
+
+impl ModuleVisitor for Found<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.grads.get::<D>(param.id).is_some() && self.seen.insert(param.id) {
+            self.parameters.push((param.id, self.path.join(".")));
+        }
+    }
+
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+}
+
+/// Divides the gradients that are `left` by the scale and checks them, in module order.
+struct Unscale<'a> {
+    grads: &'a mut GradientsParams,
+    left: HashSet<ParamId>,
+    scale: f32,
+    factor: Option<Tensor<1>>,
+    check: FiniteCheck,
+}
+
+impl ModuleVisitor for Unscale<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.left.remove(&param.id) {
+            return;
+        }
+        let Some(grad) = self.grads.remove::<D>(param.id) else {
+            return;
+        };
+        let dtype = grad.dtype();
+        let wide = at_least_f32(grad);
+        // A gradient that is FP32 here may be f16 on the device. There, f16 times a number stays
+        // f16, where a small gradient is lost; f16 times an FP32 tensor is FP32.
+        let inverse = 1.0 / f64::from(self.scale);
+        let factor = self.factor.get_or_insert_with(|| factor(inverse, &wide));
+        let unscaled = times(wide, factor);
+        self.check.add(unscaled.clone());
+        let unscaled = match unscaled.dtype() == dtype {
+            true => unscaled,
+            false => unscaled.cast(dtype),
+        };
+        self.grads.register(param.id, unscaled);
+    }
+}
+
+fn at_least_f32<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match tensor.dtype() {
+        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
+        _ => tensor,
+    }
+}
+
+/// A factor for tensors like this one.
+fn factor<const D: usize>(factor: f64, like: &Tensor<D>) -> Tensor<1> {
+    Tensor::from_data(
+        TensorData::from([factor]),
+        (&like.device().without_autodiff(), like.dtype()),
+    )
+}
+
+fn times<const D: usize>(tensor: Tensor<D>, factor: &Tensor<1>) -> Tensor<D> {
+    let factor = factor.clone().to_device(&tensor.device());
+    let factor = match factor.dtype() == tensor.dtype() {
+        true => factor,
+        false => factor.cast(tensor.dtype()),
+    };
+    tensor * factor.reshape([1; D])
+}
+
+/// Tests tensors for non-finite values, all tensors together.
+#[derive(Debug, Default)]
+struct FiniteCheck {
+    /// The sum of each tensor's non-finite values, in FP32. Zero if there are none.
+    rests: Vec<Tensor<1>>,
+}
+
+impl FiniteCheck {
+    /// Sums the non-finite values of a tensor in FP32 or wider, without reading anything back.
+    ///
+    /// A value is finite if its magnitude is at most the dtype's largest. NaN never is, and
+    /// non-finite values never sum to zero. Compilers that assume finite values fold `x - x == 0`.
+    fn add<const D: usize>(&mut self, tensor: Tensor<D>) {
+        let largest = match tensor.dtype() {
+            DType::F64 => f64::MAX,
+            _ => f64::from(f32::MAX),
+        };
+        let finite = tensor.clone().abs().lower_equal_elem(largest);
+        let rest = tensor.mask_fill(finite, 0.0).sum();
+        let rest = match rest.dtype() {
+            DType::F32 => rest,
+            _ => rest.cast(FloatDType::F32),
+        };
+        let first = self.rests.first().map(Tensor::device);
+        self.rests.push(match first {
+            Some(device) => rest.to_device(&device),
+            None => rest,
+        });
+    }
+
+    /// For each added tensor, whether all its values are finite. If all tensors are finite, one
+    /// number is read back. Otherwise a second read-back tells which are not.
+    fn read(self) -> Result<Vec<bool>, Error> {
+        let count = self.rests.len();
+        let Some(all) = self.rests.iter().cloned().reduce(|a, b| a + b) else {
+            return Ok(Vec::new());
+        };
+        match zeros(all)?[..] {
+            // A single tensor needs no second read-back.
+            [finite] if finite || count == 1 => Ok(vec![finite; count]),
+            _ => zeros(Tensor::cat(self.rests, 0)),
+        }
+    }
+}
+
+/// Which values are zero.
+fn zeros(rests: Tensor<1>) -> Result<Vec<bool>, Error> {
+    let rests = rests.try_into_data().map_err(Error::Read)?;
+    Ok(rests.iter::<f32>().map(|rest| rest == 0.0).collect())
+}
+
+/// Logs one line per event. Of repeated events, only the 1st, 2nd, 4th, 8th, .. are logged.
+fn tell_log(step: &LastStep, transition: Transition, after: &LossScaler) {
+    let (steps, scale, new_scale) = (after.steps(), step.scale, after.scale());
+    let (losses, in_a_row) = (after.non_finite_losses(), after.skipped_in_a_row());
+    match step.outcome {
+        Outcome::Overflow if in_a_row.is_power_of_two() => log::debug!(
+            step = steps, scale = scale, new_scale = new_scale, skipped_in_a_row = in_a_row;
+            "burn-amp: gradients overflowed at loss scale {scale} ({}); step skipped, {in_a_row} \
+             in a row, scale now {new_scale}", step.listed()
+        ),
+        Outcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
+            step = steps, scale = scale, losses = losses;
+            "burn-amp: the loss is not finite; step skipped, loss scale {scale} kept (non-finite \
+             losses so far: {losses}). The loss scale is not the cause: check the inputs, the \
+             learning rate, and the forward pass for values beyond 65504, which f16 cannot hold"
+        ),
+        _ => {}
+    }
+    if transition == Transition::StuckAtMinimum {
+        log::error!(
+            step = steps, scale = new_scale, skipped_in_a_row = in_a_row;
+            "burn-amp: {in_a_row} steps in a row were skipped, the last one at the minimum loss \
+             scale {new_scale}: the model is not training. No loss scale makes its gradients \
+             finite ({}). Try bf16", step.listed()
+        );
+    }
+}

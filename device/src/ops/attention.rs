@@ -1,0 +1,101 @@
+//! Attention in steps of the policy's own: contractions in half, and a softmax in FP32 between.
+
+use burn_amp_core::policy::is_half;
+use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
+use burn_backend::tensor::BoolTensor;
+use burn_backend::{Backend, Shape, TensorMetadata, get_device_settings};
+
+use super::{Call, op};
+use crate::{Amp, AmpTensor};
+
+/// Attention as one operation of the backend or, in half, as steps where the device or a bias does
+/// not let it run whole.
+pub(super) fn attention<B: Backend>(
+    mut query: AmpTensor<B>,
+    key: AmpTensor<B>,
+    value: AmpTensor<B>,
+    mask: Option<BoolTensor<B>>,
+    attn_bias: Option<AmpTensor<B>>,
+    mut options: AttentionModuleOptions,
+) -> AmpTensor<B> {
+    let bias = attn_bias.as_ref().unwrap_or(&value);
+    let call = Call::new(op!(attention), &[&query, &key, &value, bias]);
+    if let Some(half) = call.plan.operands.filter(|dtype| is_half(*dtype)) {
+        // Scale the query instead of the scores: unscaled scores may exceed 65504.
+        let head = query.shape()[query.rank() - 1] as f64;
+        let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
+        query = Amp::<B>::float_mul_scalar(query, scale.into());
+        // A bias that is not half may hold masks of -1e9.
+        let whole = !call.is_bare_contraction()
+            && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half);
+        if !whole {
+            return scaled_dot_product(query, key, value, mask, attn_bias, options);
+        }
+    }
+    let (query, key) = (call.operand(query), call.operand(key));
+    let value = call.operand(value);
+    let attn_bias = attn_bias.map(|bias| call.operand(bias));
+    call.result(B::attention(query, key, value, mask, attn_bias, options))
+}
+
+/// softmax(softcap(Q Kᵀ) + bias) V for `[batch, heads, length, head]` and a scaled query. Masked
+/// scores are minus infinity, and a fully masked row gives zeros.
+fn scaled_dot_product<B: Backend>(
+    query: AmpTensor<B>,
+    key: AmpTensor<B>,
+    value: AmpTensor<B>,
+    mask: Option<BoolTensor<B>>,
+    attn_bias: Option<AmpTensor<B>>,
+    options: AttentionModuleOptions,
+) -> AmpTensor<B> {
+    type A<B> = Amp<B>;
+
+    let mut scores = A::<B>::float_matmul(query, A::<B>::float_transpose(key));
+    if let Some(softcap) = options.softcap {
+        assert!(softcap > 0.0, "softcap must be positive, got {softcap}");
+        let capped = A::<B>::float_tanh(A::<B>::float_div_scalar(scores, softcap.into()));
+        scores = A::<B>::float_mul_scalar(capped, softcap.into());
+    }
+    if let Some(mask) = mask {
+        scores = A::<B>::float_mask_fill(scores, mask, f64::NEG_INFINITY.into());
+    }
+    if options.is_causal {
+        let mask = future::<B>(&scores);
+        scores = A::<B>::float_mask_fill(scores, mask, f64::NEG_INFINITY.into());
+    }
+    if let Some(bias) = attn_bias {
+        scores = A::<B>::float_add(scores, bias);
+    }
+    A::<B>::float_matmul(masked_softmax(scores), value)
+}
+
+/// A softmax over the last dimension, in FP32. A row without a finite score gives zeros.
+fn masked_softmax<B: Backend>(scores: AmpTensor<B>) -> AmpTensor<B> {
+    type A<B> = Amp<B>;
+
+    let dim = scores.rank() - 1;
+    let largest = A::<B>::float_max_dim(scores.clone(), dim);
+    // Half does not hold the bound: the largest score becomes FP32.
+    let largest = A::<B>::float_clamp_min(largest, f64::from(f32::MIN).into());
+    let exps = A::<B>::float_exp(A::<B>::float_sub(scores, largest));
+    let sums = A::<B>::float_sum_dim(exps.clone(), dim);
+    // A row sums to at least 1, because its largest score contributes 1. A masked row sums to 0.
+    A::<B>::float_div(exps, A::<B>::float_clamp_min(sums, 0.5.into()))
+}
+
+/// True where a key lies in the future of its query. The last key is aligned with the last query.
+fn future<B: Backend>(scores: &AmpTensor<B>) -> BoolTensor<B> {
+    let device = scores.device();
+    let settings = get_device_settings::<B>(&device);
+    let shape = scores.shape();
+    let rank = shape.num_dims();
+    let (queries, keys) = (shape[rank - 2], shape[rank - 1]);
+    let row = B::int_arange(0..queries as i64, &device, settings.int_dtype);
+    let row = B::int_add_scalar(row, (keys as i64 - queries as i64).into());
+    let column = B::int_arange(0..keys as i64, &device, settings.int_dtype);
+    let row = B::int_reshape(row, Shape::new([queries, 1]));
+    let column = B::int_reshape(column, Shape::new([1, keys]));
+    let mask = B::int_lower(row, column, settings.bool_dtype);
+    let mask = B::bool_reshape(mask, Shape::new([1, 1, queries, keys]));
+    B::bool_expand(mask, shape)
+}

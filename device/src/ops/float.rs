@@ -1,0 +1,350 @@
+//! Float operations.
+
+use burn_amp_core::FloatDType as _;
+use burn_amp_core::policy::{HalfSupport, holds, is_half};
+use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
+use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
+use burn_backend::{
+    Backend, BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape,
+    Slice, TensorData, TensorMetadata,
+};
+use burn_std::ops::PadMode;
+
+use super::{Call, Op, Step, float_ops, op, own_ops};
+use crate::device::DeviceState;
+use crate::tensor::{TensorFlags, converted, to_client};
+use crate::{Amp, AmpTensor};
+
+/// The case of an operation that writes values into a tensor.
+macro_rules! update_op {
+    ($op:ident, $update:ident) => {
+        match $update {
+            IndexingUpdateOp::Add | IndexingUpdateOp::Mul => op!($op, "where it accumulates"),
+            IndexingUpdateOp::Assign | IndexingUpdateOp::Min | IndexingUpdateOp::Max => op!($op),
+        }
+    };
+}
+
+impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
+    // Creation in the requested dtype.
+
+    fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
+        AmpTensor::plain(B::float_from_data(data, device))
+    }
+
+    fn float_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let draw = |dtype| B::float_random(shape, distribution, device, dtype);
+        // Burn's backends decide on zero or one before they convert, so every dtype gets the same.
+        if matches!(distribution, Distribution::Bernoulli(_)) {
+            return constant(create::<B>("float_random", device, dtype, draw));
+        }
+        match is_half(DType::from(dtype)) {
+            true => {
+                let drawn = draw(FloatDType::F32);
+                AmpTensor::plain(converted::<B>(drawn, dtype.into(), "float_random"))
+            }
+            false => AmpTensor::plain(draw(dtype)),
+        }
+    }
+
+    fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        let make = |dtype| B::float_zeros(shape, device, dtype);
+        constant(create::<B>("float_zeros", device, dtype, make))
+    }
+
+    fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        let make = |dtype| B::float_ones(shape, device, dtype);
+        constant(create::<B>("float_ones", device, dtype, make))
+    }
+
+    fn float_full(
+        shape: Shape,
+        fill_value: Scalar,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let make = |dtype| B::float_full(shape, fill_value, device, dtype);
+        let made = create::<B>("float_full", device, dtype, make);
+        let value = fill_value.elem::<f64>();
+        match DType::HALVES.iter().all(|half| holds(*half, value)) {
+            true => constant(made),
+            false => made,
+        }
+    }
+
+    fn float_empty(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        let make = |dtype| B::float_empty(shape, device, dtype);
+        // Its values do not matter: others are written over them.
+        constant(create::<B>("float_empty", device, dtype, make))
+    }
+
+    // Devices and read-back.
+
+    async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
+        let declared = tensor.declared();
+        let data = B::float_into_data(tensor.into_primitive()).await?;
+        Ok(to_client(data, declared))
+    }
+
+    fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
+        let support = DeviceState::of::<B>(device).support::<B>(device);
+        let tensor = match support.of(tensor.dtype()) {
+            // The policy of the device that it comes from may have made it half.
+            HalfSupport::None => tensor.into_declared("float_to_device"),
+            _ => tensor,
+        };
+        if tensor.device() == *device {
+            return tensor;
+        }
+        let (declared, flags) = (tensor.declared(), tensor.flags());
+        let moved = B::float_to_device(tensor.into_primitive(), device);
+        AmpTensor::new(moved, declared, flags)
+    }
+
+    /// The client's own cast: the tensor has the dtype that the client knows.
+    fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        AmpTensor::plain(match tensor.dtype() == dtype.into() {
+            true => tensor.into_primitive(),
+            false => B::float_cast(tensor.into_primitive(), dtype),
+        })
+    }
+
+    // Gradients: those of a backend below that has autodiff of its own.
+
+    fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (declared, flags) = (tensor.declared(), tensor.flags());
+        AmpTensor::new(B::float_detach(tensor.into_primitive()), declared, flags)
+    }
+
+    fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
+        let (declared, flags) = (tensor.declared(), tensor.flags());
+        let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);
+        AmpTensor::new(primitive, declared, flags)
+    }
+
+    fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {
+        B::float_is_require_grad(&tensor.primitive)
+    }
+
+    own_ops! {
+        float_mul([lhs], [rhs]) -> FloatTensor => product(lhs, rhs);
+        float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => update(update_op!(float_scatter_nd, reduction), data, values, |data, values| B::float_scatter_nd(data, indices, values, reduction));
+        float_scatter(dim: usize, [tensor], indices: IntTensor<Self>, [value], update: IndexingUpdateOp) -> FloatTensor => self::update(update_op!(float_scatter, update), tensor, value, |tensor, value| B::float_scatter(dim, tensor, indices, value, update));
+        float_select_assign([tensor], dim: usize, indices: IntTensor<Self>, [value], update: IndexingUpdateOp) -> FloatTensor => self::update(update_op!(float_select_assign, update), tensor, value, |tensor, value| B::float_select_assign(tensor, dim, indices, value, update));
+        float_unfold([tensor], dim: usize, size: usize, step: usize) -> FloatTensor => moved(op!(float_unfold, "without autodiff"), tensor, |t| B::float_unfold(t, dim, size, step));
+    }
+
+    float_ops! { Forward;
+        float_matmul([lhs], [rhs]) -> FloatTensor;
+        float_cross([lhs], [rhs], dim: usize) -> FloatTensor;
+
+        float_add([lhs], [rhs]) -> FloatTensor;
+        float_sub([lhs], [rhs]) -> FloatTensor;
+        float_div([lhs], [rhs]) -> FloatTensor;
+        float_remainder([lhs], [rhs]) -> FloatTensor;
+        float_atan2([lhs], [rhs]) -> FloatTensor;
+        float_hypot([lhs], [rhs]) -> FloatTensor;
+        float_powf([lhs], [rhs]) -> FloatTensor;
+        float_powi([lhs], rhs: IntTensor<Self>) -> FloatTensor;
+        float_powi_scalar([lhs], rhs: Scalar) -> FloatTensor;
+        float_powi_scalar_impl([lhs], rhs: Scalar) -> FloatTensor;
+        float_powf_scalar([tensor], value: Scalar) -> FloatTensor;
+        float_powf_scalar_impl([tensor], value: Scalar) -> FloatTensor;
+
+        float_neg([tensor]) -> FloatTensor;
+        float_recip([tensor]) -> FloatTensor;
+        float_exp([tensor]) -> FloatTensor;
+        float_log([tensor]) -> FloatTensor;
+        float_log1p([tensor]) -> FloatTensor;
+        float_sqrt([tensor]) -> FloatTensor;
+        float_abs([tensor]) -> FloatTensor;
+        float_sign([tensor]) -> FloatTensor;
+        float_cos([tensor]) -> FloatTensor;
+        float_sin([tensor]) -> FloatTensor;
+        float_tan([tensor]) -> FloatTensor;
+        float_cosh([tensor]) -> FloatTensor;
+        float_sinh([tensor]) -> FloatTensor;
+        float_tanh([tensor]) -> FloatTensor;
+        float_acos([tensor]) -> FloatTensor;
+        float_acosh([tensor]) -> FloatTensor;
+        float_asin([tensor]) -> FloatTensor;
+        float_asinh([tensor]) -> FloatTensor;
+        float_atan([tensor]) -> FloatTensor;
+        float_atanh([tensor]) -> FloatTensor;
+        float_erf([tensor]) -> FloatTensor;
+        float_round([tensor]) -> FloatTensor;
+        float_floor([tensor]) -> FloatTensor;
+        float_ceil([tensor]) -> FloatTensor;
+        float_trunc([tensor]) -> FloatTensor;
+
+        float_sum([tensor]) -> FloatTensor;
+        float_sum_dim([tensor], dim: usize) -> FloatTensor;
+        float_sum_dims([tensor], dims: &[usize]) -> FloatTensor;
+        float_prod([tensor]) -> FloatTensor;
+        float_prod_dim([tensor], dim: usize) -> FloatTensor;
+        float_mean([tensor]) -> FloatTensor;
+        float_mean_dim([tensor], dim: usize) -> FloatTensor;
+        float_cumsum([tensor], dim: usize) -> FloatTensor;
+        float_cumprod([tensor], dim: usize) -> FloatTensor;
+        float_cummin([tensor], dim: usize) -> FloatTensor;
+        float_cummax([tensor], dim: usize) -> FloatTensor;
+        float_max([tensor]) -> FloatTensor;
+        float_max_dim([tensor], dim: usize) -> FloatTensor;
+        float_max_abs([tensor]) -> FloatTensor;
+        float_max_abs_dim([tensor], dim: usize) -> FloatTensor;
+        float_min([tensor]) -> FloatTensor;
+        float_min_dim([tensor], dim: usize) -> FloatTensor;
+        float_topk([tensor], dim: usize, k: usize) -> FloatTensor;
+        float_sort([tensor], dim: usize, descending: bool) -> FloatTensor;
+
+        float_repeat_dim([tensor], dim: usize, times: usize) -> FloatTensor;
+        float_transpose([tensor]) -> FloatTensor;
+        float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor;
+        float_permute([tensor], axes: &[usize]) -> FloatTensor;
+        float_flip([tensor], axes: &[usize]) -> FloatTensor;
+        float_reshape([tensor], shape: Shape) -> FloatTensor;
+        float_expand([tensor], shape: Shape) -> FloatTensor;
+        float_slice([tensor], slices: &[Slice]) -> FloatTensor;
+        float_select([tensor], dim: usize, indices: IntTensor<Self>) -> FloatTensor;
+        float_gather_nd([data], indices: IntTensor<Self>) -> FloatTensor;
+        float_gather(dim: usize, [tensor], indices: IntTensor<Self>) -> FloatTensor;
+        float_slice_assign([tensor], slices: &[Slice], [value]) -> FloatTensor;
+        float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor;
+        float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor;
+        float_grid_sample_2d([tensor], [grid], options: GridSampleOptions) -> FloatTensor;
+
+        float_add_scalar([lhs], {rhs}) -> FloatTensor;
+        float_sub_scalar([lhs], {rhs}) -> FloatTensor;
+        float_mul_scalar([lhs], {rhs}) -> FloatTensor;
+        float_div_scalar([lhs], {rhs}) -> FloatTensor;
+        float_remainder_scalar([lhs], {rhs}) -> FloatTensor;
+        float_clamp_min([tensor], {min}) -> FloatTensor;
+        float_clamp_max([tensor], {max}) -> FloatTensor;
+        float_clamp([tensor], {min}, {max}) -> FloatTensor;
+        float_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
+        float_not_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
+        float_greater_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
+        float_greater_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
+        float_lower_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
+        float_lower_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
+
+        float_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
+        float_not_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
+        float_greater([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
+        float_greater_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
+        float_lower([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
+        float_lower_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
+        float_any([tensor], out_dtype: BoolDType) -> BoolTensor;
+        float_any_dim([tensor], dim: usize, out_dtype: BoolDType) -> BoolTensor;
+        float_all([tensor], out_dtype: BoolDType) -> BoolTensor;
+        float_all_dim([tensor], dim: usize, out_dtype: BoolDType) -> BoolTensor;
+        float_is_nan([tensor], out_dtype: BoolDType) -> BoolTensor;
+        float_is_inf([tensor], out_dtype: BoolDType) -> BoolTensor;
+        float_into_int([tensor], out_dtype: IntDType) -> IntTensor;
+        float_argmax([tensor], dim: usize, out_dtype: IntDType) -> IntTensor;
+        float_argmin([tensor], dim: usize, out_dtype: IntDType) -> IntTensor;
+        float_argtopk([tensor], dim: usize, k: usize, out_dtype: IntDType) -> IntTensor;
+        float_argsort([tensor], dim: usize, descending: bool, out_dtype: IntDType) -> IntTensor;
+
+        float_max_dim_with_indices([tensor], dim: usize, indices_dtype: IntDType) -> WithIndices;
+        float_min_dim_with_indices([tensor], dim: usize, indices_dtype: IntDType) -> WithIndices;
+        float_topk_with_indices([tensor], dim: usize, k: usize, out_dtype: IntDType) -> WithIndices;
+        float_sort_with_indices([tensor], dim: usize, descending: bool, indices_dtype: IntDType) -> WithIndices;
+    }
+
+    fn float_mask_select(
+        tensor: FloatTensor<Self>,
+        mask: BoolTensor<Self>,
+    ) -> impl Future<Output = FloatTensor<Self>> + 'static + Send {
+        let call = Call::new(op!(float_mask_select), &[&tensor]);
+        let selected = B::float_mask_select(call.operand(tensor), mask);
+        async move { call.result(selected.await) }
+    }
+
+    /// Half does not always hold the constant that pads.
+    fn float_pad(
+        tensor: FloatTensor<Self>,
+        padding: &[(usize, usize)],
+        mode: PadMode,
+    ) -> FloatTensor<Self> {
+        let constant = match mode {
+            PadMode::Constant(value) => value,
+            PadMode::Reflect | PadMode::Edge => 0.0,
+        };
+        let (step, scalars) = (Step::Forward, [constant.into()]);
+        let call = Call::decide(step, op!(float_pad), &[&tensor], &scalars);
+        call.result(B::float_pad(call.operand(tensor), padding, mode))
+    }
+
+    fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
+        let call = Call::new(op!(float_cat), &tensors.iter().collect::<Vec<_>>());
+        let tensors = tensors.into_iter().map(|t| call.operand(t)).collect();
+        call.result(B::float_cat(tensors, dim))
+    }
+}
+
+/// A product. Burn's clients send the square of a tensor as its product with itself.
+fn product<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
+    if lhs.is_same_as(&rhs) {
+        let call = Call::new(op!(float_powi_scalar), &[&lhs]);
+        drop(rhs);
+        let operand = call.operand(lhs);
+        return call.result(B::float_mul(operand.clone(), operand));
+    }
+    let call = Call::new(op!(float_mul), &[&lhs, &rhs]);
+    let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
+    call.result(B::float_mul(lhs, rhs))
+}
+
+/// The values and where they were.
+type WithIndices<B> = (FloatTensor<B>, IntTensor<B>);
+
+/// An operation that writes values into a tensor. Where it accumulates, it is a sum.
+fn update<B: Backend>(
+    op: Op,
+    tensor: AmpTensor<B>,
+    values: AmpTensor<B>,
+    run: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let call = Call::new(op, &[&tensor, &values]);
+    let (tensor, values) = (call.operand(tensor), call.operand(values));
+    call.result(run(tensor, values))
+}
+
+/// An operation that only moves the data of one tensor.
+pub(super) fn moved<B: Backend>(
+    op: Op,
+    tensor: AmpTensor<B>,
+    run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let call = Call::new(op, &[&tensor]);
+    call.result(run(call.operand(tensor)))
+}
+
+/// Creates a tensor in the requested dtype, for the operation `op`. If the device only stores that
+/// dtype and multiplies matrices in it, the tensor is created in FP32 and cast.
+pub(super) fn create<B: Backend>(
+    op: &'static str,
+    device: &B::Device,
+    dtype: FloatDType,
+    make: impl FnOnce(FloatDType) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let support = DeviceState::of::<B>(device).support::<B>(device);
+    AmpTensor::plain(match support.of(DType::from(dtype)) {
+        HalfSupport::Contractions => converted::<B>(make(FloatDType::F32), dtype.into(), op),
+        HalfSupport::None | HalfSupport::Arithmetic => make(dtype),
+    })
+}
+
+/// Flags a tensor of values that fit in both half dtypes: in FP32 it follows half tensors.
+pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
+    match tensor.dtype() {
+        DType::F32 => tensor.with_flags(TensorFlags::CONSTANT),
+        _ => tensor,
+    }
+}

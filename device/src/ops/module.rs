@@ -1,0 +1,223 @@
+//! Neural network operations.
+
+use burn_amp_core::policy::is_half;
+use burn_backend::ops::{
+    AttentionModuleOptions, BatchNormTrain, BatchNormTrainBackward, ConvOptions,
+    ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions, FloatTensorOps,
+    InterpolateOptions, MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward,
+    MaxPool2dWithIndices, ModuleOps, UnfoldOptions,
+};
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn_backend::{Backend, IntDType, TensorMetadata};
+
+use super::attention::attention;
+use super::float::moved;
+use super::{Call, Op, Step, delegate, float_ops, op, own_ops, present};
+use crate::{Amp, AmpTensor};
+
+/// Convolutions, each with the gradient of its bias.
+macro_rules! conv_ops {
+    ($($conv:ident($options:ty); $bias_backward:ident;)*) => {$(
+        own_ops! {
+            $conv([x], [weight], [?bias], options: $options) -> FloatTensor =>
+                contraction(op!($conv), 1, x, weight, bias, |x, weight, bias| {
+                    B::$conv(x, weight, bias, options)
+                });
+            $bias_backward([x], [bias], [output_grad]) -> FloatTensor =>
+                bias_backward(op!($bias_backward), x, bias, output_grad, B::$bias_backward);
+        }
+    )*};
+}
+
+impl<B: Backend> ModuleOps<Self> for Amp<B> {
+    conv_ops! {
+        conv1d(ConvOptions<1>); conv1d_bias_backward;
+        conv2d(ConvOptions<2>); conv2d_bias_backward;
+        conv3d(ConvOptions<3>); conv3d_bias_backward;
+        conv_transpose1d(ConvTransposeOptions<1>); conv_transpose1d_bias_backward;
+        conv_transpose2d(ConvTransposeOptions<2>); conv_transpose2d_bias_backward;
+        conv_transpose3d(ConvTransposeOptions<3>); conv_transpose3d_bias_backward;
+    }
+
+    own_ops! {
+        linear([x], [weight], [?bias]) -> FloatTensor => linear(x, weight, bias);
+        attention([query], [key], [value], mask: Option<BoolTensor<Self>>, [?attn_bias], options: AttentionModuleOptions) -> FloatTensor => attention(query, key, value, mask, attn_bias, options);
+        batch_norm_train_backward([x], [gamma], [mean], [variance], epsilon: f64, [output_grad]) -> BatchNormTrainBackward => batch_norm_train_backward(x, gamma, mean, variance, epsilon, output_grad);
+        deform_conv2d_backward([x], [offset], [weight], [?mask], [?bias], [output_grad], options: DeformConvOptions<2>) -> DeformConv2dBackward => deform_conv2d_backward(x, offset, weight, mask, bias, output_grad, options);
+        unfold4d([x], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor => moved(op!(unfold4d, "without autodiff"), x, |x| B::unfold4d(x, kernel_size, options));
+    }
+
+    float_ops! { Forward;
+        linear_x_backward([weight], [output_grad]) -> FloatTensor;
+        conv1d_x_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor;
+        conv2d_x_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor;
+        conv3d_x_backward([x], [weight], [output_grad], options: ConvOptions<3>) -> FloatTensor;
+        conv_transpose1d_x_backward([weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor;
+        conv_transpose2d_x_backward([weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor;
+        conv_transpose3d_x_backward([weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor;
+        batch_norm([x], [gamma], [beta], [mean], [variance], epsilon: f64) -> FloatTensor;
+        batch_norm_train([x], [gamma], [beta], epsilon: f64) -> BatchNormTrain;
+        layer_norm([tensor], [gamma], [?beta], epsilon: f64) -> FloatTensor;
+        embedding([weights], indices: IntTensor<Self>) -> FloatTensor;
+        embedding_backward([weights], [output_grad], indices: IntTensor<Self>) -> FloatTensor;
+        interpolate([x], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
+        fold4d([x], output_size: [usize; 2], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor;
+        adaptive_avg_pool1d([x], output_size: usize) -> FloatTensor;
+        adaptive_avg_pool2d([x], output_size: [usize; 2]) -> FloatTensor;
+        adaptive_avg_pool3d([x], output_size: [usize; 3]) -> FloatTensor;
+        avg_pool1d([x], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
+        avg_pool2d([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
+        max_pool1d([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool) -> FloatTensor;
+        max_pool2d([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool) -> FloatTensor;
+        max_pool1d_with_indices([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool, indices_dtype: IntDType) -> MaxPool1dWithIndices;
+        max_pool2d_with_indices([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool, indices_dtype: IntDType) -> MaxPool2dWithIndices;
+        ctc_loss([log_probs], targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, blank: usize) -> FloatTensor;
+        deform_conv2d([x], [offset], [weight], [?mask], [?bias], options: DeformConvOptions<2>) -> FloatTensor;
+    }
+
+    float_ops! { ParameterGradient;
+        linear_weight_backward([x], [output_grad]) -> FloatTensor;
+        linear_bias_backward([output_grad]) -> FloatTensor;
+        conv1d_weight_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor;
+        conv2d_weight_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor;
+        conv3d_weight_backward([x], [weight], [output_grad], options: ConvOptions<3>) -> FloatTensor;
+        conv_transpose1d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor;
+        conv_transpose2d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor;
+        conv_transpose3d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor;
+    }
+
+    float_ops! { Backward;
+        interpolate_backward([x], [grad], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
+        adaptive_avg_pool1d_backward([x], [grad]) -> FloatTensor;
+        adaptive_avg_pool2d_backward([x], [grad]) -> FloatTensor;
+        adaptive_avg_pool3d_backward([x], [grad]) -> FloatTensor;
+        avg_pool1d_backward([x], [grad], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
+        avg_pool2d_backward([x], [grad], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
+        max_pool1d_with_indices_backward([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool, [output_grad], indices: IntTensor<Self>) -> MaxPool1dBackward;
+        max_pool2d_with_indices_backward([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool, [output_grad], indices: IntTensor<Self>) -> MaxPool2dBackward;
+        ctc_loss_backward([log_probs], targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, [grad_loss], blank: usize) -> FloatTensor;
+    }
+
+    delegate! {
+        fn has_ctc_loss_backward() -> bool;
+    }
+}
+
+fn linear<B: Backend>(
+    x: AmpTensor<B>,
+    weight: AmpTensor<B>,
+    bias: Option<AmpTensor<B>>,
+) -> AmpTensor<B> {
+    let channels = x.rank() - 1;
+    contraction(op!(linear), channels, x, weight, bias, B::linear)
+}
+
+/// A contraction of `x` with a weight, and a bias added along dimension `channels` of the result.
+///
+/// A device that only multiplies matrices in half cannot add a half bias: it adds the bias in FP32.
+fn contraction<B: Backend>(
+    op: Op,
+    channels: usize,
+    x: AmpTensor<B>,
+    weight: AmpTensor<B>,
+    bias: Option<AmpTensor<B>>,
+    run: impl FnOnce(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let call = Call::new(op, &[&x, &weight, bias.as_ref().unwrap_or(&weight)]);
+    let (x, weight) = (call.operand(x), call.operand(weight));
+    match bias {
+        Some(bias) if call.is_bare_contraction() => {
+            shifted(call.result(run(x, weight, None)), channels, bias)
+        }
+        bias => {
+            let bias = bias.map(|bias| call.operand(bias));
+            call.result(run(x, weight, bias))
+        }
+    }
+}
+
+/// A tensor plus a bias along one dimension.
+fn shifted<B: Backend>(tensor: AmpTensor<B>, dim: usize, bias: AmpTensor<B>) -> AmpTensor<B> {
+    let mut shape = vec![1; tensor.rank()];
+    shape[dim] = bias.shape().num_elements();
+    Amp::<B>::float_add(tensor, Amp::<B>::float_reshape(bias, shape.into()))
+}
+
+/// The gradient of a convolution's bias. Only the shapes of `x` and the bias matter: the output
+/// gradient stands in for a half `x`, which saves a cast.
+fn bias_backward<B: Backend>(
+    op: Op,
+    x: AmpTensor<B>,
+    bias: AmpTensor<B>,
+    output_grad: AmpTensor<B>,
+    run: impl FnOnce(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let call = Call::decide(Step::ParameterGradient, op, &[&bias, &output_grad], &[]);
+    let stand_in = x.dtype() != output_grad.dtype() || is_half(x.dtype());
+    let (bias, output_grad) = (call.operand(bias), call.operand(output_grad));
+    let x = match stand_in {
+        true => output_grad.clone(),
+        false => x.into_primitive(),
+    };
+    call.result(run(x, bias, output_grad))
+}
+
+/// Each gradient in the dtype of its operand.
+fn batch_norm_train_backward<B: Backend>(
+    x: AmpTensor<B>,
+    gamma: AmpTensor<B>,
+    mean: AmpTensor<B>,
+    variance: AmpTensor<B>,
+    epsilon: f64,
+    output_grad: AmpTensor<B>,
+) -> BatchNormTrainBackward<Amp<B>> {
+    let tensors = [&x, &gamma, &mean, &variance, &output_grad];
+    let call = Call::decide(
+        Step::Backward,
+        op!(batch_norm_train_backward),
+        &tensors,
+        &[],
+    );
+    let (x_dtype, gamma_dtype) = (x.dtype(), gamma.dtype());
+    let [x, gamma, mean] = [x, gamma, mean].map(|operand| call.operand(operand));
+    let [variance, output_grad] = [variance, output_grad].map(|operand| call.operand(operand));
+    let grads = B::batch_norm_train_backward(x, gamma, mean, variance, epsilon, output_grad);
+    BatchNormTrainBackward::new(
+        call.result_in(x_dtype, grads.x_grad),
+        call.result_in(gamma_dtype, grads.gamma_grad),
+        call.result_in(gamma_dtype, grads.beta_grad),
+    )
+}
+
+/// Each gradient in the dtype of its operand.
+fn deform_conv2d_backward<B: Backend>(
+    x: AmpTensor<B>,
+    offset: AmpTensor<B>,
+    weight: AmpTensor<B>,
+    mask: Option<AmpTensor<B>>,
+    bias: Option<AmpTensor<B>>,
+    output_grad: AmpTensor<B>,
+    options: DeformConvOptions<2>,
+) -> DeformConv2dBackward<Amp<B>> {
+    let tensors = present([
+        Some(&x),
+        Some(&offset),
+        Some(&weight),
+        mask.as_ref(),
+        bias.as_ref(),
+        Some(&output_grad),
+    ]);
+    let call = Call::decide(Step::Backward, op!(deform_conv2d_backward), &tensors, &[]);
+    let dtypes = tensors.map(|tensor| tensor.dtype());
+    let [x, offset, weight] = [x, offset, weight].map(|operand| call.operand(operand));
+    let [mask, bias] = [mask, bias].map(|operand| operand.map(|operand| call.operand(operand)));
+    let output_grad = call.operand(output_grad);
+    let grads = B::deform_conv2d_backward(x, offset, weight, mask, bias, output_grad, options);
+    DeformConv2dBackward::new(
+        call.result_in(dtypes[0], grads.x_grad),
+        call.result_in(dtypes[1], grads.offset_grad),
+        call.result_in(dtypes[2], grads.weight_grad),
+        grads.mask_grad.map(|grad| call.result_in(dtypes[3], grad)),
+        grads.bias_grad.map(|grad| call.result_in(dtypes[4], grad)),
+    )
+}

@@ -1,0 +1,28 @@
+//! Reading several tensors at once.
+
+use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
+use burn_backend::{Backend, ExecutionError};
+
+use crate::tensor::to_client;
+use crate::{Amp, AmpTensor};
+
+impl<B: Backend> TransactionOps<Self> for Amp<B> {
+    async fn tr_execute(
+        transaction: TransactionPrimitive<Self>,
+    ) -> Result<TransactionPrimitiveData, ExecutionError> {
+        let floats = transaction.read_floats;
+        let declared: Vec<_> = floats.iter().map(AmpTensor::declared).collect();
+        let mut data = B::tr_execute(TransactionPrimitive::new(
+            floats.into_iter().map(AmpTensor::into_primitive).collect(),
+            transaction.read_qfloats,
+            transaction.read_ints,
+            transaction.read_bools,
+        ))
+        .await?;
+        let floats = data.read_floats.into_iter().zip(declared);
+        data.read_floats = floats
+            .map(|(data, declared)| to_client(data, declared))
+            .collect();
+        Ok(data)
+    }
+}

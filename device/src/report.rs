@@ -1,0 +1,208 @@
+//! The report of mixed precision on a device, to print or to keep.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use burn_amp_core::Precision;
+use burn_backend::Backend;
+use serde::{Deserialize, Serialize};
+
+use crate::device::{self, Casts, DeviceState, OpCasts, OpSet};
+
+/// A snapshot of a device's precision and of what mixed precision has it do. Printed, it is a short
+/// table; serde keeps every field.
+///
+/// ```
+/// use burn_amp_device::{AmpReport, Precision, configure};
+/// use burn_flex::{Flex, FlexDevice};
+///
+/// configure::<Flex>(&FlexDevice, Precision::F16)?;
+/// let report = AmpReport::of::<Flex>(&FlexDevice);
+/// assert!(report.to_string().contains("precision   f16: asked for"));
+/// # Ok::<(), burn_amp_device::AmpError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AmpReport {
+    /// The backend and its device.
+    pub device: String,
+    /// The precision in force, never `Auto`.
+    pub precision: Precision,
+    /// Why this precision is in force.
+    pub reason: String,
+    /// Operations not exact on the device in this precision. They compute in FP32 and return half.
+    pub inexact: Vec<String>,
+    /// Operations that FP32 would compute on half operands, but the device computes in half as
+    /// exactly: they run without casts. Found by the same trial as `inexact`.
+    pub native: Vec<String>,
+    /// The casts that the policy made since the device was configured, by operation.
+    pub casts: BTreeMap<String, OpCasts>,
+    /// Bytes that the shared half copies of FP32 tensors take now.
+    pub copies_now: u64,
+    /// The most bytes that they took at a time, since the device was configured.
+    pub copies_most: u64,
+}
+
+/// How many operations the text shows.
+const SHOWN: usize = 8;
+
+impl AmpReport {
+    /// The report of a device of `B`, the backend inside [`Amp<B>`](crate::Amp).
+    pub fn of<B: Backend>(device: &B::Device) -> Self {
+        let state = DeviceState::of::<B>(device);
+        let in_force = state.in_force::<B>(device);
+        let half = in_force.precision.compute_dtype();
+        let found = half
+            .map(|half| state.found_so_far(half))
+            .unwrap_or_default();
+        let names = |ops: OpSet| ops.names().map(String::from).collect();
+        let statistics = state.statistics();
+        let casts = statistics.by_op().into_iter();
+        Self {
+            device: device::name::<B>(device),
+            precision: in_force.precision,
+            reason: in_force.why.into(),
+            inexact: names(found.inexact),
+            native: names(found.native),
+            casts: casts.map(|(op, casts)| (op.into(), casts)).collect(),
+            copies_now: statistics.copies.now(),
+            copies_most: statistics.copies.most(),
+        }
+    }
+
+    /// The casts of all operations together.
+    pub fn all_casts(&self) -> OpCasts {
+        let mut all = OpCasts::default();
+        for casts in self.casts.values() {
+            all.to_half.add(casts.to_half);
+            all.from_half.add(casts.from_half);
+            all.spared.add(casts.spared);
+        }
+        all
+    }
+}
+
+impl fmt::Display for AmpReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let precision = self.precision;
+        writeln!(f, "device      {}", self.device)?;
+        writeln!(f, "precision   {precision}: {}", self.reason)?;
+        if !self.inexact.is_empty() {
+            let ops = self.inexact.join(", ");
+            writeln!(f, "in FP32     {ops}: not exact in {precision} here")?;
+        }
+        if !self.native.is_empty() {
+            let ops = self.native.join(", ");
+            writeln!(f, "in {precision:<9}{ops}: exact here, without casts")?;
+        }
+        let all = self.all_casts();
+        let (to, from) = (all.to_half, all.from_half);
+        writeln!(
+            f,
+            "casts       {to} to f16 or bf16, {from} to FP32 or wider"
+        )?;
+        let mut by_op: Vec<_> = self
+            .casts
+            .iter()
+            .map(|(op, casts)| (op, made(casts)))
+            .collect();
+        by_op.retain(|(_, made)| made.count > 0);
+        by_op.sort_by_key(|(_, made)| std::cmp::Reverse(made.bytes));
+        for (op, made) in by_op.iter().take(SHOWN) {
+            writeln!(f, "            {op} {made}")?;
+        }
+        if by_op.len() > SHOWN {
+            writeln!(f, "            and {} operations more", by_op.len() - SHOWN)?;
+        }
+        let [now, most] = [self.copies_now, self.copies_most].map(Size);
+        write!(
+            f,
+            "copies      {now} now, {most} at most: {} casts spared",
+            all.spared
+        )
+    }
+}
+
+fn made(casts: &OpCasts) -> Casts {
+    let mut made = casts.to_half;
+    made.add(casts.from_half);
+    made
+}
+
+impl fmt::Display for Casts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", grouped(self.count), Size(self.bytes))
+    }
+}
+
+/// A number of bytes, in powers of 1,024.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut size = self.0 as f64;
+        let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].into_iter().peekable();
+        while size >= 1024.0 && units.len() > 1 {
+            size /= 1024.0;
+            units.next();
+        }
+        let unit = units.next().unwrap_or("B");
+        let decimals = usize::from(unit != "B");
+        write!(f, "{size:.decimals$} {unit}")
+    }
+}
+
+/// A number with its digits in groups of three.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().collect();
+    String::from_utf8_lossy(&groups.join(&b',')).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> AmpReport {
+        let casts = |count, bytes| Casts { count, bytes };
+        let linear = OpCasts {
+            to_half: casts(1_200, 1_536),
+            spared: casts(3, 3 << 20),
+            ..OpCasts::default()
+        };
+        let exp = OpCasts {
+            from_half: casts(2, 600),
+            ..OpCasts::default()
+        };
+        AmpReport {
+            device: "flex on Cpu".into(),
+            precision: Precision::F16,
+            reason: "asked for".into(),
+            inexact: vec!["conv2d".into(), "float_tanh".into()],
+            native: vec!["float_sqrt".into()],
+            casts: [("linear".into(), linear), ("float_exp".into(), exp)].into(),
+            copies_now: 0,
+            copies_most: 2_048,
+        }
+    }
+
+    #[test]
+    fn a_report_prints_what_is_done_and_why() {
+        let expected = "\
+device      flex on Cpu
+precision   f16: asked for
+in FP32     conv2d, float_tanh: not exact in f16 here
+in f16      float_sqrt: exact here, without casts
+casts       1,200 (1.5 KiB) to f16 or bf16, 2 (600 B) to FP32 or wider
+            linear 1,200 (1.5 KiB)
+            float_exp 2 (600 B)
+copies      0 B now, 2.0 KiB at most: 3 (3.0 MiB) casts spared";
+        assert_eq!(report().to_string(), expected);
+    }
+
+    #[test]
+    fn serde_keeps_a_report() {
+        let json = serde_json::to_string(&report()).unwrap();
+        assert_eq!(serde_json::from_str::<AmpReport>(&json).unwrap(), report());
+    }
+}

@@ -1,0 +1,211 @@
+//! A server of devices that compute in mixed precision.
+
+use std::fmt;
+use std::pin::Pin;
+
+use burn::remote::CustomOpClient;
+use burn::server::{CustomOpIr, PeerAuthorizer, ServeError, Transport};
+use burn::tensor::Device;
+use burn_backend::Backend;
+use burn_dispatch::DispatchDevice;
+use burn_ir::BackendIr;
+use burn_remote::server::BackendServer;
+
+use crate::device::{resolve, session};
+use crate::{Amp, Error, Precision, configure};
+
+/// Serves devices that compute in mixed precision. The counterpart of Burn's
+/// [`RemoteServer`](burn::server::RemoteServer).
+///
+/// Its client is any program on the same release of Burn, without a word of mixed precision:
+///
+/// ```no_run
+/// # use burn::tensor::Device;
+/// use burn::remote::RemoteHost;
+///
+/// let host = RemoteHost::websocket("ws://gpu:3000").with_credential("the token");
+/// let device = Device::remote_options(&host).init()?.autodiff();
+/// # Ok::<(), burn::remote::ConnectError>(())
+/// ```
+///
+/// The client's tensors are FP32. In f16 it scales its loss with a
+/// [`GradScaler`](crate::GradScaler).
+///
+/// ```no_run
+/// # #[cfg(feature = "flex")] {
+/// # use burn::tensor::Device;
+/// use burn::server::{TokenAuthorizer, WebSocketTransport};
+/// use burn_amp_device::{AmpServer, Precision};
+///
+/// let token = TokenAuthorizer::new("the token")?;
+/// AmpServer::new([Device::flex()], Precision::Bf16, token)?
+///     .serve(WebSocketTransport::new(3000))?;
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct AmpServer {
+    host: Box<dyn Host>,
+    precision: Precision,
+}
+
+impl AmpServer {
+    /// Hosts `devices`, all of one backend, for the clients that `authorizer` lets in. A client
+    /// picks one by its position in this list. Autodiff is the client's and is stripped.
+    ///
+    /// The precision is the devices': a later server of the same device, in the same process, changes
+    /// it for both.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Amp`] when a device does not compute in `precision`.
+    /// - [`Error::UnsupportedDevice`] when a device is not one of Flex or CubeCL.
+    /// - [`Error::Serve`] without a device, or with devices of several backends.
+    pub fn new(
+        devices: impl IntoIterator<Item = Device>,
+        precision: Precision,
+        authorizer: impl PeerAuthorizer,
+    ) -> Result<Self, Error> {
+        Self::hosting(devices, precision, authorizer, Scope::Devices)
+    }
+
+    /// Like [`new`](AmpServer::new), but leaves the devices' own precision alone: a session is in
+    /// `precision` once its client calls [`enter`].
+    pub(crate) fn of_sessions(
+        device: Device,
+        precision: Precision,
+        authorizer: impl PeerAuthorizer,
+    ) -> Result<Self, Error> {
+        Self::hosting([device], precision, authorizer, Scope::Sessions)
+    }
+
+    fn hosting(
+        devices: impl IntoIterator<Item = Device>,
+        precision: Precision,
+        authorizer: impl PeerAuthorizer,
+        scope: Scope,
+    ) -> Result<Self, Error> {
+        let devices: Vec<_> = devices.into_iter().map(Device::without_autodiff).collect();
+        let first = devices.first().ok_or(ServeError::NoDevices)?;
+        match first.as_dispatch() {
+            #[cfg(feature = "cube")]
+            DispatchDevice::Cube(_) => {
+                let devices = devices.iter().map(|device| match device.as_dispatch() {
+                    DispatchDevice::Cube(device) => Ok(device.clone()),
+                    _ => Err(ServeError::MixedBackends),
+                });
+                let devices = devices.collect::<Result<_, _>>()?;
+                hosting::<burn_dispatch::backends::Cube>(devices, precision, authorizer, scope)
+            }
+            #[cfg(feature = "flex")]
+            DispatchDevice::Flex(_) => {
+                let devices = devices.iter().map(|device| match device.as_dispatch() {
+                    DispatchDevice::Flex(device) => Ok(*device),
+                    _ => Err(ServeError::MixedBackends),
+                });
+                let devices = devices.collect::<Result<_, _>>()?;
+                hosting::<burn_dispatch::backends::Flex>(devices, precision, authorizer, scope)
+            }
+            device => Err(Error::UnsupportedDevice {
+                device: format!("{device:?}"),
+            }),
+        }
+    }
+
+    /// What the devices compute in: the precision that [`Precision::Auto`] became, or the one that
+    /// was given.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Serves on `transport` until the process receives Ctrl+C or `SIGTERM`. Installs Burn's
+    /// [`ServerLogging`](burn::server::ServerLogging), and blocks the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Serve`] when the transport cannot bind, or fails.
+    pub fn serve(&self, transport: impl Into<Transport>) -> Result<(), Error> {
+        Ok(self.host.serve(transport.into())?)
+    }
+
+    /// Serves on `transport` until the returned future is dropped, which also ends the sessions.
+    /// Requires a Tokio runtime. Installs no logging and no signal handlers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Serve`] when the transport cannot bind, or fails.
+    pub fn serve_async<T: Into<Transport>>(
+        &self,
+        transport: T,
+    ) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<T> {
+        let serving = self.host.serve_async(transport.into());
+        async move { Ok(serving.await?) }
+    }
+}
+
+impl fmt::Debug for AmpServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmpServer")
+            .field("precision", &self.precision)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a server's precision is in force for.
+enum Scope {
+    Devices,
+    Sessions,
+}
+
+/// The operation that puts the precision of a server in force for the session that sends it.
+const ENTER: &str = "burn_amp.enter";
+
+fn hosting<B: Backend>(
+    devices: Vec<B::Device>,
+    precision: Precision,
+    authorizer: impl PeerAuthorizer,
+    scope: Scope,
+) -> Result<AmpServer, Error> {
+    let set = match scope {
+        Scope::Devices => configure::<B>,
+        Scope::Sessions => resolve::<B>,
+    };
+    let mut in_force = precision;
+    for device in &devices {
+        in_force = set(device, precision)?;
+    }
+    let mut server = BackendServer::<Amp<B>>::new(devices).with_authorizer(authorizer);
+    if let Scope::Sessions = scope {
+        server = server.with_custom_op(ENTER, move |_, _, _| session::set_precision(in_force));
+    }
+    Ok(AmpServer {
+        host: Box::new(server),
+        precision: in_force,
+    })
+}
+
+/// Puts the precision of a [server of sessions](AmpServer::of_sessions) in force for the session
+/// that this remote device stands for.
+pub(crate) fn enter(device: &Device) -> Result<(), Error> {
+    if let DispatchDevice::Remote(remote) = device.as_dispatch() {
+        CustomOpClient::new(remote).register(CustomOpIr::new(ENTER, &[], &[]));
+    }
+    device.sync().map_err(Error::Read)
+}
+
+type Serving = Pin<Box<dyn Future<Output = Result<(), ServeError>> + Send>>;
+
+/// A [`BackendServer`] of any backend.
+trait Host: Send + Sync {
+    fn serve(&self, transport: Transport) -> Result<(), ServeError>;
+    fn serve_async(&self, transport: Transport) -> Serving;
+}
+
+impl<B: BackendIr> Host for BackendServer<B> {
+    fn serve(&self, transport: Transport) -> Result<(), ServeError> {
+        BackendServer::serve(self, transport)
+    }
+
+    fn serve_async(&self, transport: Transport) -> Serving {
+        Box::pin(BackendServer::serve_async(self, transport))
+    }
+}

@@ -1,0 +1,230 @@
+//! The float tensor of [`Amp`](crate::Amp): the backend's own tensor, with the policy's state for
+//! it. Independent of the operations.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
+
+use crate::device::{CopyBytes, DeviceState};
+
+mod flags;
+
+pub(crate) use flags::TensorFlags;
+
+/// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
+///
+/// The client knows the tensor by a dtype of its own, which the policy does not change: data read
+/// back has that dtype. Clones share the data and its half copies.
+pub struct AmpTensor<B: Backend> {
+    pub(crate) primitive: FloatTensor<B>,
+    /// The dtype that the client knows.
+    declared: FloatDType,
+    flags: TensorFlags,
+    /// What the clones have in common, and no other tensor.
+    identity: u64,
+    /// Shared by the clones of an FP32 tensor from the first clone on.
+    copies: OnceLock<Arc<HalfCopies<B>>>,
+}
+
+/// The half copies of an FP32 tensor, dropped with its last clone.
+struct HalfCopies<B: Backend> {
+    f16: OnceLock<HalfCopy<B>>,
+    bf16: OnceLock<HalfCopy<B>>,
+}
+
+/// A half copy, counted in the device's statistics.
+struct HalfCopy<B: Backend> {
+    primitive: FloatTensor<B>,
+    bytes: u64,
+    counter: &'static CopyBytes,
+}
+
+impl<B: Backend> AmpTensor<B> {
+    pub(crate) fn new(primitive: FloatTensor<B>, declared: FloatDType, flags: TensorFlags) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self {
+            primitive,
+            declared,
+            flags,
+            identity: NEXT.fetch_add(1, Ordering::Relaxed),
+            copies: OnceLock::new(),
+        }
+    }
+
+    /// A tensor in the dtype that the client asked for.
+    pub(crate) fn plain(primitive: FloatTensor<B>) -> Self {
+        let declared = primitive.dtype().into();
+        Self::new(primitive, declared, TensorFlags::empty())
+    }
+
+    pub(crate) fn into_primitive(self) -> FloatTensor<B> {
+        self.primitive
+    }
+
+    pub(crate) fn declared(&self) -> FloatDType {
+        self.declared
+    }
+
+    /// Whether the tensor has the dtype that the client knows.
+    pub(crate) fn is_as_declared(&self) -> bool {
+        self.dtype() == self.declared.into()
+    }
+
+    pub(crate) fn flags(&self) -> TensorFlags {
+        self.flags
+    }
+
+    pub(crate) fn with_flags(self, flags: TensorFlags) -> Self {
+        Self { flags, ..self }
+    }
+
+    /// Whether one is a clone of the other.
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
+        self.identity == other.identity
+    }
+
+    /// Whether the dtype is `half`, or FP32 that fits in `half`.
+    pub(crate) fn fits(&self, half: DType) -> bool {
+        let is_widened = || self.flags.contains(TensorFlags::widened(half));
+        self.dtype() == half || self.dtype() == DType::F32 && is_widened()
+    }
+
+    /// The backend's tensor in `dtype`, for the operation `op`. FP32 is cast to half once for all
+    /// clones: a weight that several operations use is cast once.
+    pub(crate) fn into_dtype(self, dtype: DType, op: &'static str) -> FloatTensor<B> {
+        if self.dtype() == dtype {
+            return self.primitive;
+        }
+        let state = DeviceState::of::<B>(&self.device());
+        let Some(copy) = self.shared_copy(dtype).filter(|_| state.shares_copies()) else {
+            return converted::<B>(self.primitive, dtype, op);
+        };
+        if copy.get().is_some() {
+            let elements = self.shape().num_elements();
+            state.statistics().spared(op, elements, self.dtype(), dtype);
+        }
+        let made = copy.get_or_init(|| {
+            let primitive = converted::<B>(self.primitive.clone(), dtype, op);
+            HalfCopy::new(primitive, &state.statistics().copies)
+        });
+        made.primitive.clone()
+    }
+
+    /// Where a half copy is kept, if there is one or another clone could use it.
+    fn shared_copy(&self, dtype: DType) -> Option<&OnceLock<HalfCopy<B>>> {
+        let copies = self.copies.get()?;
+        let copy = match (self.dtype(), dtype) {
+            (DType::F32, DType::F16) => &copies.f16,
+            (DType::F32, DType::BF16) => &copies.bf16,
+            _ => return None,
+        };
+        (copy.get().is_some() || Arc::strong_count(copies) > 1).then_some(copy)
+    }
+
+    /// The tensor in the dtype that the client knows, for the operation `op`.
+    pub(crate) fn into_declared(self, op: &'static str) -> Self {
+        match self.is_as_declared() {
+            true => self,
+            false => {
+                let (declared, flags) = (self.declared, self.flags);
+                Self::new(self.into_dtype(declared.into(), op), declared, flags)
+            }
+        }
+    }
+}
+
+impl<B: Backend> HalfCopy<B> {
+    fn new(primitive: FloatTensor<B>, counter: &'static CopyBytes) -> Self {
+        let bytes = (primitive.shape().num_elements() * primitive.dtype().size()) as u64;
+        counter.add(bytes);
+        Self {
+            primitive,
+            bytes,
+            counter,
+        }
+    }
+}
+
+impl<B: Backend> Drop for HalfCopy<B> {
+    fn drop(&mut self) {
+        self.counter.remove(self.bytes);
+    }
+}
+
+impl<B: Backend> Clone for AmpTensor<B> {
+    fn clone(&self) -> Self {
+        // Half tensors share no FP32 copy: they are kept in half to save memory.
+        if self.dtype() == DType::F32 {
+            self.copies.get_or_init(|| {
+                Arc::new(HalfCopies {
+                    f16: OnceLock::new(),
+                    bf16: OnceLock::new(),
+                })
+            });
+        }
+        Self {
+            primitive: self.primitive.clone(),
+            declared: self.declared,
+            flags: self.flags,
+            identity: self.identity,
+            copies: self.copies.clone(),
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for AmpTensor<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmpTensor")
+            .field("primitive", &self.primitive)
+            .field("declared", &self.declared)
+            .field("flags", &self.flags)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B: Backend> TensorMetadata for AmpTensor<B> {
+    type Device = B::Device;
+
+    /// The real dtype, which is not always the one that the client knows.
+    fn dtype(&self) -> DType {
+        self.primitive.dtype()
+    }
+
+    fn shape(&self) -> Shape {
+        self.primitive.shape()
+    }
+
+    fn rank(&self) -> usize {
+        self.primitive.rank()
+    }
+
+    fn device(&self) -> B::Device {
+        self.primitive.device()
+    }
+
+    fn can_mut(&self) -> bool {
+        self.primitive.can_mut()
+    }
+}
+
+/// The backend's own cast, counted for the operation `op`.
+pub(crate) fn converted<B: Backend>(
+    tensor: FloatTensor<B>,
+    dtype: DType,
+    op: &'static str,
+) -> FloatTensor<B> {
+    let statistics = DeviceState::of::<B>(&tensor.device()).statistics();
+    statistics.cast(op, tensor.shape().num_elements(), tensor.dtype(), dtype);
+    B::float_cast(tensor, dtype.into())
+}
+
+/// Data as the client reads it: in the dtype that it knows.
+pub(crate) fn to_client(data: TensorData, declared: FloatDType) -> TensorData {
+    match data.dtype() == declared.into() {
+        true => data,
+        false => data.convert_dtype(declared.into()),
+    }
+}

@@ -1,0 +1,68 @@
+//! What the tests share: values, and how far half precision may be from FP32.
+#![allow(dead_code)]
+
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_amp_device::Precision;
+
+pub const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
+
+/// Numbers from -1 to 1, the same for the same seed.
+pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+pub fn tensor<const D: usize>(shape: [usize; D], seed: u64, device: &Device) -> Tensor<D> {
+    let count = shape.iter().product();
+    Tensor::from_data(TensorData::new(numbers(count, seed), shape), device)
+}
+
+pub fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.try_into_vec_as::<f32>().unwrap()
+}
+
+/// The product of two matrices that are the same on each device.
+pub fn product(device: &Device) -> Vec<f32> {
+    let x = tensor([8, 64], 1, device);
+    let w = tensor([64, 8], 2, device);
+    let product = x.matmul(w);
+    assert_eq!(product.dtype(), burn::tensor::DType::F32);
+    read(product)
+}
+
+/// What rounding to a precision changes at most, relative to 1.
+pub fn roundoff(precision: Precision) -> f32 {
+    match precision {
+        Precision::F16 => 2f32.powi(-11),
+        Precision::Bf16 => 2f32.powi(-8),
+        _ => 2f32.powi(-24),
+    }
+}
+
+/// Asserts that `product` was computed in `precision`: not better, and not much worse.
+pub fn assert_computed_in(precision: Precision, product: &[f32]) {
+    let exact = self::product(&Device::flex());
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
+    let error = norm(&mut product.iter().zip(&exact).map(|(p, e)| p - e));
+    let error = error / norm(&mut exact.iter().copied());
+    let half = roundoff(precision);
+    assert!(
+        error > half / 16.0 && error < 3.0 * half,
+        "{precision}: {error}"
+    );
+}
+
+/// What `f` gives, unless it takes longer than a minute.
+pub fn within_a_minute<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(f()));
+    receiver
+        .recv_timeout(std::time::Duration::from_secs(60))
+        .expect("an end within a minute")
+}

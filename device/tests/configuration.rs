@@ -1,0 +1,58 @@
+//! The precision of a device: what `configure` answers, and what the report tells.
+
+mod common;
+
+use burn_amp_device::policy::Class;
+use burn_amp_device::{AmpReport, Precision, configure, policy, precision_of};
+use burn_backend::{Backend, DType};
+use burn_flex::{Flex, FlexDevice};
+use common::{A, on};
+
+#[test]
+fn configure_returns_the_precision_in_force() {
+    let _alone = on(Precision::F16);
+    for precision in [Precision::F16, Precision::Bf16, Precision::F32] {
+        assert_eq!(configure::<Flex>(&FlexDevice, precision), Ok(precision));
+        assert_eq!(precision_of::<Flex>(&FlexDevice), precision);
+    }
+    // Flex computes in half, and accelerates none.
+    assert_eq!(
+        configure::<Flex>(&FlexDevice, Precision::Auto),
+        Ok(Precision::F32)
+    );
+    let report = AmpReport::of::<Flex>(&FlexDevice);
+    assert_eq!(report.reason, "the device accelerates neither f16 nor bf16");
+}
+
+#[test]
+fn the_report_names_what_the_trial_found() {
+    let _alone = on(Precision::F16);
+    let report = AmpReport::of::<Flex>(&FlexDevice);
+    assert_eq!(report.device, "flex on Cpu");
+    assert_eq!(report.reason, "asked for");
+    for op in &report.inexact {
+        assert_ne!(policy::class(op), Class::Fp32Inside, "{op}");
+    }
+    for op in &report.native {
+        assert_eq!(policy::class(op), Class::Fp32Inside, "{op}");
+    }
+    // Flex adds up in half in a convolution of few channels.
+    assert!(
+        report.inexact.iter().any(|op| op == "conv2d"),
+        "{:?}",
+        report.inexact
+    );
+    let text = report.to_string();
+    assert!(text.contains("precision   f16: asked for\n"), "{text}");
+}
+
+#[test]
+fn the_backend_is_named_and_its_device_answers() {
+    assert_eq!(A::name(&FlexDevice), "amp<flex>");
+    assert!(A::supports_dtype(&FlexDevice, DType::BF16));
+    assert_eq!(
+        A::dtype_usage(&FlexDevice, DType::F16),
+        Flex::dtype_usage(&FlexDevice, DType::F16)
+    );
+    assert!(!A::ad_enabled(&FlexDevice));
+}

@@ -1,0 +1,424 @@
+//! Loss scaling in the client.
+#![cfg(feature = "flex")]
+
+mod client;
+
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_amp_device::{
+    AmpError, Dynamic, Error, GradScaler, LossScaleConfig, Outcome, Precision, Transition, flex,
+};
+
+use client::read;
+
+/// The gradient of its loss is its input.
+#[derive(Module, Debug)]
+struct Weight {
+    weight: Param<Tensor<2>>,
+}
+
+impl Weight {
+    fn new(device: &Device) -> Self {
+        Self {
+            weight: Param::from_tensor(Tensor::ones([1, 4], device)),
+        }
+    }
+
+    fn loss(&self, input: f32) -> Tensor<1> {
+        let weight = self.weight.val();
+        // Not a scalar times a tensor, whose gradient would be f16 times a scalar.
+        let input = Tensor::<2>::full([1, 4], input, &weight.device());
+        (weight * input).sum()
+    }
+
+    fn values(&self) -> Vec<f32> {
+        read(self.weight.val().inner())
+    }
+}
+
+fn plain() -> Device {
+    Device::flex().autodiff()
+}
+
+fn scaler(dynamic: Dynamic) -> GradScaler {
+    GradScaler::new(dynamic.into()).unwrap()
+}
+
+/// What makes a step with a gradient of `input`: taken or not, and the change of the scale.
+fn step(scaler: &GradScaler, model: &mut Weight, input: f32) -> (bool, Transition) {
+    let grads = scaler.backward(model.loss(input), model);
+    let (stepped_model, stepped) = scaler
+        .step(&mut SgdConfig::new().init(), 1.0, model.clone(), grads)
+        .unwrap();
+    *model = stepped_model;
+    (stepped, scaler.update().unwrap())
+}
+
+/// A finite loss with an infinite gradient at any scale above 1: four times this is finite.
+const OVERFLOW: f32 = f32::MAX / 8.0;
+
+#[test]
+fn every_transition() {
+    use Transition::{BackedOff, Grown, Kept, StuckAtMinimum};
+    let scaler = scaler(
+        Dynamic::new()
+            .with_init_scale(16.0)
+            .with_growth_interval(2)
+            .with_min_scale(16.0)
+            .with_max_scale(32.0)
+            .with_stuck_after(2),
+    );
+    let mut model = Weight::new(&plain());
+    assert_eq!(step(&scaler, &mut model, 0.25), (true, Kept));
+    assert_eq!(model.values(), [0.75; 4]);
+    assert_eq!(step(&scaler, &mut model, 0.25), (true, Grown));
+    assert_eq!((model.values(), scaler.loss_scale()), (vec![0.5; 4], 32.0));
+    assert_eq!(step(&scaler, &mut model, f32::NAN), (false, Kept));
+    assert_eq!(scaler.last_step().unwrap().outcome, Outcome::NonFiniteLoss);
+    assert_eq!(step(&scaler, &mut model, OVERFLOW), (false, BackedOff));
+    let last = scaler.last_step().unwrap();
+    assert_eq!(last.outcome, Outcome::Overflow);
+    assert_eq!((last.scale, last.parameters), (32.0, vec!["weight".into()]));
+    assert_eq!(scaler.loss_scale(), 16.0);
+    assert_eq!(step(&scaler, &mut model, OVERFLOW), (false, Kept));
+    assert_eq!(step(&scaler, &mut model, OVERFLOW), (false, StuckAtMinimum));
+    assert_eq!(model.values(), [0.5; 4]);
+    assert_eq!(step(&scaler, &mut model, 0.25), (true, Kept));
+    assert_eq!(model.values(), [0.25; 4]);
+
+    let state = scaler.state();
+    assert_eq!((state.taken_steps(), scaler.skipped_steps()), (3, 4));
+    assert_eq!(state.non_finite_losses(), 1);
+    let history = scaler.history();
+    let skipped: Vec<_> = history.skipped().map(|(step, _)| step).collect();
+    assert_eq!(skipped, [3, 4, 5, 6]);
+    let scales: Vec<_> = history.scales().collect();
+    assert_eq!(scales, [16.0, 32.0, 32.0, 16.0, 16.0, 16.0]);
+}
+
+#[test]
+fn gradients_too_small_for_f16_survive() {
+    let device = flex(Precision::F16).unwrap().autodiff();
+    // dL/dw = 2^-26 everywhere, a quarter of the least that f16 holds.
+    let scaler = scaler(Dynamic::new().with_init_scale(1024.0));
+    let weight = Param::from_tensor(Tensor::<2>::ones([4, 4], &device));
+    let model = Weight { weight };
+    let x = Tensor::<2>::ones([1, 4], &device);
+    let small = Tensor::<2>::from_data(TensorData::from([[2f32.powi(-26)]]), &device);
+    let loss = (x.matmul(model.weight.val()) * small).sum();
+    let grads = scaler.backward(loss, &model);
+    let grads = scaler.unscale(&model, grads).unwrap();
+    let grad = grads.get::<2>(model.weight.id).unwrap();
+    assert_eq!(grad.dtype(), DType::F32);
+    assert_eq!(read(grad), [2f32.powi(-26); 16]);
+}
+
+#[test]
+fn an_overflow_of_f16_is_a_skipped_step() {
+    let device = flex(Precision::F16).unwrap().autodiff();
+    let scaler = scaler(Dynamic::new().with_init_scale(65536.0));
+    let weight = Param::from_tensor(Tensor::<2>::ones([4, 4], &device));
+    let model = Weight { weight };
+    let x = Tensor::<2>::ones([1, 4], &device);
+    let loss = (x.matmul(model.weight.val()) * 8.0).sum();
+    let grads = scaler.backward(loss, &model);
+    let (model, stepped) = scaler
+        .step(&mut SgdConfig::new().init(), 1.0, model, grads)
+        .unwrap();
+    assert!(!stepped);
+    assert_eq!(scaler.update().unwrap(), Transition::BackedOff);
+    assert_eq!(model.values(), [1.0; 16]);
+    assert_eq!((scaler.loss_scale(), scaler.skipped_steps()), (32768.0, 1));
+}
+
+#[test]
+fn a_large_finite_loss_on_an_f16_device_is_finite() {
+    let device = flex(Precision::F16).unwrap().autodiff();
+    let scaler = scaler(Dynamic::new().with_init_scale(1024.0));
+    let weight = Param::from_tensor(Tensor::<2>::full([1, 4], 1e6, &device));
+    let model = Weight { weight };
+    let grads = scaler.backward(model.loss(1e-3), &model);
+    let mut optimizer = SgdConfig::new().init();
+    let (_, stepped) = scaler.step(&mut optimizer, 1.0, model, grads).unwrap();
+    assert!(stepped);
+}
+
+#[test]
+fn a_skipped_step_leaves_parameters_and_optimizer_bit_for_bit() {
+    for device in [plain(), flex(Precision::F16).unwrap().autodiff()] {
+        let scaler = scaler(Dynamic::new().with_init_scale(1024.0));
+        let mut optimizer = AdamConfig::new().init();
+        let model = LinearConfig::new(4, 2).init(&device);
+        let loss = |model: &Linear, factor: f32| {
+            let input = Tensor::<2>::full([8, 4], factor, &device);
+            model.forward(input).mean()
+        };
+        let take = |optimizer: &mut ModuleOptimizer, model: Linear, factor| {
+            let grads = scaler.backward(loss(&model, factor), &model);
+            let stepped = scaler.step(optimizer, 1e-2, model, grads).unwrap();
+            scaler.update().unwrap();
+            stepped
+        };
+        let parameters = |model: &Linear| {
+            let bias = model.bias.as_ref().unwrap().val().inner();
+            (read(model.weight.val().inner()), read(bias))
+        };
+        let state = |optimizer: &ModuleOptimizer| optimizer.into_bytes().unwrap().to_vec();
+
+        let (model, stepped) = take(&mut optimizer, model, 1.0);
+        assert!(stepped);
+        let (before, state_before) = (parameters(&model), state(&optimizer));
+        for factor in [f32::INFINITY, f32::NAN, 1e36] {
+            let (unchanged, stepped) = take(&mut optimizer, model.clone(), factor);
+            assert!(!stepped, "{factor}");
+            assert_eq!(parameters(&unchanged), before);
+            assert_eq!(state(&optimizer), state_before);
+        }
+        // And the next step is the one that would have come without them.
+        let (after, stepped) = take(&mut optimizer, model, 1.0);
+        assert!(stepped);
+        assert_ne!(parameters(&after), before);
+        assert_ne!(state(&optimizer), state_before);
+    }
+}
+
+#[test]
+fn micro_batches_share_a_scale_and_one_non_finite_loss_skips_them_all() {
+    let scaler = scaler(Dynamic::new().with_init_scale(16.0));
+    let mut model = Weight::new(&plain());
+    let mut sum = |inputs: [f32; 2]| {
+        let mut losses = inputs.into_iter().map(|input| {
+            let loss = scaler.scale(model.loss(input));
+            // Of no effect within the step.
+            scaler.set_scale(64.0).unwrap();
+            loss
+        });
+        let loss = losses.next().unwrap() + losses.next().unwrap();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let (stepped_model, stepped) = scaler
+            .step(&mut SgdConfig::new().init(), 1.0, model.clone(), grads)
+            .unwrap();
+        model = stepped_model;
+        scaler.update().unwrap();
+        (stepped, model.values())
+    };
+    assert_eq!(sum([0.25, 0.5]), (true, vec![0.25; 4]));
+    assert_eq!(sum([0.25, f32::INFINITY]), (false, vec![0.25; 4]));
+    assert_eq!(scaler.last_step().unwrap().outcome, Outcome::NonFiniteLoss);
+}
+
+#[test]
+fn several_optimizers_and_one_update() {
+    let scaler = scaler(Dynamic::new().with_init_scale(16.0));
+    let models = [Weight::new(&plain()), Weight::new(&plain())];
+    let grads = [0.25, OVERFLOW]
+        .into_iter()
+        .zip(&models)
+        .map(|(input, model)| scaler.backward(model.loss(input), model));
+    let grads: Vec<_> = grads.collect();
+    let mut optimizer = SgdConfig::new().init();
+    let stepped: Vec<_> = models
+        .into_iter()
+        .zip(grads)
+        .map(|(model, grads)| scaler.step(&mut optimizer, 1.0, model, grads).unwrap().1)
+        .collect();
+    assert_eq!(stepped, [true, false]);
+    assert_eq!(scaler.update().unwrap(), Transition::BackedOff);
+    assert_eq!((scaler.state().steps(), scaler.skipped_steps()), (1, 1));
+}
+
+#[test]
+fn misuse_is_an_error_and_changes_nothing() {
+    let scaler = scaler(Dynamic::new().with_init_scale(16.0));
+    let model = Weight::new(&plain());
+    let mut optimizer = SgdConfig::new().init();
+    let amp = |error: Error| match error {
+        Error::Amp(error) => error,
+        error => panic!("{error}"),
+    };
+
+    assert_eq!(scaler.update(), Err(AmpError::NothingStepped));
+    let grads = || GradientsParams::from_grads(model.loss(1.0).backward(), &model);
+    let error = scaler.unscale(&model, grads()).unwrap_err();
+    assert_eq!(amp(error), AmpError::NothingScaled { call: "unscale" });
+    let error = scaler.step(&mut optimizer, 1.0, model.clone(), grads());
+    let nothing_scaled = AmpError::NothingScaled { call: "step" };
+    assert_eq!(amp(error.unwrap_err()), nothing_scaled);
+
+    let other = Weight::new(&plain());
+    let foreign = scaler.backward(other.loss(1.0), &other);
+    let error = scaler.unscale(&model, foreign).unwrap_err();
+    let (call, given, of_model) = ("unscale", 1, 0);
+    assert_eq!(
+        amp(error),
+        AmpError::ForeignGradients {
+            call,
+            given,
+            of_model
+        }
+    );
+    let none = GradientsParams::new();
+    let error = scaler.step(&mut optimizer, 1.0, model.clone(), none);
+    let (call, given, of_model) = ("step", 0, 0);
+    assert_eq!(
+        amp(error.unwrap_err()),
+        AmpError::ForeignGradients {
+            call,
+            given,
+            of_model
+        }
+    );
+    assert_eq!(scaler.update(), Err(AmpError::NothingStepped));
+
+    let unscaled = scaler.unscale(&model, scaler.backward(model.loss(0.5), &model));
+    let unscaled = unscaled.unwrap();
+    assert_eq!(read(unscaled.get::<2>(model.weight.id).unwrap()), [0.5; 4]);
+    let parameter = "weight".to_string();
+    let twice = scaler.unscale(&model, grads()).unwrap_err();
+    let already = AmpError::AlreadyUnscaled {
+        parameter: parameter.clone(),
+    };
+    assert_eq!(amp(twice), already);
+    // Unscaled once alone: the step does not unscale again.
+    let (stepped, taken) = scaler
+        .step(&mut optimizer, 1.0, model.clone(), unscaled)
+        .unwrap();
+    assert!(taken);
+    assert_eq!(stepped.values(), [0.5; 4]);
+    let twice = scaler.step(&mut optimizer, 1.0, model.clone(), grads());
+    assert_eq!(
+        amp(twice.unwrap_err()),
+        AmpError::AlreadyStepped { parameter }
+    );
+    assert_eq!(scaler.update(), Ok(Transition::Kept));
+    assert_eq!(scaler.update(), Err(AmpError::NothingStepped));
+    assert_eq!((scaler.state().steps(), scaler.skipped_steps()), (1, 0));
+
+    assert!(matches!(
+        scaler.set_scale(f32::NAN),
+        Err(AmpError::InvalidLossScale { .. })
+    ));
+    let bad = LossScaleConfig::Fixed(0.0);
+    assert!(GradScaler::new(bad).is_err() && scaler.configure(bad).is_err());
+    assert_eq!(scaler.state().steps(), 1);
+}
+
+#[test]
+fn disabled_it_does_nothing_but_step() {
+    let scaler = GradScaler::new(LossScaleConfig::Disabled).unwrap();
+    let mut model = Weight::new(&plain());
+    assert_eq!(step(&scaler, &mut model, 0.25), (true, Transition::Kept));
+    assert_eq!(model.values(), [0.75; 4]);
+    let grads = scaler.backward(model.loss(1.0), &model);
+    let grads = scaler.unscale(&model, grads).unwrap();
+    assert_eq!(read(grads.get::<2>(model.weight.id).unwrap()), [1.0; 4]);
+    let mut optimizer = SgdConfig::new().init();
+    let again = GradientsParams::from_grads(model.loss(1.0).backward(), &model);
+    let (stepped, _) = scaler
+        .step(&mut optimizer, 1.0, model.clone(), grads)
+        .unwrap();
+    assert!(scaler.step(&mut optimizer, 1.0, stepped, again).is_err());
+    assert_eq!(scaler.state().steps(), 0);
+}
+
+#[test]
+fn a_fixed_scale_skips_and_never_moves() {
+    let scaler = GradScaler::new(LossScaleConfig::Fixed(16.0)).unwrap();
+    let mut model = Weight::new(&plain());
+    let (taken, skipped) = ((true, Transition::Kept), (false, Transition::Kept));
+    assert_eq!(step(&scaler, &mut model, 0.25), taken);
+    assert_eq!(step(&scaler, &mut model, OVERFLOW), skipped);
+    assert_eq!((model.values(), scaler.loss_scale()), (vec![0.75; 4], 16.0));
+}
+
+#[test]
+fn a_half_precision_loss_is_scaled_in_fp32() {
+    let scaler = scaler(Dynamic::new());
+    let model = Weight::new(&plain());
+    let loss = model.loss(0.5).cast(FloatDType::F16);
+    let scaled = scaler.scale(loss);
+    assert_eq!(scaled.dtype(), DType::F32);
+    assert_eq!(read(scaled.inner()), [131072.0]);
+}
+
+#[test]
+fn the_state_is_saved_and_restored_whole() {
+    let scaler = scaler(Dynamic::new().with_init_scale(64.0).with_growth_interval(3));
+    let mut model = Weight::new(&plain());
+    for input in [0.25, OVERFLOW, f32::NAN, 0.25] {
+        step(&scaler, &mut model, input);
+    }
+    let file = std::env::temp_dir().join(format!("burn-amp-device-{}.json", std::process::id()));
+    scaler.save(&file).unwrap();
+    let restored = GradScaler::default();
+    restored.load(&file).unwrap();
+    assert_eq!(restored.state(), scaler.state());
+    // Both go on alike.
+    let mut copy = model.clone();
+    for input in [0.25, 0.25, OVERFLOW] {
+        assert_eq!(
+            step(&scaler, &mut model, input),
+            step(&restored, &mut copy, input)
+        );
+    }
+    assert_eq!(restored.state(), scaler.state());
+
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let before = restored.state();
+    for damaged in [
+        text.replace("\"taken_steps\": 2", "\"taken_steps\": 3"),
+        text.replace("\"version\": 1", "\"version\": 2"),
+        text[..text.len() / 2].to_string(),
+    ] {
+        assert_ne!(damaged, text);
+        let error = restored.from_reader(damaged.as_bytes()).unwrap_err();
+        assert!(matches!(error, AmpError::State { .. }), "{error}");
+    }
+    assert!(restored.load(&file).is_err());
+    assert_eq!(restored.state(), before);
+    let mut written = Vec::new();
+    scaler.load_state(before);
+    scaler.to_writer(&mut written).unwrap();
+    restored.from_reader(written.as_slice()).unwrap();
+    assert_eq!(restored.state(), before);
+}
+
+/// What burn-amp 0.1 on Burn 0.21 wrote.
+const SAVED_ON_BURN_0_21: &str = r#"{
+  "version": 1,
+  "config": {
+    "Dynamic": {
+      "init_scale": 65536.0,
+      "growth_factor": 2.0,
+      "backoff_factor": 0.5,
+      "growth_interval": 2000,
+      "min_scale": 1.0,
+      "max_scale": 16777216.0,
+      "hysteresis": 1,
+      "stuck_after": 20
+    }
+  },
+  "scale": 32768.0,
+  "growth_tracker": 0,
+  "hysteresis_left": 0,
+  "taken_steps": 1,
+  "skipped_steps": 2,
+  "skipped_in_a_row": 2,
+  "stuck": 0,
+  "non_finite_losses": 1,
+  "checksum": 2377440263
+}"#;
+
+#[test]
+fn a_state_saved_on_burn_0_21_goes_on() {
+    let scaler = GradScaler::default();
+    scaler.from_reader(SAVED_ON_BURN_0_21.as_bytes()).unwrap();
+    assert_eq!(scaler.loss_scale(), 32768.0);
+    assert_eq!(
+        (scaler.state().taken_steps(), scaler.skipped_steps()),
+        (1, 2)
+    );
+}

@@ -1,0 +1,170 @@
+//! Devices of the same process.
+#![cfg(feature = "flex")]
+
+mod client;
+
+use std::thread;
+
+use burn::remote::{ConnectError, RemoteHost};
+use burn::tensor::{Device, Tensor};
+use burn_amp_device::{AmpServer, Error, Precision, flex, mixed_precision};
+
+use client::{HALVES, assert_computed_in, product, read, roundoff, tensor, within_a_minute};
+
+#[test]
+fn the_same_precision_is_the_same_device_and_another_is_another() {
+    let [f16, bf16] = HALVES.map(|precision| flex(precision).unwrap());
+    assert_eq!(flex(Precision::F16).unwrap(), f16);
+    assert_eq!(
+        mixed_precision(Device::flex(), Precision::F16).unwrap(),
+        f16
+    );
+    assert_ne!(f16, bf16);
+    assert_ne!(f16, Device::flex());
+    // Flex accelerates no half precision.
+    let auto = flex(Precision::Auto).unwrap();
+    assert_eq!(auto, flex(Precision::F32).unwrap());
+    assert_ne!(auto, f16);
+}
+
+#[test]
+fn threads_that_ask_at_once_get_the_same_device() {
+    let threads: Vec<_> = (0..4)
+        .map(|_| thread::spawn(|| flex(Precision::Bf16).unwrap()))
+        .collect();
+    for device in threads {
+        assert_eq!(device.join().unwrap(), flex(Precision::Bf16).unwrap());
+    }
+}
+
+#[test]
+fn autodiff_stays_with_the_device_that_has_it() {
+    let plain = mixed_precision(Device::flex(), Precision::Bf16).unwrap();
+    assert!(!plain.is_autodiff());
+    let autodiff = mixed_precision(Device::flex().autodiff(), Precision::Bf16).unwrap();
+    assert!(autodiff.is_autodiff());
+    assert_eq!(autodiff.without_autodiff(), plain);
+}
+
+#[test]
+fn each_device_computes_in_its_precision_beside_the_others_and_shows_fp32() {
+    let exact = product(&Device::flex());
+    let threads: Vec<_> = (0..4)
+        .map(|i| {
+            let precision = HALVES[i % 2];
+            let device = flex(precision).unwrap();
+            thread::spawn(move || {
+                for _ in 0..20 {
+                    assert_computed_in(precision, &product(&device));
+                }
+            })
+        })
+        .collect();
+    let fp32 = flex(Precision::F32).unwrap();
+    for _ in 0..20 {
+        assert_eq!(product(&fp32), exact);
+    }
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn a_server_of_the_same_device_keeps_its_own_precision() {
+    // A server of this process in bf16, beside the device in f16.
+    let f16 = flex(Precision::F16).unwrap();
+    let allow = |_: burn::server::AuthorizationRequest<'_>| Ok(());
+    let server = AmpServer::new([Device::flex()], Precision::Bf16, allow).unwrap();
+    assert_eq!(server.precision(), Precision::Bf16);
+    assert_computed_in(Precision::F16, &product(&f16));
+}
+
+#[test]
+fn gradients_are_those_of_fp32_up_to_rounding() {
+    let gradient = |device: &Device| {
+        let w = tensor([16, 8], 1, device).require_grad();
+        let y = tensor([4, 16], 2, device).matmul(w.clone()).tanh();
+        let grads = y.powi_scalar(2).mean().backward();
+        read(w.grad(&grads).unwrap())
+    };
+    let exact = gradient(&Device::flex().autodiff());
+    let norm = exact.iter().map(|e| e * e).sum::<f32>().sqrt();
+    for precision in HALVES {
+        let half = gradient(&flex(precision).unwrap().autodiff());
+        let error = half.iter().zip(&exact).map(|(h, e)| (h - e) * (h - e));
+        let error = error.sum::<f32>().sqrt() / norm;
+        let roundoff = roundoff(precision);
+        assert!(
+            error > roundoff / 16.0 && error < 8.0 * roundoff,
+            "{precision}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_tensor_moves_between_devices() {
+    let plain = tensor([4, 4], 1, &Device::flex());
+    let moved: Tensor<2> = plain.clone().to_device(&flex(Precision::F16).unwrap());
+    let moved = moved.to_device(&flex(Precision::Bf16).unwrap());
+    assert_eq!(read(moved.to_device(&Device::flex())), read(plain));
+}
+
+#[test]
+fn a_device_that_cannot_be_served_is_an_error() {
+    let remote = flex(Precision::Bf16).unwrap();
+    let error = mixed_precision(remote, Precision::Bf16).unwrap_err();
+    assert!(matches!(error, Error::UnsupportedDevice { .. }), "{error}");
+    let error = AmpServer::new([], Precision::Bf16, burn::server::AllowAll).unwrap_err();
+    let no_devices = matches!(error, Error::Serve(burn::server::ServeError::NoDevices));
+    assert!(no_devices, "{error}");
+}
+
+/// The addresses that this process listens on.
+#[cfg(target_os = "linux")]
+fn listening() -> Vec<(String, u16)> {
+    use std::fs;
+
+    let sockets: Vec<_> = fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|fd| fs::read_link(fd.ok()?.path()).ok())
+        .map(|link| link.to_string_lossy().into_owned())
+        .collect();
+    let mut found = Vec::new();
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        for line in fs::read_to_string(table)
+            .unwrap_or_default()
+            .lines()
+            .skip(1)
+        {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            // State 0A: listening.
+            if fields[3] == "0A" && sockets.contains(&format!("socket:[{}]", fields[9])) {
+                let (address, port) = fields[1].split_once(':').unwrap();
+                let port = u16::from_str_radix(port, 16).unwrap();
+                found.push((address.to_string(), port));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn it_listens_on_loopback_alone_and_lets_nobody_in_without_the_token() {
+    for precision in HALVES {
+        flex(precision).unwrap();
+    }
+    let listening = listening();
+    assert!(listening.len() >= 2, "{listening:?}");
+    for (address, port) in listening {
+        // 127.0.0.1, as the kernel writes it.
+        let loopback = format!("{:08X}", u32::from_ne_bytes([127, 0, 0, 1]));
+        assert_eq!(address, loopback);
+        let host = RemoteHost::websocket(&format!("ws://127.0.0.1:{port}"));
+        for host in [host.clone(), host.with_credential([0; 32].as_slice())] {
+            let refused = within_a_minute(move || Device::remote_options(&host).init());
+            let unauthorized = matches!(refused, Err(ConnectError::Unauthorized));
+            assert!(unauthorized, "{refused:?}");
+        }
+    }
+}

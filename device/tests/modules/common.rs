@@ -1,0 +1,10 @@
+//! What the shared files want of `common`.
+
+#[path = "../../../tests/common/close.rs"]
+#[allow(dead_code)]
+mod close;
+
+pub use close::{assert_close, roundoff};
+
+/// Whether the backend is one of CubeCL's, which lack some backward passes.
+pub const ON_CUBECL: bool = false;

@@ -1,0 +1,454 @@
+//! What is known about a tensor: what its client reads, what follows half, what scalars do, and when
+//! a cast is spared.
+
+mod common;
+
+use burn_amp_device::{AmpReport, Precision, configure, share_half_copies};
+use burn_backend::ops::*;
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{
+    BoolDType, DType, Distribution, FloatDType, IntDType, Shape, TensorMetadata, try_read_sync,
+};
+use burn_flex::{Flex, FlexDevice};
+use burn_ir::{BackendIr, TensorHandle};
+use burn_std::ops::PadMode;
+use common::{A, bools, data, demoted, f32s, half, ints, on, values, zeros};
+
+const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
+
+fn x() -> FloatTensor<A> {
+    f32s::<A>(&[0.5, -1.0, 1.5, 2.0], &[2, 2])
+}
+
+#[test]
+fn a_client_reads_the_dtype_that_it_knows() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let half = half(precision);
+        let product = A::float_matmul(x(), x());
+        assert_eq!(product.dtype(), half);
+        assert_eq!(values::<A>(product), [-1.25, -2.5, 3.75, 2.5]);
+
+        // The client's own half stays half to it, also where the policy widens.
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            let own = A::float_cast(x(), dtype);
+            assert_eq!(data::<A>(own.clone()).dtype(), dtype.into());
+            let exp = A::float_exp(own.clone());
+            assert_eq!(exp.dtype(), DType::F32);
+            assert_eq!(data::<A>(exp.clone()).dtype(), dtype.into());
+            assert_eq!(data::<A>(A::float_matmul(own, exp)).dtype(), dtype.into());
+        }
+
+        // A cast back to FP32 is one.
+        let wide = A::float_cast(demoted(x()), FloatDType::F32);
+        assert_eq!(wide.dtype(), DType::F32);
+
+        let f64s = A::float_cast(x(), FloatDType::F64);
+        let product = A::float_matmul(f64s.clone(), f64s);
+        assert_eq!(data::<A>(product).dtype(), DType::F64);
+    }
+}
+
+#[test]
+fn a_transaction_reads_what_a_client_knows() {
+    let _alone = on(Precision::Bf16);
+    let floats = vec![demoted(x()), x(), A::float_cast(x(), FloatDType::F16)];
+    let ints = vec![ints::<A>(&[1, 2], &[2])];
+    let transaction = TransactionPrimitive::new(floats, vec![], ints, vec![]);
+    let read = try_read_sync(A::tr_execute(transaction)).unwrap().unwrap();
+    let dtypes: Vec<_> = read.read_floats.iter().map(|data| data.dtype()).collect();
+    assert_eq!(dtypes, [DType::F32, DType::F32, DType::F16]);
+    assert_eq!(read.read_ints[0].dtype(), DType::I32);
+    assert_eq!(
+        read.read_floats[0].as_slice::<f32>().unwrap(),
+        [0.5, -1.0, 1.5, 2.0]
+    );
+}
+
+#[test]
+fn a_scalar_that_half_does_not_hold_takes_an_operation_to_fp32() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let half = half(precision);
+        let mask = || bools::<A>(&[true, false, false, false], &[2, 2]);
+        let unheld = match precision {
+            Precision::F16 => DType::F32,
+            _ => half,
+        };
+
+        let masked = A::float_mask_fill(demoted(x()), mask(), (-1e9).into());
+        assert_eq!(masked.dtype(), unheld);
+        let lowest = values::<A>(masked)[0];
+        assert!((lowest / -1e9 - 1.0).abs() < 0.01, "{lowest}");
+
+        let masked = A::float_mask_fill(demoted(x()), mask(), f64::NEG_INFINITY.into());
+        assert_eq!(masked.dtype(), half);
+        assert_eq!(
+            A::float_add_scalar(demoted(x()), 1e-8.into()).dtype(),
+            unheld
+        );
+        assert_eq!(
+            A::float_mul_scalar(demoted(x()), 1e6.into()).dtype(),
+            unheld
+        );
+        assert_eq!(A::float_mul_scalar(demoted(x()), 0.5.into()).dtype(), half);
+        // bf16 ends a little before FP32.
+        let lowest = f64::from(f32::MIN);
+        assert_eq!(
+            A::float_clamp_min(demoted(x()), lowest.into()).dtype(),
+            DType::F32
+        );
+        assert_eq!(
+            A::float_remainder_scalar(demoted(x()), 1e6.into()).dtype(),
+            unheld
+        );
+        let padded =
+            |value| A::float_pad(demoted(x()), &[(1, 1), (0, 0)], PadMode::Constant(value));
+        assert_eq!(padded(-1e9).dtype(), unheld);
+        assert_eq!(padded(0.0).dtype(), half);
+        assert_eq!(A::leaky_relu(demoted(x()), 1e-6.into()).dtype(), unheld);
+    }
+}
+
+#[test]
+fn an_additive_mask_of_minus_a_billion_survives() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let scores = demoted(f32s::<A>(&[1.0, 2.0, 3.0, 0.5, 0.25, 2.0], &[2, 3]));
+        let mask = f32s::<A>(&[0.0, 0.0, -1e9], &[1, 3]);
+        let masked = A::float_add(scores, mask);
+        assert_eq!(masked.dtype(), DType::F32);
+        let probabilities = values::<A>(A::softmax(masked, 1));
+        assert!(
+            probabilities.iter().all(|p| p.is_finite()),
+            "{probabilities:?}"
+        );
+        assert_eq!((probabilities[2], probabilities[5]), (0.0, 0.0));
+        assert!((probabilities[0] + probabilities[1] - 1.0).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn attention_with_masks_is_finite() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let heads = |value: f32| f32s::<A>(&[value; 16], &[1, 1, 4, 4]);
+        let options = || AttentionModuleOptions::default();
+        // Unscaled scores of 4 * 300 * 300 are beyond f16.
+        let out = A::attention(
+            heads(300.0),
+            heads(300.0),
+            heads(1.0),
+            None,
+            None,
+            options(),
+        );
+        assert_eq!(values::<A>(out), [1.0; 16]);
+        let bias = f32s::<A>(&[0.0, 0.0, -1e9, -1e9], &[1, 1, 1, 4]);
+        let bias = A::float_expand(bias, Shape::new([1, 1, 4, 4]));
+        let out = A::attention(
+            heads(1.0),
+            heads(1.0),
+            heads(1.0),
+            None,
+            Some(bias),
+            options(),
+        );
+        assert_eq!(values::<A>(out), [1.0; 16]);
+        // Masked by a number alone, a row without a key takes them all.
+        let bias = f32s::<A>(&[-1e9; 16], &[1, 1, 4, 4]);
+        let out = A::attention(
+            heads(1.0),
+            heads(1.0),
+            heads(1.0),
+            None,
+            Some(bias),
+            options(),
+        );
+        assert_eq!(values::<A>(out), [1.0; 16]);
+        // A row without a key.
+        let mask = bools::<A>(&[true; 16], &[1, 1, 4, 4]);
+        let out = A::attention(
+            heads(1.0),
+            heads(1.0),
+            heads(1.0),
+            Some(mask),
+            None,
+            options(),
+        );
+        assert_eq!(values::<A>(out), [0.0; 16]);
+    }
+}
+
+#[test]
+fn the_product_of_a_tensor_with_itself_is_a_square_in_fp32() {
+    let _alone = on(Precision::F16);
+    let large = || demoted(f32s::<A>(&[300.0, -512.0], &[2]));
+    // As a server gets it from a client, which squares by a product.
+    let tensor = A::float_tensor_handle(large());
+    let operand = || {
+        A::float_tensor(TensorHandle {
+            handle: tensor.clone(),
+            shape: Shape::new([2]),
+        })
+    };
+    let square = A::float_mul(operand(), operand());
+    assert_eq!(square.dtype(), DType::F32);
+    assert_eq!(values::<A>(square), [90_000.0, 262_144.0]);
+    // Equal values are not the same tensor.
+    let product = A::float_mul(large(), large());
+    assert_eq!(product.dtype(), DType::F16);
+    assert_eq!(values::<A>(product), [f32::INFINITY; 2]);
+}
+
+#[test]
+fn long_sums_do_not_stop_at_two_thousand() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let ones = |shape: &[usize]| {
+            A::float_ones(Shape::from(shape.to_vec()), &FlexDevice, FloatDType::F32)
+        };
+        assert_eq!(
+            values::<A>(A::float_matmul(ones(&[1, 4096]), ones(&[4096, 1]))),
+            [4096.0]
+        );
+        assert_eq!(values::<A>(A::float_sum(demoted(ones(&[4096])))), [4096.0]);
+        let mut sum = zeros(&[1]);
+        for _ in 0..4096 {
+            sum = A::float_add(sum, demoted(ones(&[1])));
+        }
+        assert_eq!(values::<A>(sum), [4096.0]);
+        let x = ones(&[1, 1, 64, 64]);
+        let weight_grad = A::conv2d_weight_backward(
+            x.clone(),
+            ones(&[1, 1, 1, 1]),
+            x,
+            ConvOptions::new([1; 2], [0; 2], [1; 2], 1),
+        );
+        assert_eq!(values::<A>(weight_grad), [4096.0]);
+    }
+}
+
+#[test]
+fn constants_follow_half_in_products_and_not_in_sums() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let half = half(precision);
+        assert_eq!(A::float_mul(demoted(x()), zeros(&[2, 2])).dtype(), half);
+        assert_eq!(
+            A::float_cat(vec![zeros(&[2, 2]), demoted(x())], 0).dtype(),
+            half
+        );
+        assert_eq!(
+            A::float_add(demoted(x()), zeros(&[2, 2])).dtype(),
+            DType::F32
+        );
+        assert_eq!(A::float_mul(demoted(x()), x()).dtype(), DType::F32);
+
+        let full = |value: f64| {
+            A::float_full(
+                Shape::new([2, 2]),
+                value.into(),
+                &FlexDevice,
+                FloatDType::F32,
+            )
+        };
+        assert_eq!(A::float_mul(demoted(x()), full(0.5)).dtype(), half);
+        assert_eq!(A::float_mul(demoted(x()), full(1e-6)).dtype(), DType::F32);
+
+        // It moves, but a computed tensor is no constant any more.
+        let moved = A::float_reshape(zeros(&[4]), Shape::new([2, 2]));
+        assert_eq!(A::float_mul(demoted(x()), moved).dtype(), half);
+        let computed = A::float_add_scalar(zeros(&[2, 2]), 1.0.into());
+        assert_eq!(A::float_mul(demoted(x()), computed).dtype(), DType::F32);
+
+        // The noise of a dropout.
+        let bernoulli = Distribution::Bernoulli(0.5);
+        let random = |distribution| {
+            A::float_random(
+                Shape::new([2, 2]),
+                distribution,
+                &FlexDevice,
+                FloatDType::F32,
+            )
+        };
+        assert_eq!(A::float_mul(demoted(x()), random(bernoulli)).dtype(), half);
+        let drawn = random(Distribution::Default);
+        assert_eq!(A::float_mul(demoted(x()), drawn).dtype(), DType::F32);
+    }
+}
+
+#[test]
+fn fp32_that_fits_in_half_returns_to_it_at_an_activation() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let half = half(precision);
+        let mean = || A::float_mean_dim(demoted(x()), 1);
+        assert_eq!(mean().dtype(), DType::F32);
+        let centered = || A::float_sub(demoted(x()), mean());
+        assert_eq!(centered().dtype(), DType::F32);
+        assert_eq!(A::relu(centered()).dtype(), half);
+        assert_eq!(A::relu(A::float_neg(centered())).dtype(), half);
+        // A product of two large operands may be of any size, and so may a sum with other FP32.
+        assert_eq!(
+            A::relu(A::float_mul(centered(), centered())).dtype(),
+            DType::F32
+        );
+        assert_eq!(A::relu(A::float_add(centered(), x())).dtype(), DType::F32);
+        assert_eq!(A::relu(x()).dtype(), DType::F32);
+        let small = A::float_mul_scalar(centered(), 1e-6.into());
+        let expected = if precision == Precision::F16 {
+            DType::F32
+        } else {
+            half
+        };
+        assert_eq!(A::relu(small).dtype(), expected);
+    }
+}
+
+#[test]
+fn a_parameters_gradient_is_fp32() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let grad = A::linear_weight_backward(demoted(x()), demoted(x()));
+        assert_eq!(grad.dtype(), DType::F32);
+        let grad = A::linear_x_backward(x(), demoted(x()));
+        assert_eq!(grad.dtype(), half(precision));
+        // In the client's own half, it is what the client asked for.
+        let own = || A::float_cast(x(), FloatDType::BF16);
+        let grad = A::linear_weight_backward(own(), own());
+        assert_eq!(data::<A>(grad).dtype(), DType::BF16);
+    }
+}
+
+#[test]
+fn batch_norm_gives_half_and_keeps_its_statistics() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let half = half(precision);
+        let image = || {
+            demoted(f32s::<A>(
+                &[0.5, 1.0, 1.5, 2.0, 1.0, 0.0, 3.0, 1.0],
+                &[2, 2, 2],
+            ))
+        };
+        let channels = || f32s::<A>(&[1.0, 2.0], &[2]);
+        let trained = A::batch_norm_train(image(), channels(), channels(), 1e-5);
+        assert_eq!(trained.output.dtype(), half);
+        assert_eq!(trained.mean.dtype(), DType::F32);
+        assert_eq!(trained.variance.dtype(), DType::F32);
+        assert_eq!(values::<A>(trained.mean.clone()), [0.625, 1.875]);
+        let (mean, variance) = (trained.mean, trained.variance);
+        let grads =
+            A::batch_norm_train_backward(image(), channels(), mean, variance, 1e-5, image());
+        assert_eq!(grads.x_grad.dtype(), half);
+        assert_eq!(grads.gamma_grad.dtype(), DType::F32);
+        assert_eq!(grads.beta_grad.dtype(), DType::F32);
+    }
+}
+
+#[test]
+fn a_seed_gives_fp32s_numbers() {
+    use burn_backend::Backend;
+
+    let _alone = on(Precision::F16);
+    let draw = |dtype| {
+        A::seed(&FlexDevice, 7);
+        let distribution = Distribution::Uniform(0.0, 1.0);
+        let drawn = A::float_random(Shape::new([200]), distribution, &FlexDevice, dtype);
+        values::<A>(A::float_cast(drawn, FloatDType::F32))
+    };
+    let (wide, half) = (draw(FloatDType::F32), draw(FloatDType::F16));
+    for (wide, half) in wide.into_iter().zip(half) {
+        assert!(
+            (wide - half).abs() <= wide * 2f32.powi(-11) + 6e-8,
+            "{half} for {wide}"
+        );
+    }
+}
+
+#[test]
+fn a_weight_of_several_operations_is_cast_once() {
+    for precision in HALVES {
+        let counted = |share: bool| {
+            let _alone = on(precision);
+            share_half_copies::<Flex>(&FlexDevice, share);
+            let weight = f32s::<A>(&[1.0; 64], &[8, 8]);
+            let x = demoted(f32s::<A>(&[1.0; 64], &[8, 8]));
+            for _ in 0..3 {
+                A::float_matmul(x.clone(), weight.clone());
+            }
+            share_half_copies::<Flex>(&FlexDevice, false);
+            AmpReport::of::<Flex>(&FlexDevice)
+        };
+        let (shared, alone) = (counted(true), counted(false));
+        assert_eq!((shared.copies_now, alone.copies_now), (128, 0));
+        let (shared_casts, alone_casts) = (shared.all_casts(), alone.all_casts());
+        assert_eq!(
+            (shared_casts.spared.count, alone_casts.spared.count),
+            (2, 0)
+        );
+        assert_eq!(alone_casts.to_half.count - shared_casts.to_half.count, 2);
+        // A copy goes with its tensor.
+        let _alone = on(precision);
+        assert_eq!(AmpReport::of::<Flex>(&FlexDevice).copies_now, 0);
+    }
+}
+
+#[test]
+fn a_tensor_that_nobody_shares_keeps_no_copy() {
+    let _alone = on(Precision::F16);
+    share_half_copies::<Flex>(&FlexDevice, true);
+    let no_longer_shared = x();
+    drop(no_longer_shared.clone());
+    A::float_matmul(no_longer_shared, x());
+    share_half_copies::<Flex>(&FlexDevice, false);
+    assert_eq!(AmpReport::of::<Flex>(&FlexDevice).copies_most, 0);
+}
+
+#[test]
+fn half_tensors_return_to_fp32_when_the_device_does() {
+    let _alone = on(Precision::F16);
+    let product = A::float_matmul(x(), x());
+    let own = A::float_cast(x(), FloatDType::F16);
+    configure::<Flex>(&FlexDevice, Precision::F32).unwrap();
+    let sum = A::float_add(product.clone(), x());
+    assert_eq!(sum.dtype(), DType::F32);
+    assert_eq!(values::<A>(sum), [-0.75, -3.5, 5.25, 4.5]);
+    assert_eq!(A::float_transpose(product).dtype(), DType::F32);
+    // The client's own half is none of the policy's.
+    assert_eq!(A::float_add(own.clone(), own).dtype(), DType::F16);
+}
+
+#[test]
+fn other_kinds_become_floats_as_asked() {
+    let _alone = on(Precision::Bf16);
+    let half = half(Precision::Bf16);
+    let int = || ints::<A>(&[1, 2], &[2]);
+    assert_eq!(
+        A::int_into_float(int(), FloatDType::F32).dtype(),
+        DType::F32
+    );
+    let mask = A::bool_into_float(bools::<A>(&[true, false], &[2]), FloatDType::F32);
+    let product = A::float_mul(demoted(f32s::<A>(&[3.0, 4.0], &[2])), mask);
+    assert_eq!(product.dtype(), half);
+    assert_eq!(values::<A>(product), [3.0, 0.0]);
+    let indices = A::float_argmax(demoted(x()), 1, IntDType::I32);
+    assert_eq!(indices.dtype(), DType::I32);
+    let larger = A::float_greater(demoted(x()), x(), BoolDType::Native);
+    assert!(larger.dtype().is_bool());
+}
+
+#[test]
+fn quantized_tensors_are_made_of_fp32_and_give_fp32() {
+    let _alone = on(Precision::F16);
+    let values_of = |count: usize| (0..count).map(|i| i as f32 / 64.0).collect::<Vec<_>>();
+    let tensor = || f32s::<A>(&values_of(64), &[2, 32]);
+    let scheme = Default::default();
+    let ours = A::quantize_dynamic(demoted(tensor()), &scheme);
+    let theirs = Flex::quantize_dynamic(f32s::<Flex>(&values_of(64), &[2, 32]), &scheme);
+    let ours = A::dequantize(ours, FloatDType::F32);
+    assert_eq!(ours.dtype(), DType::F32);
+    let theirs = Flex::dequantize(theirs, FloatDType::F32);
+    assert_eq!(values::<A>(ours), values::<Flex>(theirs));
+}
