@@ -54,12 +54,12 @@ mod train;
 
 #[doc(inline)]
 pub use burn_amp_core::{
-    AmpError, Anomaly, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Pass, Precision,
-    ScaleEntry, ScaleHistory, Skipped, Transition,
+    AmpError, Anomaly, Casts, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Pass,
+    Precision, ScaleEntry, ScaleHistory, Skipped, Transition,
 };
 
 pub use autodiff::{AmpAutodiff, AmpGradients};
-pub use device::{AmpConfig, Casts, WhenStuck, precision_of};
+pub use device::{AmpConfig, WhenStuck, precision_of};
 pub use diagnostics::AmpReport;
 pub use precision::{full_precision, with_precision};
 pub use scaler::GradScaler;

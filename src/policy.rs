@@ -11,7 +11,7 @@ use burn_amp_core::FloatDType;
 #[doc(inline)]
 pub use burn_amp_core::policy::{Class, Row, Rows, TABLE, class, rows};
 pub(crate) use burn_amp_core::policy::{
-    HalfSupport, Support, class_when, holds, is_half, is_recorded, plan, same,
+    HalfSupport, Support, class_when, holds, is_half, is_recorded, plan,
 };
 
 /// How the policy is applied.

@@ -7,6 +7,7 @@
 
 #![warn(missing_docs)]
 
+mod casts;
 mod dtype;
 mod error;
 mod file;
@@ -17,6 +18,7 @@ mod record;
 mod scaler;
 mod words;
 
+pub use casts::Casts;
 pub use dtype::FloatDType;
 pub use error::AmpError;
 #[doc(hidden)]
@@ -27,6 +29,6 @@ pub use scaler::{
     ScaleHistory, Skipped, Transition,
 };
 #[doc(hidden)]
-pub use scaler::{NonFinite, skipped};
+pub use scaler::{NonFinite, RecordedStep};
 #[doc(hidden)]
-pub use words::{counted, grouped};
+pub use words::{bytes, counted, grouped};

@@ -15,3 +15,35 @@ pub fn grouped(number: u64) -> String {
     let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().collect();
     String::from_utf8_lossy(&groups.join(&b',')).into_owned()
 }
+
+/// A number of bytes, in powers of 1,024.
+pub fn bytes(number: u64) -> String {
+    let mut size = number as f64;
+    let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].into_iter().peekable();
+    while size >= 1024.0 && units.len() > 1 {
+        size /= 1024.0;
+        units.next();
+    }
+    let unit = units.next().unwrap_or("B");
+    let decimals = usize::from(unit != "B");
+    format!("{size:.decimals$} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_a_unit() {
+        let sizes = [0, 1023, 1536, 3 << 20, 5 << 40, 9 << 50].map(bytes);
+        let expected = [
+            "0 B",
+            "1023 B",
+            "1.5 KiB",
+            "3.0 MiB",
+            "5.0 TiB",
+            "9216.0 TiB",
+        ];
+        assert_eq!(sizes, expected);
+    }
+}

@@ -1,8 +1,7 @@
 //! Loss scaling in the client: on a device that computes in f16 it works as it does in PyTorch.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +9,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
-use burn_amp_core::{NonFinite, replace_file, skipped};
+use burn_amp_core::{NonFinite, RecordedStep};
 
 use crate::{
     AmpError, Error, LastStep, LossScaleConfig, LossScaler, Outcome, ScaleHistory, Transition,
@@ -202,7 +201,7 @@ impl GradScaler {
     /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last
     /// update.
     pub fn update(&self) -> Result<Transition, AmpError> {
-        let shared = &mut *self.shared();
+        let mut shared = self.shared();
         if shared.pending.steps == 0 {
             return Err(AmpError::NothingStepped);
         }
@@ -218,7 +217,14 @@ impl GradScaler {
             parameters: pending.gradients,
             ..NonFinite::default()
         };
-        Ok(shared.record(scale, outcome, found))
+        let Shared {
+            scaler, history, ..
+        } = &mut *shared;
+        let recorded = RecordedStep::of(scaler, history, scale, outcome, found);
+        shared.last_step = Some(recorded.step.clone());
+        drop(shared);
+        recorded.log("");
+        Ok(recorded.transition)
     }
 
     /// A copy of the state as it is now.
@@ -288,14 +294,7 @@ impl GradScaler {
     ///
     /// [`AmpError::State`] when the state cannot be written. The writer may then hold part of it.
     pub fn to_writer(&self, writer: impl Write) -> Result<(), AmpError> {
-        self.written(writer)
-            .map_err(|error| AmpError::unwritten("the writer", error))
-    }
-
-    fn written(&self, mut writer: impl Write) -> io::Result<()> {
-        serde_json::to_writer_pretty(&mut writer, &self.state())?;
-        // Dropping a buffered writer would lose its remaining bytes without an error.
-        writer.flush()
+        self.state().to_writer(writer)
     }
 
     /// Continues from a state that [`to_writer`](GradScaler::to_writer) wrote.
@@ -305,9 +304,7 @@ impl GradScaler {
     /// [`AmpError::State`] when the state is damaged, truncated or from a newer version. The scaler
     /// is then unchanged.
     pub fn from_reader(&self, reader: impl Read) -> Result<(), AmpError> {
-        let state = serde_json::from_reader(reader)
-            .map_err(|error| AmpError::unread("the reader", error))?;
-        self.load_state(state);
+        self.load_state(LossScaler::from_reader(reader)?);
         Ok(())
     }
 
@@ -317,9 +314,7 @@ impl GradScaler {
     ///
     /// [`AmpError::State`] when the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        let path = path.as_ref();
-        replace_file(path, |file| self.written(file))
-            .map_err(|error| AmpError::unwritten(path.display(), error))
+        self.state().save(path)
     }
 
     /// Continues from a file that [`save`](GradScaler::save) wrote, here or in burn-amp.
@@ -329,9 +324,7 @@ impl GradScaler {
     /// [`AmpError::State`] when the file is missing, or its state is damaged, truncated or from a
     /// newer version. The scaler is then unchanged.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        let path = path.as_ref();
-        let state = fs::read(path).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
-        self.load_state(state.map_err(|error| AmpError::unread(path.display(), error))?);
+        self.load_state(LossScaler::load(path)?);
         Ok(())
     }
 
@@ -357,24 +350,6 @@ impl Shared {
             scaler,
             ..Self::default()
         }
-    }
-
-    /// Records and logs a step whose loss was multiplied by `scale`.
-    fn record(&mut self, scale: f32, outcome: Outcome, found: NonFinite) -> Transition {
-        let mut step = LastStep {
-            scale,
-            outcome,
-            non_finite_gradients: found.gradients,
-            parameters: Vec::new(),
-            last_finite: None,
-            anomalies: Vec::new(),
-        };
-        step.name(&found.parameters);
-        let transition = self.scaler.update_at(scale, outcome);
-        self.history.push(skipped(&step), &self.scaler);
-        tell_log(&step, transition, &self.scaler);
-        self.last_step = Some(step);
-        transition
     }
 }
 
@@ -598,32 +573,4 @@ impl FiniteCheck {
 fn zeros(rests: Tensor<1>) -> Result<Vec<bool>, Error> {
     let rests = rests.try_into_data().map_err(Error::Read)?;
     Ok(rests.iter::<f32>().map(|rest| rest == 0.0).collect())
-}
-
-/// Logs one line per event. Of repeated events, only the 1st, 2nd, 4th, 8th, .. are logged.
-fn tell_log(step: &LastStep, transition: Transition, after: &LossScaler) {
-    let (steps, scale, new_scale) = (after.steps(), step.scale, after.scale());
-    let (losses, in_a_row) = (after.non_finite_losses(), after.skipped_in_a_row());
-    match step.outcome {
-        Outcome::Overflow if in_a_row.is_power_of_two() => log::debug!(
-            step = steps, scale = scale, new_scale = new_scale, skipped_in_a_row = in_a_row;
-            "burn-amp: gradients overflowed at loss scale {scale} ({}); step skipped, {in_a_row} \
-             in a row, scale now {new_scale}", step.listed()
-        ),
-        Outcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
-            step = steps, scale = scale, losses = losses;
-            "burn-amp: the loss is not finite; step skipped, loss scale {scale} kept (non-finite \
-             losses so far: {losses}). The loss scale is not the cause: check the inputs, the \
-             learning rate, and the forward pass for values beyond 65504, which f16 cannot hold"
-        ),
-        _ => {}
-    }
-    if transition == Transition::StuckAtMinimum {
-        log::error!(
-            step = steps, scale = new_scale, skipped_in_a_row = in_a_row;
-            "burn-amp: {in_a_row} steps in a row were skipped, the last one at the minimum loss \
-             scale {new_scale}: the model is not training. No loss scale makes its gradients \
-             finite ({}). Try bf16", step.listed()
-        );
-    }
 }

@@ -14,11 +14,11 @@ mod tensor;
 
 pub use backend::Amp;
 pub use burn_amp_core::{
-    AmpError, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Precision, ScaleEntry,
-    ScaleHistory, Skipped, Transition, policy,
+    AmpError, Casts, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Precision,
+    ScaleEntry, ScaleHistory, Skipped, Transition, policy,
 };
 pub use client::connect;
-pub use device::{Casts, OpCasts, configure, precision_of, share_half_copies};
+pub use device::{OpCasts, configure, precision_of, share_half_copies};
 pub use error::Error;
 pub use grad_scaler::GradScaler;
 pub use local::*;

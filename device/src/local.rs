@@ -8,15 +8,21 @@ use burn::server::{TokenAuthorizer, WebSocketTransport};
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
+use burn_dispatch::DispatchDevice;
+#[cfg(feature = "cube")]
+use burn_dispatch::backends::Cube;
+#[cfg(feature = "flex")]
+use burn_dispatch::backends::Flex;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::device::InForce;
 use crate::server::enter;
-use crate::{AmpServer, Error, Precision};
+use crate::{AmpReport, AmpServer, Error, Precision};
 
 /// A device of this process that computes in mixed precision.
 struct Local {
     on: Device,
-    precision: Precision,
+    in_force: InForce,
     device: Device,
 }
 
@@ -53,14 +59,13 @@ pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, E
     getrandom::fill(&mut token).map_err(Error::Token)?;
     let authorizer = TokenAuthorizer::new(&token).expect("a token of 32 bytes");
     let server = AmpServer::of_sessions(on.clone(), precision, authorizer)?;
-    // Never `Auto`.
-    let precision = server.precision();
+    let in_force = server.in_force;
 
     // A panic leaves the list as it was.
     let mut list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
     let found = list
         .iter_mut()
-        .find(|local| local.on == on && local.precision == precision);
+        .find(|local| local.on == on && local.in_force.precision == in_force.precision);
     let local = match found {
         // An operation that panics there ends the session.
         Some(local) if local.device.sync().is_err() => {
@@ -72,13 +77,42 @@ pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, E
             let local = serve(&server, &token)?;
             list.push(Local {
                 on,
-                precision,
+                in_force,
                 device: local.clone(),
             });
             local
         }
     };
     Ok(local.with_autodiff_context_from(&device))
+}
+
+impl AmpReport {
+    /// The report of a device that [`mixed_precision`] gave, or a function of this crate with the name
+    /// of a backend; `None` for any other. Its counts are those of all devices of this process on the
+    /// same device of Burn's.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn_amp_device::{AmpReport, Precision, flex};
+    ///
+    /// let device = flex(Precision::Bf16)?.autodiff();
+    /// let report = AmpReport::of_device(&device).expect("a device of this process");
+    /// assert!(report.to_string().contains("precision   bf16: asked for"));
+    /// # }
+    /// # Ok::<(), burn_amp_device::Error>(())
+    /// ```
+    pub fn of_device(device: &Device) -> Option<Self> {
+        let device = device.clone().without_autodiff();
+        let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
+        let local = list.iter().find(|local| local.device == device)?;
+        match local.on.as_dispatch() {
+            #[cfg(feature = "cube")]
+            DispatchDevice::Cube(device) => Some(Self::in_force::<Cube>(device, local.in_force)),
+            #[cfg(feature = "flex")]
+            DispatchDevice::Flex(device) => Some(Self::in_force::<Flex>(device, local.in_force)),
+            _ => None,
+        }
+    }
 }
 
 /// Starts the server and connects to it.

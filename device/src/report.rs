@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn_amp_core::Precision;
+use burn_amp_core::policy::trials::OpSet;
+use burn_amp_core::{Casts, Precision, bytes};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use crate::device::{self, Casts, DeviceState, OpCasts, OpSet};
+use crate::device::{self, DeviceState, InForce, OpCasts};
 
 /// A snapshot of a device's precision and of what mixed precision has it do. Printed, it is a short
 /// table; serde keeps every field.
@@ -49,8 +50,13 @@ const SHOWN: usize = 8;
 impl AmpReport {
     /// The report of a device of `B`, the backend inside [`Amp<B>`](crate::Amp).
     pub fn of<B: Backend>(device: &B::Device) -> Self {
+        let in_force = DeviceState::of::<B>(device).in_force::<B>(device);
+        Self::in_force::<B>(device, in_force)
+    }
+
+    /// The report of a device, or of a session there with a precision of its own.
+    pub(crate) fn in_force<B: Backend>(device: &B::Device, in_force: InForce) -> Self {
         let state = DeviceState::of::<B>(device);
-        let in_force = state.in_force::<B>(device);
         let half = in_force.precision.compute_dtype();
         let found = half
             .map(|half| state.found_so_far(half))
@@ -74,9 +80,9 @@ impl AmpReport {
     pub fn all_casts(&self) -> OpCasts {
         let mut all = OpCasts::default();
         for casts in self.casts.values() {
-            all.to_half.add(casts.to_half);
-            all.from_half.add(casts.from_half);
-            all.spared.add(casts.spared);
+            all.to_half += casts.to_half;
+            all.from_half += casts.from_half;
+            all.spared += casts.spared;
         }
         all
     }
@@ -114,7 +120,7 @@ impl fmt::Display for AmpReport {
         if by_op.len() > SHOWN {
             writeln!(f, "            and {} operations more", by_op.len() - SHOWN)?;
         }
-        let [now, most] = [self.copies_now, self.copies_most].map(Size);
+        let [now, most] = [self.copies_now, self.copies_most].map(bytes);
         write!(
             f,
             "copies      {now} now, {most} at most: {} casts spared",
@@ -125,38 +131,8 @@ impl fmt::Display for AmpReport {
 
 fn made(casts: &OpCasts) -> Casts {
     let mut made = casts.to_half;
-    made.add(casts.from_half);
+    made += casts.from_half;
     made
-}
-
-impl fmt::Display for Casts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", grouped(self.count), Size(self.bytes))
-    }
-}
-
-/// A number of bytes, in powers of 1,024.
-struct Size(u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut size = self.0 as f64;
-        let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].into_iter().peekable();
-        while size >= 1024.0 && units.len() > 1 {
-            size /= 1024.0;
-            units.next();
-        }
-        let unit = units.next().unwrap_or("B");
-        let decimals = usize::from(unit != "B");
-        write!(f, "{size:.decimals$} {unit}")
-    }
-}
-
-/// A number with its digits in groups of three.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().collect();
-    String::from_utf8_lossy(&groups.join(&b',')).into_owned()
 }
 
 #[cfg(test)]

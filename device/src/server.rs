@@ -11,8 +11,8 @@ use burn_dispatch::DispatchDevice;
 use burn_ir::BackendIr;
 use burn_remote::server::BackendServer;
 
-use crate::device::{resolve, session};
-use crate::{Amp, Error, Precision, configure};
+use crate::device::{DeviceState, InForce, session};
+use crate::{Amp, Error, Precision};
 
 /// Serves devices that compute in mixed precision. The counterpart of Burn's
 /// [`RemoteServer`](burn::server::RemoteServer).
@@ -45,7 +45,7 @@ use crate::{Amp, Error, Precision, configure};
 /// ```
 pub struct AmpServer {
     host: Box<dyn Host>,
-    precision: Precision,
+    pub(crate) in_force: InForce,
 }
 
 impl AmpServer {
@@ -114,7 +114,7 @@ impl AmpServer {
     /// What the devices compute in: the precision that [`Precision::Auto`] became, or the one that
     /// was given.
     pub fn precision(&self) -> Precision {
-        self.precision
+        self.in_force.precision
     }
 
     /// Serves on `transport` until the process receives Ctrl+C or `SIGTERM`. Installs Burn's
@@ -145,7 +145,7 @@ impl AmpServer {
 impl fmt::Debug for AmpServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AmpServer")
-            .field("precision", &self.precision)
+            .field("precision", &self.precision())
             .finish_non_exhaustive()
     }
 }
@@ -165,21 +165,24 @@ fn hosting<B: Backend>(
     authorizer: impl PeerAuthorizer,
     scope: Scope,
 ) -> Result<AmpServer, Error> {
-    let set = match scope {
-        Scope::Devices => configure::<B>,
-        Scope::Sessions => resolve::<B>,
-    };
-    let mut in_force = precision;
+    let mut in_force = None;
     for device in &devices {
-        in_force = set(device, precision)?;
+        let state = DeviceState::of::<B>(device);
+        in_force = Some(match scope {
+            Scope::Devices => state.configure::<B>(device, precision)?,
+            Scope::Sessions => state.chosen::<B>(device, precision)?,
+        });
     }
+    let in_force = in_force.ok_or(ServeError::NoDevices)?;
     let mut server = BackendServer::<Amp<B>>::new(devices).with_authorizer(authorizer);
     if let Scope::Sessions = scope {
-        server = server.with_custom_op(ENTER, move |_, _, _| session::set_precision(in_force));
+        server = server.with_custom_op(ENTER, move |_, _, _| {
+            session::set_precision(in_force.precision)
+        });
     }
     Ok(AmpServer {
         host: Box::new(server),
-        precision: in_force,
+        in_force,
     })
 }
 

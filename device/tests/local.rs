@@ -7,7 +7,7 @@ use std::thread;
 
 use burn::remote::{ConnectError, RemoteHost};
 use burn::tensor::{Device, Tensor};
-use burn_amp_device::{AmpServer, Error, Precision, flex, mixed_precision};
+use burn_amp_device::{AmpReport, AmpServer, Error, Precision, flex, mixed_precision};
 
 use client::{HALVES, assert_computed_in, product, read, roundoff, tensor, within_a_minute};
 
@@ -67,6 +67,22 @@ fn each_device_computes_in_its_precision_beside_the_others_and_shows_fp32() {
     for thread in threads {
         thread.join().unwrap();
     }
+}
+
+#[test]
+fn the_report_of_a_device_tells_its_precision_and_its_casts() {
+    let device = flex(Precision::F16).unwrap();
+    product(&device);
+    for device in [device.clone(), device.autodiff()] {
+        let report = AmpReport::of_device(&device).unwrap();
+        assert_eq!(report.device, "flex on Cpu");
+        assert_eq!(report.precision, Precision::F16);
+        assert_eq!(report.reason, "asked for");
+        assert!(report.all_casts().to_half.count > 0);
+    }
+    let auto = AmpReport::of_device(&flex(Precision::Auto).unwrap()).unwrap();
+    assert_eq!(auto.precision, Precision::F32);
+    assert!(AmpReport::of_device(&Device::flex()).is_none());
 }
 
 #[test]

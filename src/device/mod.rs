@@ -10,14 +10,14 @@ mod trial;
 
 use std::any::TypeId;
 
+use burn_amp_core::policy::trials::Found;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
 pub(crate) use config::InForce;
 pub use config::{AmpConfig, WhenStuck};
 pub(crate) use state::DeviceState;
 pub(crate) use statistics::CastStatistics;
-pub use statistics::Casts;
-pub(crate) use trial::{Found, OpSet, register as register_trials};
+pub(crate) use trial::register as register_trials;
 
 use crate::policy::{Mode, Support};
 use crate::precision::region;

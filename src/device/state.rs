@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
+use burn_amp_core::policy::trials::Found;
 use burn_backend::{Backend, DType};
 use parking_lot::Mutex;
 
 use super::auto::Auto;
 use super::capabilities::Capabilities;
-use super::trial::Found;
 use super::{AmpConfig, CastStatistics, DeviceKey, InForce, key, trial};
 use crate::GradScaler;
 use crate::precision::want_half;

@@ -2,20 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use burn_amp_core::Casts;
 use burn_backend::DType;
-use serde::{Deserialize, Serialize};
 
 use crate::policy::is_half;
-
-/// Casts of float tensors from one dtype to another. `Display` gives the bytes in powers of 1,024:
-/// `8 (1.5 KiB)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Casts {
-    /// The number of casts.
-    pub count: u64,
-    /// Bytes that the casts read and wrote: each element counts in both dtypes.
-    pub bytes: u64,
-}
 
 /// The counters of a device, kept for the life of the process.
 #[derive(Debug, Default)]

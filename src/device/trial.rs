@@ -1,18 +1,11 @@
-//! Trials: which operations a device computes in half as exactly as half allows.
-//!
-//! Some kernels accumulate products in half, so that 4,096 ones sum to 2,048. Others compute a
-//! function in half throughout and lose its last bits or its small results. An inexact operation
-//! runs in FP32 on that device: operands are rounded to half first, and the result is half, so the
-//! values are those of an exact device. An operation that could not be tried runs the same way.
-//!
-//! Other kernels compute in FP32 inside, such as LibTorch's: what the policy widens needs no casts
-//! there. An operation that is widened by its class runs in half where the trial shows it exact.
+//! Tries a device: which operations it computes in half as exactly as half allows.
 
 use std::any::{Any, TypeId};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::RangeInclusive;
 
+use burn_amp_core::policy::trials::{self, Found, N, POINTS, SPREAD};
 use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, DeviceOps, FloatDType, TensorData, try_read_sync};
@@ -20,50 +13,7 @@ use parking_lot::Mutex;
 
 use super::DeviceState;
 use super::auto::{self, Times};
-use crate::policy::{self, Class, HalfSupport, same};
-
-/// A set of tried operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct OpSet(u64);
-
-impl OpSet {
-    pub(crate) const NONE: Self = Self(0);
-
-    /// The set of one named operation; empty if the operation is not tried.
-    pub(crate) const fn of(name: &str) -> Self {
-        let mut i = 0;
-        while i < TRIED.len() {
-            if same(TRIED[i], name) {
-                return Self(1 << i);
-            }
-            i += 1;
-        }
-        Self::NONE
-    }
-
-    pub(crate) fn is_none(self) -> bool {
-        self == Self::NONE
-    }
-
-    pub(crate) fn contains(self, op: Self) -> bool {
-        self.0 & op.0 != 0
-    }
-
-    pub(crate) fn names(self) -> impl Iterator<Item = &'static str> {
-        TRIED
-            .into_iter()
-            .filter(move |op| self.contains(Self::of(op)))
-    }
-}
-
-/// What the trials of a device found in one half dtype.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Found {
-    /// Operations that the policy runs in half and that the device is not shown to compute exactly.
-    pub inexact: OpSet,
-    /// Operations that the policy widens and that the device computes exactly in half.
-    pub native: OpSet,
-}
+use crate::policy::HalfSupport;
 
 /// Makes the operands of a trial.
 struct TrialInputs<'a, B: Backend> {
@@ -75,44 +25,27 @@ struct TrialInputs<'a, B: Backend> {
 
 impl<B: Backend> TrialInputs<'_, B> {
     fn ones<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
-        self.values(vec![1.0; shape.iter().product()], shape)
+        self.values(trials::ones(shape.iter().product()), shape)
     }
 
-    /// Ones, with 2,048 in the middle: from there, neither f16 nor bf16 can count in steps of one.
-    /// For sums of few terms, in any order.
     fn peak<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
-        let mut values = vec![1.0; shape.iter().product()];
-        let middle = values.len() / 2;
-        values[middle] = 2048.0;
-        self.values(values, shape)
+        self.values(trials::peak(shape.iter().product()), shape)
     }
 
-    /// Points at which precision is lost: near zero, at a bend and at the end of the range.
     fn points(&self) -> FloatTensor<B> {
-        let points = [
-            6.2e-5, -1e-3, 0.02, -0.1, 0.5, -1.0, 1.7, -3.0, 3.93, -7.0, 256.0, 60_000.0,
-        ];
-        self.values(points.to_vec(), [12])
+        self.values(POINTS.to_vec(), [POINTS.len()])
     }
 
-    /// Positive values of four orders of magnitude, in no order.
     fn varied<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
-        let count = shape.iter().product::<usize>();
-        let fraction = |i: usize| (i as f32 * 0.618_034).fract();
-        let values = (1..=count).map(|i| fraction(i) * 10f32.powi((i * i % 4) as i32 - 2));
-        self.values(values.collect(), shape)
+        self.values(trials::varied(shape.iter().product()), shape)
     }
 
-    /// The end of f16's range, where a sum of two overflows.
     fn ends<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
-        self.values(vec![60_000.0; shape.iter().product()], shape)
+        self.values(trials::ends(shape.iter().product()), shape)
     }
 
-    /// Values spread evenly over a range.
-    fn spread(&self, range: std::ops::RangeInclusive<f32>) -> FloatTensor<B> {
-        let (from, to) = range.into_inner();
-        let value = |i: usize| from + (to - from) * i as f32 / (SPREAD - 1) as f32;
-        self.values((0..SPREAD).map(value).collect(), [SPREAD])
+    fn spread(&self, range: RangeInclusive<f32>) -> FloatTensor<B> {
+        self.values(trials::spread(range), [SPREAD])
     }
 
     /// Values rounded to half, even if the trial computes in FP32.
@@ -124,138 +57,19 @@ impl<B: Backend> TrialInputs<'_, B> {
 
 type Trial<B> = fn(&TrialInputs<B>) -> FloatTensor<B>;
 
-/// The tried operations, each with the arguments that try it.
-macro_rules! trials {
+struct Trials<B>(PhantomData<B>);
+
+macro_rules! tried {
     (|$make:ident| $($op:ident $(($($argument:expr),+))+;)*) => {
-        const TRIED: [&str; [$(stringify!($op)),*].len()] = [$(stringify!($op)),*];
-
-        struct Trials<B>(PhantomData<B>);
-
         impl<B: Backend> Trials<B> {
-            const OF: [&'static [Trial<B>]; TRIED.len()] =
-                [$(&[$(|$make| B::$op($($argument),+)),+]),*];
+            /// The tried operations, each with its trials.
+            const OF: &'static [(&'static str, &'static [Trial<B>])] =
+                &[$((stringify!($op), &[$(|$make| B::$op($($argument),+)),+])),*];
         }
     };
 }
 
-/// The number of terms in a sum: beyond what f16 (2,048) and bf16 (256) can count to.
-const N: usize = 4096;
-/// Enough values that two roundings show where one is allowed.
-const SPREAD: usize = 512;
-
-// One row selects a different kernel than many. So do few channels, and taps instead of channels.
-#[rustfmt::skip]
-trials! { |make|
-    float_matmul
-        (make.ones([1, N]), make.ones([N, 1]))
-        (make.ones([1, N]), make.ones([N, 8]))
-        (make.ones([8, N]), make.ones([N, 8]))
-        (make.ones([2, 1, N]), make.ones([2, N, 8]));
-    linear
-        (make.ones([1, N]), make.ones([N, 8]), None)
-        (make.ones([8, N]), make.ones([N, 8]), None);
-    linear_x_backward
-        (make.ones([8, N]), make.ones([1, N]))
-        (make.ones([8, N]), make.ones([8, N]));
-    linear_weight_backward
-        (make.ones([N, 8]), make.ones([N, 8]))
-        (make.ones([N, 1]), make.ones([N, 1]));
-    conv1d
-        (make.ones([1, N, 2]), make.ones([4, N, 1]), None, conv())
-        (make.ones([1, 1, 64]), make.peak([1, 1, 64]), None, conv());
-    conv1d_x_backward
-        (make.ones([1, 4, 2]), make.ones([N, 4, 1]), make.ones([1, N, 2]), conv())
-        (make.ones([1, 1, 127]), make.peak([1, 1, 64]), make.ones([1, 1, 64]), conv());
-    conv1d_weight_backward
-        (make.ones([2, 8, N / 2]), make.ones([8, 8, 1]), make.ones([2, 8, N / 2]), conv())
-        (make.ones([2, 1, N / 2]), make.ones([1, 1, 1]), make.ones([2, 1, N / 2]), conv());
-    conv2d
-        (make.ones([1, N, 2, 2]), make.ones([4, N, 1, 1]), None, conv())
-        (make.ones([1, 1, 8, 8]), make.peak([1, 1, 8, 8]), None, conv());
-    conv2d_x_backward
-        (make.ones([1, 4, 2, 2]), make.ones([N, 4, 1, 1]), make.ones([1, N, 2, 2]), conv())
-        (make.ones([1, 1, 15, 15]), make.peak([1, 1, 8, 8]), make.ones([1, 1, 8, 8]), conv());
-    conv2d_weight_backward
-        (make.ones([4, 8, 32, 32]), make.ones([8, 8, 1, 1]), make.ones([4, 8, 32, 32]), conv())
-        (make.ones([4, 1, 32, 32]), make.ones([1, 1, 1, 1]), make.ones([4, 1, 32, 32]), conv());
-    conv3d
-        (make.ones([1, N, 1, 2, 2]), make.ones([4, N, 1, 1, 1]), None, conv())
-        (make.ones([1, 1, 4, 4, 4]), make.peak([1, 1, 4, 4, 4]), None, conv());
-    conv3d_x_backward
-        (make.ones([1, 4, 1, 2, 2]), make.ones([N, 4, 1, 1, 1]), make.ones([1, N, 1, 2, 2]), conv())
-        (make.ones([1, 1, 7, 7, 7]), make.peak([1, 1, 4, 4, 4]), make.ones([1, 1, 4, 4, 4]), conv());
-    conv3d_weight_backward
-        (make.ones([1, 8, 16, 16, 16]), make.ones([8, 8, 1, 1, 1]), make.ones([1, 8, 16, 16, 16]), conv())
-        (make.ones([1, 1, 16, 16, 16]), make.ones([1, 1, 1, 1, 1]), make.ones([1, 1, 16, 16, 16]), conv());
-    conv_transpose1d
-        (make.ones([1, N, 2]), make.ones([N, 4, 1]), None, transpose())
-        (make.ones([1, 1, 64]), make.peak([1, 1, 64]), None, transpose());
-    conv_transpose1d_x_backward
-        (make.ones([4, N, 1]), make.ones([1, N, 2]), transpose())
-        (make.peak([1, 1, 64]), make.ones([1, 1, 127]), transpose());
-    conv_transpose1d_weight_backward
-        (make.ones([2, 8, N / 2]), make.ones([8, 8, 1]), make.ones([2, 8, N / 2]), transpose())
-        (make.ones([2, 1, N / 2]), make.ones([1, 1, 1]), make.ones([2, 1, N / 2]), transpose());
-    conv_transpose2d
-        (make.ones([1, N, 2, 2]), make.ones([N, 4, 1, 1]), None, transpose())
-        (make.ones([1, 1, 8, 8]), make.peak([1, 1, 8, 8]), None, transpose());
-    conv_transpose2d_x_backward
-        (make.ones([4, N, 1, 1]), make.ones([1, N, 2, 2]), transpose())
-        (make.peak([1, 1, 8, 8]), make.ones([1, 1, 15, 15]), transpose());
-    conv_transpose2d_weight_backward
-        (make.ones([4, 8, 32, 32]), make.ones([8, 8, 1, 1]), make.ones([4, 8, 32, 32]), transpose())
-        (make.ones([4, 1, 32, 32]), make.ones([1, 1, 1, 1]), make.ones([4, 1, 32, 32]), transpose());
-    conv_transpose3d
-        (make.ones([1, N, 1, 2, 2]), make.ones([N, 4, 1, 1, 1]), None, transpose())
-        (make.ones([1, 1, 4, 4, 4]), make.peak([1, 1, 4, 4, 4]), None, transpose());
-    conv_transpose3d_x_backward
-        (make.ones([4, N, 1, 1, 1]), make.ones([1, N, 1, 2, 2]), transpose())
-        (make.peak([1, 1, 4, 4, 4]), make.ones([1, 1, 7, 7, 7]), transpose());
-    conv_transpose3d_weight_backward
-        (make.ones([1, 8, 16, 16, 16]), make.ones([8, 8, 1, 1, 1]), make.ones([1, 8, 16, 16, 16]), transpose())
-        (make.ones([1, 1, 16, 16, 16]), make.ones([1, 1, 1, 1, 1]), make.ones([1, 1, 16, 16, 16]), transpose());
-    float_tanh (make.points());
-    gelu (make.points());
-    float_atan (make.points());
-    float_atan2 (make.points(), make.values(vec![256.0; 12], [12]));
-    gelu_backward
-        (make.points(), make.ones([12]))
-        (make.spread(-6.0..=6.0), make.varied([SPREAD]));
-    sigmoid_backward (make.spread(0.0..=1.0), make.varied([SPREAD]));
-    log_sigmoid_backward
-        (make.points(), make.ones([12]))
-        (make.spread(-10.0..=10.0), make.varied([SPREAD]));
-    float_sqrt (make.varied([64])) (make.ends([1]));
-    layer_norm
-        (make.varied([8, 256]), make.varied([256]), Some(make.varied([256])), 1e-5)
-        (make.values((0..512).map(|i| i as f32 * 100.0).collect(), [1, 512]), make.ones([512]), None, 1e-5);
-    avg_pool1d
-        (make.varied([1, 2, N]), 64, 64, 0, true, false)
-        (make.ones([1, 1, N]), N, N, 0, true, false)
-        (make.ends([1, 1, 64]), 4, 4, 0, true, false);
-    avg_pool2d
-        (make.varied([1, 2, 64, 64]), [8, 8], [8, 8], [0, 0], true, false)
-        (make.ones([1, 1, 64, 64]), [64, 64], [64, 64], [0, 0], true, false)
-        (make.ends([1, 1, 8, 8]), [2, 2], [2, 2], [0, 0], true, false);
-    avg_pool1d_backward
-        (make.ones([1, 1, 127]), make.varied([1, 1, 64]), 64, 1, 0, true, false);
-    avg_pool2d_backward
-        (make.ones([1, 1, 15, 15]), make.varied([1, 1, 8, 8]), [8, 8], [1, 1], [0, 0], true, false);
-    adaptive_avg_pool1d
-        (make.varied([1, 2, N]), 64)
-        (make.ones([1, 1, N]), 1)
-        (make.ends([1, 1, 64]), 16);
-    adaptive_avg_pool2d
-        (make.varied([1, 2, 64, 64]), [8, 8])
-        (make.ones([1, 1, 64, 64]), [1, 1])
-        (make.ends([1, 1, 8, 8]), [4, 4]);
-    adaptive_avg_pool1d_backward
-        (make.ones([1, 1, 64]), make.varied([1, 1, 24]))
-        (make.ones([1, 1, 1]), make.ones([1, 1, N]));
-    adaptive_avg_pool2d_backward
-        (make.ones([1, 1, 16, 16]), make.varied([1, 1, 12, 12]))
-        (make.ones([1, 1, 1, 1]), make.ones([1, 1, 64, 64]));
-}
+burn_amp_core::trials! { tried, |make| }
 
 fn conv<const D: usize>() -> ConvOptions<D> {
     ConvOptions::new([1; D], [0; D], [1; D], 1)
@@ -265,61 +79,32 @@ fn transpose<const D: usize>() -> ConvTransposeOptions<D> {
     ConvTransposeOptions::new([1; D], [0; D], [0; D], [1; D], 1)
 }
 
-/// What a device computes exactly in a half dtype. Tried once per process. An operation whose trial
-/// panics or cannot be read back is not shown to be exact.
+/// What a device computes exactly in a half dtype. Tried once per process.
 pub(crate) fn of<B: Backend>(device: &B::Device, half: DType) -> Found {
-    let (mut inexact, mut untried, mut native) = (OpSet::NONE, OpSet::NONE, OpSet::NONE);
-    let capabilities = DeviceState::of::<B>(device).capabilities::<B>(device);
-    let arithmetic = capabilities.support.of(half) == HalfSupport::Arithmetic;
-    for (i, trials) in Trials::<B>::OF.into_iter().enumerate() {
-        // A device that only contracts in half computes no other operation in half.
-        if !arithmetic && policy::class(TRIED[i]) != Class::LowerPrecision {
-            continue;
-        }
+    let support = DeviceState::of::<B>(device)
+        .capabilities::<B>(device)
+        .support;
+    let arithmetic = support.of(half) == HalfSupport::Arithmetic;
+    let trials = Trials::<B>::OF.iter().map(|(op, trials)| {
         let exact = || {
-            let mut exact = trials.iter().map(|t| is_exact::<B>(*t, device, half));
+            let mut exact = trials.iter().map(|t| is_exact::<B>(op, *t, device, half));
             exact.try_fold(true, |all, exact| Some(all && exact?))
         };
-        let found = catch_unwind(AssertUnwindSafe(exact));
-        let set = match (policy::class(TRIED[i]) == Class::Fp32Inside, found) {
-            (false, Ok(Some(true))) | (true, Ok(Some(false) | None) | Err(_)) => continue,
-            (true, Ok(Some(true))) => &mut native,
-            (false, Ok(Some(false))) => &mut inexact,
-            (false, Ok(None) | Err(_)) => &mut untried,
-        };
-        set.0 |= 1 << i;
-    }
-    log_found::<B>(device, half, inexact, untried);
-    Found {
-        inexact: OpSet(inexact.0 | untried.0),
-        native,
-    }
+        (*op, exact)
+    });
+    let names = [&*super::name::<B>(device), half.name()];
+    let or = " If the device is known to be exact in them, AmpConfig::with_op_qualification(false) \
+              lets them compute in half";
+    Found::by(trials, arithmetic, names, or)
 }
 
-/// Logs the result of a trial, once for each device and half dtype.
-fn log_found<B: Backend>(device: &B::Device, half: DType, inexact: OpSet, untried: OpSet) {
-    let (name, half) = (super::name::<B>(device), half.name());
-    let listed = |ops: OpSet| ops.names().collect::<Vec<_>>().join(", ");
-    if !inexact.is_none() {
-        let ops = listed(inexact);
-        log::info!(
-            "burn-amp: {name} is not exact in {half} in {ops}: these compute in FP32 and give {half}"
-        );
-    }
-    if !untried.is_none() {
-        let ops = listed(untried);
-        log::warn!(
-            "burn-amp: {name} could not be tried in {half} in {ops}: the trial panicked, or its \
-             result could not be read back. These compute in FP32 and give {half}. If the device is \
-             known to be exact in them, AmpConfig::with_op_qualification(false) lets them compute in \
-             {half}"
-        );
-    }
-}
-
-/// Whether every value in half equals the rounded FP32 value. Allows 1.25 roundings, because FP32
-/// is not exact either. `None` if the values cannot be read back.
-fn is_exact<B: Backend>(trial: Trial<B>, device: &B::Device, half: DType) -> Option<bool> {
+/// Whether the device computes a trial exactly. `None` if the values cannot be read back.
+fn is_exact<B: Backend>(
+    op: &str,
+    trial: Trial<B>,
+    device: &B::Device,
+    half: DType,
+) -> Option<bool> {
     let values = |dtype: DType| {
         let (half, dtype) = (half.into(), dtype.into());
         let inputs = TrialInputs {
@@ -331,12 +116,12 @@ fn is_exact<B: Backend>(trial: Trial<B>, device: &B::Device, half: DType) -> Opt
         let data = try_read_sync(B::float_into_data(result))?.ok()?;
         Some(data.iter::<f32>().collect::<Vec<_>>())
     };
-    let (half_values, expected) = (values(half)?, values(DType::F32)?);
-    // 6e-8 is the smallest number of f16.
-    let rounding = if half == DType::F16 { 11 } else { 8 };
-    let relative = 1.25 * 2f32.powi(-rounding);
-    let close = |(h, e): (&f32, &f32)| (h - e).abs() <= e.abs() * relative + 6e-8;
-    Some(half_values.iter().zip(&expected).all(close))
+    Some(trials::is_exact(
+        op,
+        half,
+        &values(half)?,
+        &values(DType::F32)?,
+    ))
 }
 
 /// How to try a device, by device type: the layer above autodiff decides when, but cannot name the

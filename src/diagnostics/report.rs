@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use burn_amp_core::{counted, grouped};
+use burn_amp_core::policy::trials::{Found, OpSet};
+use burn_amp_core::{Casts, counted, grouped};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use crate::device::{self, Casts, DeviceState, Found, OpSet};
+use crate::device::{self, DeviceState};
 use crate::{AmpError, GradScaler, LossScaleConfig, Precision, ScaleHistory};
 
 /// A snapshot of a device's precision, loss scale, steps and casts. Printed, it is a short table;
@@ -199,20 +200,6 @@ impl fmt::Display for AmpReport {
             "casts       {to} to f16 or bf16, {from} to FP32 or wider"
         )?;
         write!(f, "read-backs  {}", grouped(self.read_backs))
-    }
-}
-
-impl fmt::Display for Casts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut size = self.bytes as f64;
-        let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].into_iter().peekable();
-        while size >= 1024.0 && units.len() > 1 {
-            size /= 1024.0;
-            units.next();
-        }
-        let unit = units.next().unwrap_or("B");
-        let decimals = usize::from(unit != "B");
-        write!(f, "{} ({size:.decimals$} {unit})", grouped(self.count))
     }
 }
 

@@ -3,15 +3,14 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
-use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "train")]
 use std::sync::Weak;
 
-use burn_amp_core::{NonFinite, replace_file, skipped};
+use burn_amp_core::{NonFinite, RecordedStep};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{AmpError, LastStep, LossScaleConfig, LossScaler, Outcome, ScaleHistory, Transition};
@@ -237,14 +236,7 @@ impl GradScaler {
     ///
     /// [`AmpError::State`] when the state cannot be written. The writer may then hold part of it.
     pub fn to_writer(&self, writer: impl Write) -> Result<(), AmpError> {
-        self.written(writer)
-            .map_err(|error| AmpError::unwritten("the writer", error))
-    }
-
-    fn written(&self, mut writer: impl Write) -> io::Result<()> {
-        serde_json::to_writer_pretty(&mut writer, &self.state())?;
-        // Dropping a buffered writer would lose its remaining bytes without an error.
-        writer.flush()
+        self.state().to_writer(writer)
     }
 
     /// Continues from a state that [`to_writer`](GradScaler::to_writer) wrote.
@@ -254,9 +246,7 @@ impl GradScaler {
     /// [`AmpError::State`] when the state is damaged, truncated or from a newer version. The scaler
     /// is then unchanged.
     pub fn from_reader(&self, reader: impl Read) -> Result<(), AmpError> {
-        let state = serde_json::from_reader(reader)
-            .map_err(|error| AmpError::unread("the reader", error))?;
-        self.load_state(state);
+        self.load_state(LossScaler::from_reader(reader)?);
         Ok(())
     }
 
@@ -266,9 +256,7 @@ impl GradScaler {
     ///
     /// [`AmpError::State`] when the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        let path = path.as_ref();
-        replace_file(path, |file| self.written(file))
-            .map_err(|error| AmpError::unwritten(path.display(), error))
+        self.state().save(path)
     }
 
     /// Continues from a file that [`save`](GradScaler::save) wrote.
@@ -278,38 +266,30 @@ impl GradScaler {
     /// [`AmpError::State`] when the file is missing, or its state is damaged, truncated or from a
     /// newer version. The scaler is then unchanged.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        let path = path.as_ref();
-        let state = fs::read(path).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
-        self.load_state(state.map_err(|error| AmpError::unread(path.display(), error))?);
+        self.load_state(LossScaler::load(path)?);
         Ok(())
     }
 
     /// Records and logs the outcome of one step whose loss was multiplied by `scale`. Another
     /// thread may have changed the current scale since.
-    pub(crate) fn record(&self, scale: f32, outcome: Outcome, found: NonFinite) -> Transition {
-        let mut step = LastStep {
-            scale,
-            outcome,
-            non_finite_gradients: found.gradients,
-            parameters: Vec::new(),
-            last_finite: None,
-            anomalies: found.anomalies,
-        };
-        step.name(&found.parameters);
+    pub(crate) fn record(&self, scale: f32, outcome: Outcome, mut found: NonFinite) -> Transition {
         let mut shared = self.shared();
-        shared.leaves = found.leaves;
-        let before = shared.scaler;
-        let transition = shared.scaler.update_at(scale, outcome);
-        let after = shared.scaler;
-        shared.history.push(skipped(&step), &after);
-        shared.last_step = Some(step.clone());
+        let Shared {
+            scaler, history, ..
+        } = &mut *shared;
+        let leaves = std::mem::take(&mut found.leaves);
+        #[cfg(feature = "train")]
+        let by_pass = found.by_pass;
+        let recorded = RecordedStep::of(scaler, history, scale, outcome, found);
+        shared.leaves = leaves;
+        shared.last_step = Some(recorded.step.clone());
         drop(shared);
-        tell_log(&step, transition, &before, &after);
+        recorded.log(", or full_precision around the layers that overflow");
         #[cfg(feature = "train")]
         for listener in self.listeners() {
-            listener.step(&step, transition, found.by_pass);
+            listener.step(&recorded.step, recorded.transition, by_pass);
         }
-        transition
+        recorded.transition
     }
 
     #[cfg(feature = "distributed")]
@@ -393,49 +373,6 @@ impl ScaledLoss {
 /// The scaler of the innermost scope of this thread.
 pub(crate) fn in_scope() -> Option<GradScaler> {
     IN_SCOPE.with_borrow(|scalers| scalers.last().cloned())
-}
-
-/// Logs one line per event, with its values as fields. Of repeated events, only the 1st, 2nd, 4th,
-/// 8th, .. are logged, with the count so far.
-fn tell_log(step: &LastStep, transition: Transition, before: &LossScaler, after: &LossScaler) {
-    let mut named = match step.parameters.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", step.listed()),
-    };
-    for anomaly in &step.anomalies {
-        named = format!("{named} [{anomaly}]");
-    }
-    let (steps, scale, new_scale) = (after.steps(), step.scale, after.scale());
-    let (gradients, losses) = (step.non_finite_gradients, after.non_finite_losses());
-    let (before, in_a_row) = (before.skipped_in_a_row(), after.skipped_in_a_row());
-    match step.outcome {
-        Outcome::Finite if before > 1 => log::debug!(
-            step = steps, scale = scale, skipped_in_a_row = before;
-            "burn-amp: step taken at loss scale {scale}, after {before} skipped steps in a row"
-        ),
-        Outcome::Overflow if in_a_row.is_power_of_two() => log::debug!(
-            step = steps, scale = scale, new_scale = new_scale, gradients = gradients,
-            skipped_in_a_row = in_a_row;
-            "burn-amp: {gradients} gradients{named} overflowed at loss scale {scale}; step \
-             skipped, {in_a_row} in a row, scale now {new_scale}"
-        ),
-        Outcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
-            step = steps, scale = scale, losses = losses;
-            "burn-amp: the loss is not finite{named}; step skipped, loss scale {scale} kept \
-             (non-finite losses so far: {losses}). The loss scale is not the cause: check the \
-             inputs, the learning rate, and the forward pass for values beyond 65504, which f16 \
-             cannot hold. For such values use bf16, or full_precision around the layer"
-        ),
-        _ => {}
-    }
-    if transition == Transition::StuckAtMinimum {
-        log::error!(
-            step = steps, scale = new_scale, skipped_in_a_row = in_a_row;
-            "burn-amp: {in_a_row} steps in a row were skipped, the last one at the minimum loss \
-             scale {new_scale}: the model is not training. No loss scale makes its \
-             gradients{named} finite. Try bf16, or full_precision around the layers that overflow"
-        );
-    }
 }
 
 #[cfg(test)]

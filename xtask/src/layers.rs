@@ -12,7 +12,9 @@ use quote::ToTokens;
 use syn::parse::{ParseStream, Parser};
 use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
-use syn::{Attribute, ImplItem, Item, ItemMod, ItemUse, Macro, Meta, Token, TraitItem, UseTree};
+use syn::{
+    Attribute, ImplItem, Item, ItemMacro, ItemMod, ItemUse, Macro, Meta, Token, TraitItem, UseTree,
+};
 use walkdir::WalkDir;
 
 /// Modules that may use each other and those of the layers before.
@@ -36,8 +38,8 @@ pub const CORE: &[Layer] = &[
         knows_nothing_of: "devices, tensors, backends",
     },
     Layer {
-        modules: &["precision", "error", "file"],
-        holds: "`Precision`; `AmpError`; files written whole or not at all",
+        modules: &["precision", "error", "file", "casts"],
+        holds: "`Precision`; `AmpError`; files written whole or not at all; a count of casts",
         knows_nothing_of: "devices, tensors, backends",
     },
     Layer {
@@ -539,6 +541,16 @@ impl<'ast> Visit<'ast> for Reader {
         visit::visit_path(self, path);
     }
 
+    /// An exported macro stands at the crate root.
+    fn visit_item_macro(&mut self, item: &'ast ItemMacro) {
+        if item.attrs.iter().any(|a| a.path().is_ident("macro_export"))
+            && let (Some(name), Some(module)) = (&item.ident, self.module.first())
+        {
+            self.root.insert(name.to_string(), module.clone());
+        }
+        visit::visit_item_macro(self, item);
+    }
+
     fn visit_macro(&mut self, call: &'ast Macro) {
         self.visit_path(&call.path);
         self.scan(call.tokens.clone());
@@ -769,6 +781,20 @@ mod tests {
                 "src/mid/mod.rs:1: crate::Renamed: from mid, beside up to high",
                 "src/mid/mod.rs:1: crate::Top::new: from mid, beside up to high",
             ]
+        );
+    }
+
+    #[test]
+    fn an_exported_macro_is_its_modules() {
+        assert_eq!(
+            wrong(&[
+                (
+                    "high.rs",
+                    "#[macro_export] macro_rules! exported { () => {} }"
+                ),
+                ("mid/mod.rs", "crate::exported!();"),
+            ]),
+            ["src/mid/mod.rs:1: crate::exported: from mid, beside up to high"]
         );
     }
 

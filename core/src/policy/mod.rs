@@ -34,6 +34,7 @@
 mod decision;
 mod table;
 mod table_0_22;
+pub mod trials;
 
 use serde::Serialize;
 

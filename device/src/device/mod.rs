@@ -11,10 +11,9 @@ mod trial;
 use burn_amp_core::{AmpError, Precision};
 use burn_backend::Backend;
 
-pub(crate) use state::DeviceState;
+pub(crate) use state::{DeviceState, InForce};
+pub use statistics::OpCasts;
 pub(crate) use statistics::{CastStatistics, CopyBytes};
-pub use statistics::{Casts, OpCasts};
-pub(crate) use trial::OpSet;
 
 /// Sets the precision of a device of `B`, the backend inside [`Amp<B>`](crate::Amp), for all
 /// threads, and returns the precision that is in force from now on: never
@@ -42,16 +41,8 @@ pub fn configure<B: Backend>(
     device: &B::Device,
     precision: Precision,
 ) -> Result<Precision, AmpError> {
-    DeviceState::of::<B>(device).configure::<B>(device, precision)
-}
-
-/// The precision that [`configure`] would put in force, without doing so.
-pub(crate) fn resolve<B: Backend>(
-    device: &B::Device,
-    precision: Precision,
-) -> Result<Precision, AmpError> {
-    let chosen = DeviceState::of::<B>(device).chosen::<B>(device, precision)?;
-    Ok(chosen.precision)
+    let in_force = DeviceState::of::<B>(device).configure::<B>(device, precision)?;
+    Ok(in_force.precision)
 }
 
 /// The precision in force on a device of `B`, the backend inside [`Amp<B>`](crate::Amp): never

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
+use burn_amp_core::policy::trials::Found;
 use burn_amp_core::policy::{Mode, Support};
 use burn_amp_core::{AmpError, Precision};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
-use super::trial::Found;
 use super::{CastStatistics, auto, capabilities, name, session, trial};
 
 /// A backend and one of its devices.
@@ -98,8 +98,8 @@ impl DeviceState {
         })
     }
 
-    /// What `precision` is on this device, which tries its kernels.
-    pub(super) fn chosen<B: Backend>(
+    /// What `precision` is on this device, which tries its kernels. Puts nothing in force.
+    pub(crate) fn chosen<B: Backend>(
         &self,
         device: &B::Device,
         precision: Precision,
@@ -117,18 +117,18 @@ impl DeviceState {
         Ok(chosen)
     }
 
-    pub(super) fn configure<B: Backend>(
+    pub(crate) fn configure<B: Backend>(
         &self,
         device: &B::Device,
         precision: Precision,
-    ) -> Result<Precision, AmpError> {
+    ) -> Result<InForce, AmpError> {
         let chosen = self.chosen::<B>(device, precision)?;
         self.statistics.reset();
         *self
             .in_force
             .write()
             .unwrap_or_else(PoisonError::into_inner) = Some(chosen);
-        Ok(chosen.precision)
+        Ok(chosen)
     }
 
     /// How the policy applies on this thread.

@@ -4,25 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use burn_amp_core::Casts;
 use burn_amp_core::policy::is_half;
 use burn_backend::DType;
 use serde::{Deserialize, Serialize};
-
-/// Casts of float tensors from one dtype to another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Casts {
-    /// The number of casts.
-    pub count: u64,
-    /// Bytes that the casts read and wrote: each element counts in both dtypes.
-    pub bytes: u64,
-}
-
-impl Casts {
-    pub(crate) fn add(&mut self, other: Casts) {
-        self.count += other.count;
-        self.bytes += other.bytes;
-    }
-}
 
 /// The casts that the policy made for one operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -67,7 +52,7 @@ impl CastStatistics {
         let bytes = (elements * (from.size() + to.size())) as u64;
         // Counts are whole after a panic of another thread.
         let mut by_op = self.by_op.lock().unwrap_or_else(PoisonError::into_inner);
-        counter(by_op.entry(op).or_default()).add(Casts { count: 1, bytes });
+        *counter(by_op.entry(op).or_default()) += Casts { count: 1, bytes };
     }
 
     /// The casts by operation.

@@ -10,6 +10,7 @@ mod module;
 mod qtensor;
 mod transaction;
 
+use burn_amp_core::policy::trials::OpSet;
 use burn_amp_core::policy::{
     self, Class, HalfSupport, Mode, Operands, Plan, Support, holds, is_half, plan, same,
 };
@@ -17,7 +18,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata};
 
 use crate::AmpTensor;
-use crate::device::{DeviceState, OpSet};
+use crate::device::DeviceState;
 use crate::tensor::{TensorFlags, converted};
 
 /// An operation's name and class.

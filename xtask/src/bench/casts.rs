@@ -73,21 +73,23 @@ pub fn casts<B: Measured>(options: &Options) -> Vec<Value> {
     rows
 }
 
-/// A device of its own that computes in `precision`, in f16 with a loss scale that no step
-/// overflows at.
+/// A device of its own that computes in `precision`.
 pub fn device_in<B: Measured>(precision: Precision) -> CheckedDevice {
     let device = CheckedDevice::new();
-    let config = AmpConfig::new()
-        .with_precision(precision)
-        .with_op_qualification(B::TRIED);
-    let config = match precision {
-        Precision::F16 => config.with_loss_scale(LossScaleConfig::Fixed(256.0)),
-        _ => config,
-    };
-    config
+    config_in(precision)
+        .with_op_qualification(B::TRIED)
         .apply::<Checked<B>>(&device)
         .expect("a device that does all");
     device
+}
+
+/// In f16 with a loss scale that no step overflows at.
+pub fn config_in(precision: Precision) -> AmpConfig {
+    let config = AmpConfig::new().with_precision(precision);
+    match precision {
+        Precision::F16 => config.with_loss_scale(LossScaleConfig::Fixed(256.0)),
+        _ => config,
+    }
 }
 
 /// What the second of two steps runs.

@@ -1,0 +1,90 @@
+//! The record of a step in a scaler and its history, and the line in the log.
+
+use super::{LastStep, LossScaler, NonFinite, Outcome, ScaleHistory, Transition, skipped};
+
+/// A recorded step, to be logged.
+#[derive(Debug)]
+pub struct RecordedStep {
+    /// The step.
+    pub step: LastStep,
+    /// What became of the scale.
+    pub transition: Transition,
+    before: LossScaler,
+    after: LossScaler,
+}
+
+impl RecordedStep {
+    /// Records the outcome of a step whose loss was multiplied by `scale`. Another thread may have
+    /// changed the current scale since.
+    pub fn of(
+        scaler: &mut LossScaler,
+        history: &mut ScaleHistory,
+        scale: f32,
+        outcome: Outcome,
+        found: NonFinite,
+    ) -> Self {
+        let mut step = LastStep {
+            scale,
+            outcome,
+            non_finite_gradients: found.gradients,
+            parameters: Vec::new(),
+            last_finite: None,
+            anomalies: found.anomalies,
+        };
+        step.name(&found.parameters);
+        let before = *scaler;
+        let transition = scaler.update_at(scale, outcome);
+        history.push(skipped(&step), scaler);
+        Self {
+            step,
+            transition,
+            before,
+            after: *scaler,
+        }
+    }
+
+    /// Logs one line per event, with its values as fields. Of repeated events, only the 1st, 2nd,
+    /// 4th, 8th, .. are logged, with the count so far. `or` is what else than bf16 may help, empty or
+    /// starting with a comma.
+    pub fn log(&self, or: &str) {
+        let Self { step, after, .. } = self;
+        let mut named = match step.parameters.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", step.listed()),
+        };
+        for anomaly in &step.anomalies {
+            named = format!("{named} [{anomaly}]");
+        }
+        let (steps, scale, new_scale) = (after.steps(), step.scale, after.scale());
+        let (gradients, losses) = (step.non_finite_gradients, after.non_finite_losses());
+        let (before, in_a_row) = (self.before.skipped_in_a_row(), after.skipped_in_a_row());
+        match step.outcome {
+            Outcome::Finite if before > 1 => log::debug!(
+                step = steps, scale = scale, skipped_in_a_row = before;
+                "burn-amp: step taken at loss scale {scale}, after {before} skipped steps in a row"
+            ),
+            Outcome::Overflow if in_a_row.is_power_of_two() => log::debug!(
+                step = steps, scale = scale, new_scale = new_scale, gradients = gradients,
+                skipped_in_a_row = in_a_row;
+                "burn-amp: {gradients} gradients{named} overflowed at loss scale {scale}; step \
+                 skipped, {in_a_row} in a row, scale now {new_scale}"
+            ),
+            Outcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
+                step = steps, scale = scale, losses = losses;
+                "burn-amp: the loss is not finite{named}; step skipped, loss scale {scale} kept \
+                 (non-finite losses so far: {losses}). The loss scale is not the cause: check the \
+                 inputs, the learning rate, and the forward pass for values beyond 65504, which f16 \
+                 cannot hold. For such values try bf16{or}"
+            ),
+            _ => {}
+        }
+        if self.transition == Transition::StuckAtMinimum {
+            log::error!(
+                step = steps, scale = new_scale, skipped_in_a_row = in_a_row;
+                "burn-amp: {in_a_row} steps in a row were skipped, the last one at the minimum loss \
+                 scale {new_scale}: the model is not training. No loss scale makes its \
+                 gradients{named} finite. Try bf16{or}"
+            );
+        }
+    }
+}
