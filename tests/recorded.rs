@@ -337,6 +337,15 @@ macro_rules! functions {
 const FP32: f64 = 0.01;
 
 functions! {
+    sum(FP32, 1.5) |lab| lab.input([3, 4, 5]).sum();
+    sum_over_dim_1(FP32, 1.5) |lab| lab.input([3, 4, 5]).sum_dim(1);
+    mean(FP32, 1.5) |lab| lab.input([3, 4, 5]).mean();
+    mean_over_dim_0(FP32, 1.5) |lab| lab.input([3, 4, 5]).mean_dim(0);
+    mean_over_dim_2(FP32, 1.5) |lab| lab.input([3, 4, 5]).mean_dim(2);
+    mean_beside_what_it_is_of(FP32, 1.5) |lab| {
+        let x = lab.input([3, 4, 5]);
+        x.clone() * x.mean_dim(1)
+    };
     softmax_over_dim_0(FP32, 2.0) |lab| activation::softmax(lab.input([3, 4, 5]), 0);
     softmax_over_dim_1(FP32, 2.0) |lab| activation::softmax(lab.input([3, 4, 5]), 1);
     softmax_over_dim_2(FP32, 2.0) |lab| activation::softmax(lab.input([3, 4, 5]), 2);

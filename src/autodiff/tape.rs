@@ -58,6 +58,14 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
     /// A quotient of half operands. Computes its gradients in FP32.
     fn half_quotient(&self, operands: [FloatTensor<B>; 2]) -> FloatTensor<B>;
 
+    /// A sum or mean in FP32, over one dimension or over all.
+    fn reduction(
+        &self,
+        kind: Reduction,
+        tensor: FloatTensor<B>,
+        dim: Option<usize>,
+    ) -> Option<FloatTensor<B>>;
+
     /// A sum or difference of operands in one dtype, one of which is broadcast.
     fn sum(&self, sign: Sign, operands: [FloatTensor<B>; 2]) -> FloatTensor<B>;
 
@@ -105,6 +113,13 @@ pub(crate) enum Arithmetic {
 pub(crate) enum Sign {
     Plus,
     Minus,
+}
+
+/// The reductions whose gradient is the same for each value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reduction {
+    Sum,
+    Mean,
 }
 
 /// The activations whose gradient follows from their result.

@@ -1,11 +1,12 @@
 //! Tensor arithmetic, as in composed norms: an FP32 result of half tensors and small statistics
 //! keeps half copies for the backward pass.
 
+use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::{Call, Op, fitting};
 use crate::AmpTensor;
-use crate::autodiff::tape::{Arithmetic, Sign};
+use crate::autodiff::tape::{Arithmetic, Reduction, Sign};
 use crate::policy::is_half;
 use crate::tensor::TensorFlags;
 
@@ -106,6 +107,32 @@ pub(super) fn power<B: Backend>(named: Op, tensor: AmpTensor<B>, exponent: Scala
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::float_powi_scalar(tensor, exponent)))
+}
+
+/// A sum or mean, in FP32.
+pub(super) fn reduction<B: Backend>(
+    kind: Reduction,
+    named: Op,
+    tensor: AmpTensor<B>,
+    dim: Option<usize>,
+    op: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let call = Call::new(named, &[&tensor]);
+    let tape = call.recording(&[&tensor]).map(|(tape, _)| tape);
+    // Clones of a half tensor share its FP32 copy. Of one that has none, the gradient is rounded
+    // before it is expanded.
+    if let Some(tape) = tape
+        && tensor.shared_copy(DType::F32).is_none()
+        && let Some(out) = call.run(|| tape.reduction(kind, tensor.primitive.clone(), dim))
+    {
+        call.watch(&tensor);
+        return call.recorded(out);
+    }
+    let tensor = call.operand(tensor);
+    call.result(call.run(|| {
+        tape.and_then(|tape| tape.reduction(kind, tensor.clone(), dim))
+            .unwrap_or_else(|| op(tensor))
+    }))
 }
 
 /// The dtype in which an operand is kept for the backward pass.

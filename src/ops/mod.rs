@@ -11,11 +11,12 @@ mod qtensor;
 mod tensor;
 mod transaction;
 
+use burn_amp_core::policy::trials::OpSet;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use crate::autodiff::tape::{self, TapeExtension, cast};
-use crate::device::{DeviceContext, OpSet};
+use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
 use crate::policy::{self, Class, HalfSupport, Mode, Operands, Plan, holds, is_half, plan};
 use crate::precision::{half_wanted, keep_dtypes, keeps_dtypes};
@@ -275,7 +276,12 @@ impl Call {
     /// Wraps a float result of the backend's operation.
     #[inline(always)]
     fn result<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
+        let is_gradient = self.op.class == Class::Fp32Inside
+            && self.flags.contains(TensorFlags::BACKWARD)
+            && self.plan.result.is_some_and(is_half);
+        let wide = is_gradient.then(|| primitive.clone());
         self.recorded(self.in_result_dtype::<B>(primitive))
+            .with_wide(wide)
     }
 
     /// Casts a result to the dtype that the policy gives it.

@@ -9,10 +9,10 @@ use burn_backend::{
 };
 
 use super::activation::sigmoidal;
-use super::arithmetic::{power, product, sum};
+use super::arithmetic::{power, product, reduction, sum};
 use super::module::windows;
 use super::{Call, by_policy, float_ops, op, own_ops};
-use crate::autodiff::tape::{self, Arithmetic, Sigmoidal, Sign};
+use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign};
 use crate::autodiff::{leaves, seed};
 use crate::device::{DeviceContext, registered};
 use crate::policy::{HALVES, HalfSupport, Mode, holds, is_half};
@@ -159,6 +159,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_mul([lhs], [rhs]) -> FloatTensor => product(Arithmetic::Mul, op!(float_mul), lhs, rhs);
         float_div([lhs], [rhs]) -> FloatTensor => product(Arithmetic::Div, op!(float_div), lhs, rhs);
         float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs);
+        float_sum([tensor]) -> FloatTensor => reduction(Reduction::Sum, op!(float_sum), tensor, None, B::float_sum);
+        float_sum_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduction::Sum, op!(float_sum_dim), tensor, Some(dim), |t| B::float_sum_dim(t, dim));
+        float_mean([tensor]) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean), tensor, None, B::float_mean);
+        float_mean_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean_dim), tensor, Some(dim), |t| B::float_mean_dim(t, dim));
         float_tanh([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Tanh, op!(float_tanh), tensor);
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => scatter(data, indices, values, reduction);
         float_unfold([tensor], dim: usize, size: usize, step: usize) -> FloatTensor => windows([op!(float_unfold), op!(float_unfold, "without autodiff")], tensor, |t| B::float_unfold(t, dim, size, step));
@@ -201,12 +205,8 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_ceil([tensor]) -> FloatTensor;
         float_trunc([tensor]) -> FloatTensor;
 
-        float_sum([tensor]) -> FloatTensor;
-        float_sum_dim([tensor], dim: usize) -> FloatTensor;
         float_prod([tensor]) -> FloatTensor;
         float_prod_dim([tensor], dim: usize) -> FloatTensor;
-        float_mean([tensor]) -> FloatTensor;
-        float_mean_dim([tensor], dim: usize) -> FloatTensor;
         float_cumsum([tensor], dim: usize) -> FloatTensor;
         float_cumprod([tensor], dim: usize) -> FloatTensor;
         float_cummin([tensor], dim: usize) -> FloatTensor;

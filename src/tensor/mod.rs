@@ -143,6 +143,20 @@ impl<B: Backend> AmpTensor<B> {
         (copy.get().is_some() || !self.tail.is_alone()).then_some(copy)
     }
 
+    /// Keeps the FP32 values that a half gradient was rounded from, for a formula that sums in FP32:
+    /// no cast back, and one rounding less.
+    pub(crate) fn with_wide(self, wide: Option<FloatTensor<B>>) -> Self {
+        if let Some(wide) = wide
+            && let Some(copy) = self
+                .tail
+                .share(|| Shared::new(None))
+                .copy(self.dtype(), wide.dtype())
+        {
+            copy.set(wide).ok();
+        }
+        self
+    }
+
     /// Prepares the cast cache before a tensor is cloned. Without autodiff, no FP32 copy of a half
     /// tensor is kept, but of a gradient on its way: the tape holds half tensors to save memory.
     #[inline(never)]

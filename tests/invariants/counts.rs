@@ -122,6 +122,40 @@ fn in_bf16_an_activation_and_its_gradient_are_cast_once_however_often_it_is_used
 }
 
 #[test]
+fn a_gradient_that_a_formula_gave_in_fp32_is_not_cast_back() {
+    let device = device_in(Precision::Bf16);
+    let layer = LinearConfig::new(8, 8).init::<Keeping>(&device);
+    let step = step::<Keeping, _>(&device, layer, |layer| {
+        layer.forward(input([4, 8], 1, &device)).tanh().mean()
+    });
+    assert_eq!(step.counts.ran_in("linear_bias_backward", DType::F32), 1);
+    let expected = Casts {
+        // For the mean, and of tanh's result and gradient; of the weight's gradient.
+        count: 4,
+        elements: 3 * 32 + 64,
+    };
+    let widened = step.counts.casts_between(DType::BF16, DType::F32);
+    assert_eq!(widened, expected);
+}
+
+#[test]
+fn a_mean_has_a_gradient_of_its_own_size() {
+    for precision in HALVES {
+        let half = precision.compute_dtype().expect("a half precision");
+        let device = device_in(precision);
+        let layer = LinearConfig::new(8, 8).init::<Keeping>(&device);
+        let step = step::<Keeping, _>(&device, layer, |layer| {
+            let out = layer.forward(input([4, 8], 1, &device));
+            out.mean_dim(0).sum_dim(1).mean()
+        });
+        assert_eq!(step.counts.ran_in("float_ones", DType::F32), 0);
+        let rounded = step.counts.casts_between(DType::F32, half);
+        // x, the weight, the bias, and the gradient of a column.
+        assert_eq!(rounded.elements, 32 + 64 + 8 + 8, "in {precision}");
+    }
+}
+
+#[test]
 fn no_kind_of_step_casts_a_tensor_twice() {
     for kind in KINDS {
         for precision in HALVES {

@@ -33,9 +33,11 @@ pub(super) fn operand_grad<B: Backend>(
 ) -> AmpTensor<B> {
     let flags = grad.flags();
     let inside = grad.with_flags(flags - TensorFlags::BACKWARD);
-    let grad = cast(formula(inside), dtype);
+    let wide = formula(inside);
+    let kept = (wide.dtype() != dtype).then(|| wide.primitive.clone());
+    let grad = cast(wide, dtype);
     let flags = grad.flags() | flags;
-    grad.with_flags(flags)
+    grad.with_flags(flags).with_wide(kept)
 }
 
 /// A half tensor in FP32; any other tensor unchanged.

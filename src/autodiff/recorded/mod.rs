@@ -8,6 +8,7 @@ mod cast;
 mod dropout;
 mod layer_norm;
 mod quotient;
+mod reduction;
 mod relu;
 mod sigmoidal;
 mod softmax;
@@ -30,7 +31,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use super::leaves::{self, LeafInfo};
-use super::tape::{Arithmetic, Sigmoidal, Sign, Softmax, TapeExtension, WeakNode};
+use super::tape::{Arithmetic, Reduction, Sigmoidal, Sign, Softmax, TapeExtension, WeakNode};
 use crate::policy::is_half;
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
@@ -82,6 +83,15 @@ impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for R
         kept_quotient: Option<DType>,
     ) -> Option<TapeTensor<B>> {
         (!recomputes::<C>()).then(|| Self::record_arithmetic(op, operands, kept, kept_quotient))
+    }
+
+    fn reduction(
+        &self,
+        kind: Reduction,
+        tensor: TapeTensor<B>,
+        dim: Option<usize>,
+    ) -> Option<TapeTensor<B>> {
+        (!recomputes::<C>()).then(|| Self::record_reduction(kind, tensor, dim))
     }
 
     fn half_quotient(&self, operands: [TapeTensor<B>; 2]) -> TapeTensor<B> {

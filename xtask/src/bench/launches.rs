@@ -1,11 +1,13 @@
 //! What a training step launches on a device of CubeCL's, where fusion makes one kernel of several
 //! operations: counted from CubeCL's own log.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex};
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_amp::{AmpAutodiff, AmpConfig, LossScaleConfig, Precision};
+use burn_amp::AmpAutodiff;
 use cubecl::config::autotune::AutotuneLevel;
 use cubecl::config::memory::MemoryLogLevel;
 use cubecl::config::profiling::ProfilingLogLevel;
@@ -15,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::Options;
 use super::backend::{Measured, precisions};
+use super::casts::config_in;
 use super::models::{Dims, Model, Size};
 use super::speed::Step;
 
@@ -25,20 +28,17 @@ const WARM_UP: usize = 2;
 const SMALLER: usize = 8;
 
 /// What CubeCL has logged.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone)]
 struct Launches {
-    kernels: usize,
+    /// How often each kernel was launched, by name.
+    kernels: BTreeMap<String, usize>,
     /// Of the buffers that kernels write, but for those that they write in place.
     bytes: f64,
     /// Cleanups of memory, which tell that everything before them is in the log.
     cleanups: usize,
 }
 
-static LAUNCHES: Mutex<Launches> = Mutex::new(Launches {
-    kernels: 0,
-    bytes: 0.0,
-    cleanups: 0,
-});
+static LAUNCHES: Mutex<Launches> = Mutex::new(Launches::NONE);
 static LOGGED: Condvar = Condvar::new();
 
 /// Has CubeCL log its launches. Before anything of CubeCL's runs in the process.
@@ -77,9 +77,19 @@ impl Log for Reader {
 }
 
 impl Launches {
+    const NONE: Self = Self {
+        kernels: BTreeMap::new(),
+        bytes: 0.0,
+        cleanups: 0,
+    };
+
+    fn total(&self) -> usize {
+        self.kernels.values().sum()
+    }
+
     fn read(&mut self, line: &str) {
-        if line.contains("Executing ") {
-            self.kernels += 1;
+        if let Some((_, name)) = line.split_once("Executing ") {
+            *self.kernels.entry(name.trim().into()).or_default() += 1;
         } else if line.contains("Manual memory cleanup") {
             self.cleanups += 1;
         } else if line.contains("[Main GPU Memory] Reserved memory")
@@ -115,7 +125,7 @@ fn take<B: Backend>(device: &B::Device) -> Launches {
     while launches.cleanups == 0 {
         launches = LOGGED.wait(launches).expect("counts");
     }
-    std::mem::take(&mut launches)
+    std::mem::replace(&mut launches, Launches::NONE)
 }
 
 pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
@@ -134,43 +144,42 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
             ..dims
         };
         let plain = step::<B, Autodiff<B>>(model, dims);
-        let mut row = |precision: &str, counted: Launches| {
+        let mut row = |precision: &str, counted: &Launches| {
             let of_fp32 = [
-                counted.kernels as f64 / plain.kernels as f64,
+                counted.total() as f64 / plain.total() as f64,
                 counted.bytes / plain.bytes,
             ];
             println!(
                 "{:<12} {precision:<10} {:>8} {:>8.2} {:>10.1} {:>8.2}",
                 model.name(),
-                counted.kernels,
+                counted.total(),
                 of_fp32[0],
                 counted.bytes / 1e6,
                 of_fp32[1],
             );
+            if options.detail {
+                detail(&counted);
+            }
             rows.push(json!({
                 "backend": backend,
                 "model": model.name(),
                 "precision": precision,
-                "kernels": counted.kernels,
+                "kernels": counted.total(),
                 "kernels_ratio": of_fp32[0],
                 "bytes": counted.bytes,
                 "bytes_ratio": of_fp32[1],
             }));
         };
-        row("burn", plain);
+        row("burn", &plain);
         for precision in precisions::<B>() {
             // As on an accelerator, whose kernels add up in FP32.
-            let config = AmpConfig::new()
-                .with_precision(precision)
-                .with_op_qualification(false);
-            let config = match precision {
-                Precision::F16 => config.with_loss_scale(LossScaleConfig::Fixed(256.0)),
-                _ => config,
-            };
-            config.apply::<B>(&device).expect("a possible precision");
+            config_in(precision)
+                .with_op_qualification(false)
+                .apply::<B>(&device)
+                .expect("a possible precision");
             row(
                 &precision.to_string(),
-                step::<B, AmpAutodiff<B>>(model, dims),
+                &step::<B, AmpAutodiff<B>>(model, dims),
             );
         }
     }
@@ -189,13 +198,22 @@ fn step<B: Backend, A: AutodiffBackend<Device = B::Device>>(model: Model, dims: 
     take::<B>(&device)
 }
 
+/// Prints each kernel, by how often it was launched.
+fn detail(launches: &Launches) {
+    let mut kernels: Vec<_> = launches.kernels.iter().collect();
+    kernels.sort_by_key(|(_, times)| Reverse(**times));
+    for (name, times) in kernels {
+        println!("{:>12} {times:>5} {name}", "");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn lines_of_the_log_are_counted() {
-        let mut launches = Launches::default();
+        let mut launches = Launches::NONE;
         for line in [
             "Executing matmul::Kernel<f32>",
             "[Main GPU Memory] Reserved memory 4.10 KB using dynamic pool",
@@ -206,7 +224,8 @@ mod tests {
         ] {
             launches.read(line);
         }
-        assert_eq!((launches.kernels, launches.cleanups), (1, 1));
+        assert_eq!(launches.kernels["matmul::Kernel<f32>"], 1);
+        assert_eq!(launches.cleanups, 1);
         assert_eq!(launches.bytes, 4_100.0 + 512.0 + 2_048.0);
     }
 }
