@@ -148,7 +148,9 @@ fn a_mean_has_a_gradient_of_its_own_size() {
             let out = layer.forward(input([4, 8], 1, &device));
             out.mean_dim(0).sum_dim(1).mean()
         });
-        assert_eq!(step.counts.ran_in("float_ones", DType::F32), 0);
+        // In bf16 the pass starts from ones, in f16 from the loss scale.
+        let seeds = usize::from(precision == Precision::Bf16);
+        assert_eq!(step.counts.ran_in("float_ones", DType::F32), seeds);
         let rounded = step.counts.casts_between(DType::F32, half);
         // x, the weight, the bias, and the gradient of a column.
         assert_eq!(rounded.elements, 32 + 64 + 8 + 8, "in {precision}");
