@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn_amp_core::policy::trials::OpSet;
 use burn_amp_core::{Casts, Precision, bytes};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
@@ -31,7 +30,8 @@ pub struct AmpReport {
     pub precision: Precision,
     /// Why this precision is in force.
     pub reason: String,
-    /// Operations not exact on the device in this precision. They compute in FP32 and return half.
+    /// Operations found not to be exact on the device in this precision, of those that have run
+    /// there so far. They compute in FP32 and return half.
     pub inexact: Vec<String>,
     /// Operations that FP32 would compute on half operands, but the device computes in half as
     /// exactly: they run without casts. Found by the same trial as `inexact`.
@@ -58,18 +58,19 @@ impl AmpReport {
     pub(crate) fn in_force<B: Backend>(device: &B::Device, in_force: InForce) -> Self {
         let state = DeviceState::of::<B>(device);
         let half = in_force.precision.compute_dtype();
-        let found = half
-            .map(|half| state.found_so_far(half))
-            .unwrap_or_default();
-        let names = |ops: OpSet| ops.names().map(String::from).collect();
+        let trials = half.map(|half| state.trials(half)).into_iter();
         let statistics = state.statistics();
         let casts = statistics.by_op().into_iter();
         Self {
             device: device::name::<B>(device),
             precision: in_force.precision,
             reason: in_force.why.into(),
-            inexact: names(found.inexact),
-            native: names(found.native),
+            inexact: trials
+                .clone()
+                .flat_map(|t| t.inexact())
+                .map(String::from)
+                .collect(),
+            native: trials.flat_map(|t| t.native()).map(String::from).collect(),
             casts: casts.map(|(op, casts)| (op.into(), casts)).collect(),
             copies_now: statistics.copies.now(),
             copies_most: statistics.copies.most(),

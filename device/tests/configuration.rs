@@ -4,7 +4,8 @@ mod common;
 
 use burn_amp_device::policy::Class;
 use burn_amp_device::{AmpReport, Precision, configure, policy, precision_of};
-use burn_backend::{Backend, DType};
+use burn_backend::ops::{ConvOptions, FloatTensorOps, ModuleOps};
+use burn_backend::{Backend, DType, FloatDType};
 use burn_flex::{Flex, FlexDevice};
 use common::{A, on};
 
@@ -25,8 +26,12 @@ fn configure_returns_the_precision_in_force() {
 }
 
 #[test]
-fn the_report_names_what_the_trial_found() {
+fn the_report_names_what_the_trials_found() {
     let _alone = on(Precision::F16);
+    let ones = |shape: [usize; 4]| A::float_ones(shape.into(), &FlexDevice, FloatDType::F16);
+    let options = ConvOptions::new([1; 2], [0; 2], [1; 2], 1);
+    A::conv2d(ones([1, 1, 2, 2]), ones([1, 1, 1, 1]), None, options);
+    A::float_sqrt(ones([1; 4]));
     let report = AmpReport::of::<Flex>(&FlexDevice);
     assert_eq!(report.device, "flex on Cpu");
     assert_eq!(report.reason, "asked for");

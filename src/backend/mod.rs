@@ -69,7 +69,7 @@ impl<B: Backend> Backend for Amp<B> {
              backend without autodiff: AmpAutodiff<Flex>, not AmpAutodiff<Autodiff<Flex>>",
             B::name(device)
         );
-        device::register_trials::<B>(device);
+        device::register_timing::<B>(device);
         B::dtype_usage(device, dtype)
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceState, name, trial};
+use super::{DeviceState, name};
 use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision};
 
 /// How a device computes: its precision and its loss scaling.
@@ -95,10 +95,11 @@ impl AmpConfig {
         self
     }
 
-    /// Sets whether a trial checks a device's kernels before the device computes in half, once for
-    /// each half dtype. Default on: some kernels accumulate products in half, so that 4,096 ones
-    /// sum to 2,048, or lose the last bits of a function. Such an operation then computes in FP32
-    /// and returns half; the log and [`AmpReport::inexact`](crate::AmpReport) name it.
+    /// Sets whether a trial checks an operation's kernels when it first computes in half on a
+    /// device, once for each half dtype. Default on: some kernels accumulate products in half, so
+    /// that 4,096 ones sum to 2,048, or lose the last bits of a function. Such an operation then
+    /// computes in FP32 and returns half; the log and
+    /// [`AmpReport::inexact`](crate::AmpReport::inexact) name it.
     pub fn with_op_qualification(mut self, op_qualification: bool) -> Self {
         self.op_qualification = op_qualification;
         self
@@ -202,9 +203,6 @@ impl AmpConfig {
         GradScaler::of::<B>(device).configure(self.loss_scale.unwrap_or_default())?;
         state.statistics().reset();
         state.put_in_force(in_force);
-        if let Some(half) = precision.compute_dtype() {
-            trial::begin::<B>(device, half);
-        }
         Ok(precision)
     }
 
@@ -224,7 +222,7 @@ pub(crate) struct InForce {
     pub is_chosen: bool,
     /// Whether operations look for values that are not finite.
     pub watched: bool,
-    /// Whether the device is tried before it computes in half.
+    /// Whether operations are tried before they compute in half.
     pub tried: bool,
     #[cfg_attr(not(feature = "distributed"), allow(dead_code))]
     pub replica_timeout: Duration,

@@ -10,14 +10,14 @@ mod trial;
 
 use std::any::TypeId;
 
-use burn_amp_core::policy::trials::Found;
+use burn_amp_core::policy::trials::TriedOp;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
 pub(crate) use config::InForce;
 pub use config::{AmpConfig, WhenStuck};
 pub(crate) use state::DeviceState;
 pub(crate) use statistics::CastStatistics;
-pub(crate) use trial::register as register_trials;
+pub(crate) use trial::register as register_timing;
 
 use crate::policy::{Mode, Support};
 use crate::precision::region;
@@ -62,8 +62,7 @@ pub(crate) struct DeviceContext {
 }
 
 impl DeviceContext {
-    /// Looks a device up. If half precision is in force and has not been tried on the device, for
-    /// example because a region is the first to request it, the trial runs now.
+    /// Looks a device up.
     ///
     /// # Panics
     ///
@@ -78,12 +77,7 @@ impl DeviceContext {
             Some(_) => precision_of::<B>(device).unwrap_or_else(|error| panic!("{error}")),
         };
         let mode = match precision.compute_dtype() {
-            Some(half) => {
-                if in_force.tried && state.is_untried(half) {
-                    trial::begin::<B>(device, half);
-                }
-                Mode::On(half)
-            }
+            Some(half) => Mode::On(half),
             None => Mode::Off,
         };
         Self {
@@ -97,9 +91,16 @@ impl DeviceContext {
         self.state.capabilities::<B>(device).support
     }
 
-    /// What the trial of the device found. `B` must be a backend that computes.
-    pub(crate) fn found<B: Backend>(&self, device: &B::Device, half: DType) -> Found {
-        self.state.found::<B>(&self.in_force, device, half)
+    /// Whether the device computes an operation exactly in `half`, if the configuration has devices
+    /// tried. Tries the device the first time. `B` must be a backend that computes.
+    pub(crate) fn is_exact<B: Backend>(
+        &self,
+        device: &B::Device,
+        half: DType,
+        op: TriedOp,
+    ) -> Option<bool> {
+        let trials = self.in_force.tried.then(|| self.state.trials(half))?;
+        Some(trials.is_exact(op, || trial::is_exact::<B>(device, half, op)))
     }
 }
 

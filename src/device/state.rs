@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
-use burn_amp_core::policy::trials::Found;
+use burn_amp_core::policy::trials::TrialResults;
 use burn_backend::{Backend, DType};
 use parking_lot::Mutex;
 
 use super::auto::Auto;
 use super::capabilities::Capabilities;
-use super::{AmpConfig, CastStatistics, DeviceKey, InForce, key, trial};
+use super::{AmpConfig, CastStatistics, DeviceKey, InForce, key};
 use crate::GradScaler;
 use crate::precision::want_half;
 
@@ -26,8 +26,8 @@ pub(crate) struct DeviceState {
     in_force: ArcSwapOption<InForce>,
     scaler: GradScaler,
     statistics: CastStatistics,
-    /// Results of the trials in f16 and bf16. Unset until the trial has run.
-    found: [OnceLock<Found>; 2],
+    /// In f16 and bf16.
+    trials: [TrialResults; 2],
 }
 
 /// The states of all devices, by device id. Process-wide, because a device outlives every tensor on
@@ -104,37 +104,9 @@ impl DeviceState {
         &self.statistics
     }
 
-    /// What the trial found, if the configuration tries the device. Runs the trial if it has not run;
-    /// concurrent threads wait for one trial. `B` must be a backend that computes.
-    pub(super) fn found<B: Backend>(
-        &self,
-        in_force: &InForce,
-        device: &B::Device,
-        half: DType,
-    ) -> Found {
-        match in_force.tried {
-            true => *self
-                .trial(half)
-                .get_or_init(|| trial::of::<B>(device, half)),
-            false => Found::default(),
-        }
-    }
-
-    /// What the trial found so far; nothing until the trial has run.
-    pub(crate) fn found_so_far<B: Backend>(&self, device: &B::Device, half: DType) -> Found {
-        match self.in_force::<B>(device).tried {
-            true => self.trial(half).get().copied().unwrap_or_default(),
-            false => Found::default(),
-        }
-    }
-
-    /// Whether the device's trial in `half` has not run yet.
-    pub(super) fn is_untried(&self, half: DType) -> bool {
-        self.trial(half).get().is_none()
-    }
-
-    fn trial(&self, half: DType) -> &OnceLock<Found> {
-        &self.found[usize::from(half == DType::BF16)]
+    /// What the trials in `half` have shown so far.
+    pub(crate) fn trials(&self, half: DType) -> &TrialResults {
+        &self.trials[usize::from(half == DType::BF16)]
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 
-use burn_amp_core::policy::trials::{self, Found, N, POINTS, SPREAD};
+use burn_amp_core::policy::trials::{self, N, POINTS, SPREAD, TriedOp};
 use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, DeviceOps, FloatDType, TensorData, try_read_sync};
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::DeviceState;
 use super::auto::{self, Times};
-use crate::policy::HalfSupport;
+use crate::policy::{Class, HalfSupport, class};
 
 /// Makes the operands of a trial.
 struct TrialInputs<'a, B: Backend> {
@@ -79,28 +79,34 @@ fn transpose<const D: usize>() -> ConvTransposeOptions<D> {
     ConvTransposeOptions::new([1; D], [0; D], [0; D], [1; D], 1)
 }
 
-/// What a device computes exactly in a half dtype. Tried once per process.
-pub(crate) fn of<B: Backend>(device: &B::Device, half: DType) -> Found {
+/// Whether a device computes an operation exactly in a half dtype.
+pub(super) fn is_exact<B: Backend>(device: &B::Device, half: DType, op: TriedOp) -> bool {
     let support = DeviceState::of::<B>(device)
         .capabilities::<B>(device)
         .support;
-    let arithmetic = support.of(half) == HalfSupport::Arithmetic;
-    let trials = Trials::<B>::OF.iter().map(|(op, trials)| {
-        let exact = || {
-            let mut exact = trials.iter().map(|t| is_exact::<B>(op, *t, device, half));
-            exact.try_fold(true, |all, exact| Some(all && exact?))
-        };
-        (*op, exact)
-    });
+    // A device that only contracts in half computes no other operation there.
+    if support.of(half) != HalfSupport::Arithmetic && class(op.name()) != Class::LowerPrecision {
+        return false;
+    }
+    let mut trials = Trials::<B>::OF.iter();
+    let (_, trials) = trials
+        .find(|(name, _)| *name == op.name())
+        .expect("its trials");
+    let exact = || {
+        let mut exact = trials
+            .iter()
+            .map(|t| computes_exactly::<B>(op, *t, device, half));
+        exact.try_fold(true, |all, exact| Some(all && exact?))
+    };
     let names = [&*super::name::<B>(device), half.name()];
-    let or = " If the device is known to be exact in them, AmpConfig::with_op_qualification(false) \
-              lets them compute in half";
-    Found::by(trials, arithmetic, names, or)
+    let or = " If the device is known to be exact in it, AmpConfig::with_op_qualification(false) \
+              lets it compute in half";
+    op.tried(exact, names, or)
 }
 
 /// Whether the device computes a trial exactly. `None` if the values cannot be read back.
-fn is_exact<B: Backend>(
-    op: &str,
+fn computes_exactly<B: Backend>(
+    op: TriedOp,
     trial: Trial<B>,
     device: &B::Device,
     half: DType,
@@ -117,64 +123,38 @@ fn is_exact<B: Backend>(
         Some(data.iter::<f32>().collect::<Vec<_>>())
     };
     Some(trials::is_exact(
-        op,
+        op.name(),
         half,
         &values(half)?,
         &values(DType::F32)?,
     ))
 }
 
-/// How to try a device, by device type: the layer above autodiff decides when, but cannot name the
-/// backend that computes. Process-wide, like the types.
-static BACKENDS: Mutex<BTreeMap<TypeId, DeviceTrials>> = Mutex::new(BTreeMap::new());
+/// How to time a device, by device type: the layer above autodiff cannot name the backend that
+/// computes. Process-wide, like the types.
+static BACKENDS: Mutex<BTreeMap<TypeId, Timing>> = Mutex::new(BTreeMap::new());
 
-/// The trials of a backend's devices.
-#[derive(Clone, Copy)]
-struct DeviceTrials {
-    exactness: fn(&dyn Any, DType),
-    speed: fn(&dyn Any) -> Option<Times>,
+/// Times the products of a backend's device.
+type Timing = fn(&dyn Any) -> Option<Times>;
+
+fn timing<B: Backend>(device: &dyn Any) -> Option<Times> {
+    auto::times::<B>(device.downcast_ref()?)
 }
 
-impl DeviceTrials {
-    const fn of<B: Backend>() -> Self {
-        Self {
-            exactness: |device, half| {
-                if let Some(device) = device.downcast_ref::<B::Device>() {
-                    let state = DeviceState::of::<B>(device);
-                    state.found::<B>(&state.in_force::<B>(device), device, half);
-                }
-            },
-            speed: |device| auto::times::<B>(device.downcast_ref()?),
-        }
-    }
-
-    /// That of the backend that computes for `B`, once a tensor or a device has reached it.
-    fn reached<B: Backend>(device: &B::Device) -> Option<Self> {
-        let known = BACKENDS.lock().get(&TypeId::of::<B::Device>()).copied();
-        // `B` is the backend itself, and no layer has been used on it yet.
-        known.or_else(|| (!B::ad_enabled(device)).then(Self::of::<B>))
-    }
-}
-
-/// Registers how to try devices of this backend, unless the backend has autodiff.
+/// Registers how to time devices of this backend, unless the backend has autodiff.
 pub(crate) fn register<B: Backend>(device: &B::Device) {
     if !B::ad_enabled(device) {
         let mut known = BACKENDS.lock();
         known
             .entry(TypeId::of::<B::Device>())
-            .or_insert(DeviceTrials::of::<B>());
-    }
-}
-
-/// Runs a device's trial of exactness now rather than when the device first computes in half, unless
-/// it has run or the configuration does not try the device.
-pub(crate) fn begin<B: Backend>(device: &B::Device, half: DType) {
-    if let Some(trials) = DeviceTrials::reached::<B>(device) {
-        (trials.exactness)(device, half);
+            .or_insert(timing::<B>);
     }
 }
 
 /// How fast a device is in each precision.
 pub(super) fn times<B: Backend>(device: &B::Device) -> Option<Times> {
-    (DeviceTrials::reached::<B>(device)?.speed)(device.inner())
+    let known = BACKENDS.lock().get(&TypeId::of::<B::Device>()).copied();
+    // `B` is the backend itself, and no layer has been used on it yet.
+    let timing = known.or_else(|| (!B::ad_enabled(device)).then_some(timing::<B> as Timing))?;
+    timing(device.inner())
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use burn_amp_core::policy::trials::{Found, OpSet};
 use burn_amp_core::{Casts, counted, grouped};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
@@ -64,7 +63,8 @@ pub struct AmpReport {
     pub skipped_in_a_row: u64,
     /// Which steps were skipped and why, and how the scale changed.
     pub history: ScaleHistory,
-    /// Operations not exact on the device in this precision. They compute in FP32 and return half
+    /// Operations found not to be exact on the device in this precision, of those that have run
+    /// there so far. They compute in FP32 and return half
     /// ([`AmpConfig::with_op_qualification`](crate::AmpConfig::with_op_qualification)).
     pub inexact: Vec<String>,
     /// Operations that FP32 would compute on half operands, but the device computes in half as
@@ -92,11 +92,9 @@ impl AmpReport {
     pub fn of<B: Backend>(device: &B::Device) -> Result<Self, AmpError> {
         let (precision, reason) = device::explained::<B>(device)?;
         let state = DeviceState::of::<B>(device);
-        let found = match precision.compute_dtype() {
-            Some(half) => state.found_so_far::<B>(device, half),
-            None => Found::default(),
-        };
-        let names = |ops: OpSet| ops.names().map(String::from).collect();
+        let tried = state.in_force::<B>(device).tried;
+        let half = precision.compute_dtype().filter(|_| tried);
+        let trials = half.map(|half| state.trials(half)).into_iter();
         let statistics = state.statistics();
         let unscaled = Self {
             device: device::name::<B>(device),
@@ -109,8 +107,12 @@ impl AmpReport {
             non_finite_losses: 0,
             skipped_in_a_row: 0,
             history: ScaleHistory::default(),
-            inexact: names(found.inexact),
-            native: names(found.native),
+            inexact: trials
+                .clone()
+                .flat_map(|t| t.inexact())
+                .map(String::from)
+                .collect(),
+            native: trials.flat_map(|t| t.native()).map(String::from).collect(),
             casts_to_half: statistics.to_half.casts(),
             casts_from_half: statistics.from_half.casts(),
             read_backs: statistics.read_backs(),

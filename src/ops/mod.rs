@@ -11,7 +11,7 @@ mod qtensor;
 mod tensor;
 mod transaction;
 
-use burn_amp_core::policy::trials::OpSet;
+use burn_amp_core::policy::trials::TriedOp;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
@@ -28,8 +28,8 @@ use crate::tensor::{AmpTensor, TensorFlags};
 struct Op {
     name: &'static str,
     class: Class,
-    /// The operation as a set for device trials; empty if it is not tried.
-    qualifies: OpSet,
+    /// The operation as trials of devices know it, if it is tried.
+    tried: Option<TriedOp>,
     /// Whether the policy records the operation in a form of its own.
     is_recorded: bool,
 }
@@ -40,7 +40,7 @@ impl Op {
         Self {
             name,
             class,
-            qualifies: OpSet::NONE,
+            tried: None,
             is_recorded: false,
         }
     }
@@ -50,7 +50,7 @@ impl Op {
         Self {
             name,
             class: policy::class(name),
-            qualifies: OpSet::of(name),
+            tried: TriedOp::named(name),
             is_recorded: policy::is_recorded(name),
         }
     }
@@ -138,13 +138,10 @@ impl Call {
         };
         if class == Class::Fp32Inside
             && plan.operands == Some(DType::F32)
-            && !named.qualifies.is_none()
+            && let Some(op) = named.tried
             && !B::ad_enabled(&device)
             && let Some(half) = operands.only_half()
-            && context
-                .found::<B>(&device, half)
-                .native
-                .contains(named.qualifies)
+            && context.is_exact::<B>(&device, half, op) == Some(true)
         {
             plan = Plan::default();
         }
@@ -173,14 +170,16 @@ impl Call {
             flags |= TensorFlags::FROM_F16;
         }
         let computed = plan.operands.unwrap_or(tensors[0].dtype());
-        let rounded = (is_half(computed)
+        let mut rounded = None;
+        if is_half(computed)
+            && class != Class::Fp32Inside
             && mode != Mode::Off
-            && !named.qualifies.is_none()
+            && let Some(op) = named.tried
             // Above autodiff the operands are cast to half anyway, so that the tape keeps half.
             && !B::ad_enabled(&device)
-            && context.found::<B>(&device, computed).inexact.contains(named.qualifies))
-        .then_some(computed);
-        if rounded.is_some() {
+            && context.is_exact::<B>(&device, computed, op) == Some(false)
+        {
+            rounded = Some(computed);
             plan.operands = Some(DType::F32);
             plan.result = plan.result.or(rounded);
         }
@@ -279,7 +278,8 @@ impl Call {
         let is_gradient = self.op.class == Class::Fp32Inside
             && self.flags.contains(TensorFlags::BACKWARD)
             && self.plan.result.is_some_and(is_half);
-        let wide = is_gradient.then(|| primitive.clone());
+        let is_wide = is_gradient && primitive.dtype() == DType::F32;
+        let wide = is_wide.then(|| primitive.clone());
         self.recorded(self.in_result_dtype::<B>(primitive))
             .with_wide(wide)
     }

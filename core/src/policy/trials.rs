@@ -9,109 +9,107 @@
 //! there. An operation that is widened by its class runs in half where the trial shows it exact.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 
 use super::{Class, class, same};
 use crate::FloatDType;
 
-/// A set of tried operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OpSet(u64);
+/// A tried operation, by its place in [`TRIED`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TriedOp(usize);
 
-impl OpSet {
-    /// The empty set.
-    pub const NONE: Self = Self(0);
-
-    /// The set of one named operation; empty if the operation is not tried.
-    pub const fn of(name: &str) -> Self {
+impl TriedOp {
+    /// The operation of this name; `None` if it is not tried.
+    pub const fn named(name: &str) -> Option<Self> {
         let mut i = 0;
         while i < TRIED.len() {
             if same(TRIED[i], name) {
-                return Self(1 << i);
+                return Some(Self(i));
             }
             i += 1;
         }
-        Self::NONE
+        None
     }
 
-    /// Whether no operation is in the set.
-    pub fn is_none(self) -> bool {
-        self == Self::NONE
+    /// Its name, that of a method of Burn's backends.
+    pub const fn name(self) -> &'static str {
+        TRIED[self.0]
     }
 
-    /// Whether an operation of `op` is in the set.
-    pub fn contains(self, op: Self) -> bool {
-        self.0 & op.0 != 0
+    /// Whether the policy runs it in half where the device is exact, and otherwise in FP32. The
+    /// others run in half, and in FP32 where the device is not exact.
+    fn is_widened(self) -> bool {
+        class(self.name()) == Class::Fp32Inside
     }
 
-    /// The operations, in the order of the trials.
-    pub fn names(self) -> impl Iterator<Item = &'static str> {
-        TRIED
-            .into_iter()
-            .filter(move |op| self.contains(Self::of(op)))
-    }
-
-    fn insert(&mut self, op: &str) {
-        self.0 |= Self::of(op).0;
-    }
-
-    fn listed(self) -> String {
-        self.names().collect::<Vec<_>>().join(", ")
-    }
-}
-
-/// What the trials of a device found in one half dtype.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Found {
-    /// Operations that the policy runs in half and that the device is not shown to compute exactly.
-    pub inexact: OpSet,
-    /// Operations that the policy widens and that the device computes exactly in half.
-    pub native: OpSet,
-}
-
-impl Found {
-    /// Tries each operation: `exact` says whether the device computes it exactly, `None` if its
-    /// result cannot be read back. A trial that panics is not shown to be exact. Logs what it finds.
+    /// Tries the operation: `exact` says whether the device computes it exactly, `None` if its result
+    /// cannot be read back. A trial that panics does not show it to be exact. Logs what was found.
     ///
-    /// - `arithmetic`: whether the device computes in half. One that only contracts in half computes
-    ///   no other operation there.
     /// - `device`, `half`: their names, for the log.
-    /// - `or`: what else a user can do if a trial fails, empty or a sentence with a space before it.
-    pub fn by(
-        trials: impl Iterator<Item = (&'static str, impl FnOnce() -> Option<bool>)>,
-        arithmetic: bool,
+    /// - `or`: what else a user can do if the trial fails, empty or a sentence with a space before it.
+    pub fn tried(
+        self,
+        exact: impl FnOnce() -> Option<bool>,
         [device, half]: [&str; 2],
         or: &str,
-    ) -> Self {
-        let (mut inexact, mut untried, mut native) = (OpSet::NONE, OpSet::NONE, OpSet::NONE);
-        for (op, exact) in trials {
-            let class = class(op);
-            if !arithmetic && class != Class::LowerPrecision {
-                continue;
-            }
-            let found = catch_unwind(AssertUnwindSafe(exact)).unwrap_or(None);
-            match (class == Class::Fp32Inside, found) {
-                (true, Some(true)) => native.insert(op),
-                (false, Some(false)) => inexact.insert(op),
-                (false, None) => untried.insert(op),
-                (false, Some(true)) | (true, Some(false) | None) => {}
-            }
+    ) -> bool {
+        let exact = catch_unwind(AssertUnwindSafe(exact)).unwrap_or(None);
+        let op = self.name();
+        match exact {
+            Some(false) if !self.is_widened() => log::info!(
+                "burn-amp: {device} is not exact in {half} in {op}: it computes in FP32 and gives \
+                 {half}"
+            ),
+            None if !self.is_widened() => log::warn!(
+                "burn-amp: {device} could not be tried in {half} in {op}: the trial panicked, or its \
+                 result could not be read back. It computes in FP32 and gives {half}.{or}"
+            ),
+            Some(_) | None => {}
         }
-        if !inexact.is_none() {
-            log::info!(
-                "burn-amp: {device} is not exact in {half} in {}: these compute in FP32 and give \
-                 {half}",
-                inexact.listed()
-            );
+        exact == Some(true)
+    }
+}
+
+/// What the trials of a device have shown so far, in one half dtype. An operation is tried when it
+/// first computes there: all of them take minutes on a device that tunes its kernels.
+#[derive(Debug)]
+pub struct TrialResults {
+    exact: [OnceLock<bool>; TRIED.len()],
+}
+
+impl Default for TrialResults {
+    fn default() -> Self {
+        Self {
+            exact: [const { OnceLock::new() }; TRIED.len()],
         }
-        if !untried.is_none() {
-            log::warn!(
-                "burn-amp: {device} could not be tried in {half} in {}: the trial panicked, or its \
-                 result could not be read back. These compute in FP32 and give {half}.{or}",
-                untried.listed()
-            );
-        }
-        let inexact = OpSet(inexact.0 | untried.0);
-        Self { inexact, native }
+    }
+}
+
+impl TrialResults {
+    /// Whether the device computes an operation exactly. `tried` tells, the first time; other threads
+    /// wait for it.
+    pub fn is_exact(&self, op: TriedOp, tried: impl FnOnce() -> bool) -> bool {
+        *self.exact[op.0].get_or_init(tried)
+    }
+
+    /// Operations that the policy runs in half and that the device is not shown to compute exactly.
+    pub fn inexact(&self) -> impl Iterator<Item = &'static str> {
+        self.shown(false)
+            .filter(|op| !op.is_widened())
+            .map(TriedOp::name)
+    }
+
+    /// Operations that the policy widens and that the device computes exactly in half.
+    pub fn native(&self) -> impl Iterator<Item = &'static str> {
+        self.shown(true)
+            .filter(|op| op.is_widened())
+            .map(TriedOp::name)
+    }
+
+    fn shown(&self, exact: bool) -> impl Iterator<Item = TriedOp> {
+        let ops = self.exact.iter().enumerate();
+        ops.filter(move |(_, shown)| shown.get() == Some(&exact))
+            .map(|(i, _)| TriedOp(i))
     }
 }
 
@@ -333,38 +331,30 @@ mod tests {
     use super::*;
     use crate::dtype::tests::DType;
 
-    #[test]
-    fn a_set_holds_what_was_put_in() {
-        let mut set = OpSet::NONE;
-        assert!(set.is_none() && !set.contains(OpSet::of("conv2d")));
-        set.insert("conv2d");
-        set.insert("no such operation");
-        assert!(set.contains(OpSet::of("conv2d")) && !set.contains(OpSet::of("conv1d")));
-        assert_eq!(set.names().collect::<Vec<_>>(), ["conv2d"]);
+    fn tried(op: &str, exact: impl FnOnce() -> Option<bool>) -> TrialResults {
+        let op = TriedOp::named(op).unwrap();
+        let trials = TrialResults::default();
+        let found = trials.is_exact(op, || op.tried(exact, ["a", "b"], ""));
+        // It is tried once.
+        assert_eq!(trials.is_exact(op, || panic!("a second trial")), found);
+        trials
     }
 
     #[test]
     fn a_trial_takes_half_away_and_gives_it() {
-        let found = |exact: Option<bool>, arithmetic| {
-            let trials = ["conv2d", "gelu_backward"].into_iter();
-            Found::by(
-                trials.map(|op| (op, move || exact)),
-                arithmetic,
-                ["a", "b"],
-                "",
-            )
+        let found = |op, exact| {
+            let trials = tried(op, || exact);
+            let [inexact, native] = [trials.inexact().collect(), trials.native().collect()];
+            [inexact, native].map(|ops: Vec<_>| ops.join(" "))
         };
-        let [conv, gelu] = ["conv2d", "gelu_backward"].map(OpSet::of);
-        let of = |inexact, native| Found { inexact, native };
-        assert_eq!(found(Some(true), true), of(OpSet::NONE, gelu));
-        assert_eq!(found(Some(true), false), of(OpSet::NONE, OpSet::NONE));
-        assert_eq!(found(Some(false), true), of(conv, OpSet::NONE));
-        assert_eq!(found(None, false), of(conv, OpSet::NONE));
-        let panics = [("conv2d", || panic!("no such kernel"))].into_iter();
-        assert_eq!(
-            Found::by(panics, true, ["a", "b"], ""),
-            of(conv, OpSet::NONE)
-        );
+        assert_eq!(found("conv2d", Some(true)), ["", ""]);
+        assert_eq!(found("conv2d", Some(false)), ["conv2d", ""]);
+        assert_eq!(found("conv2d", None), ["conv2d", ""]);
+        assert_eq!(found("gelu_backward", Some(true)), ["", "gelu_backward"]);
+        assert_eq!(found("gelu_backward", Some(false)), ["", ""]);
+        assert_eq!(found("gelu_backward", None), ["", ""]);
+        let panicked = tried("conv2d", || panic!("no such kernel"));
+        assert_eq!(panicked.inexact().collect::<Vec<_>>(), ["conv2d"]);
     }
 
     #[test]
@@ -386,12 +376,12 @@ mod tests {
     }
 
     #[test]
-    fn every_tried_operation_has_a_row_and_a_place_in_a_set() {
-        assert!(TRIED.len() <= 64);
+    fn every_tried_operation_has_a_row_and_a_name() {
         for op in TRIED {
             // Panics without a row.
             class(op);
-            assert!(!OpSet::of(op).is_none(), "{op}");
+            assert_eq!(TriedOp::named(op).map(TriedOp::name), Some(op));
         }
+        assert_eq!(TriedOp::named("no such operation"), None);
     }
 }

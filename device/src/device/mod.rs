@@ -19,9 +19,8 @@ pub(crate) use statistics::{CastStatistics, CopyBytes};
 /// threads, and returns the precision that is in force from now on: never
 /// [`Auto`](Precision::Auto). Resets the device's counts.
 ///
-/// A device that was never configured is in `Auto`. The first time that a device is to compute in a
-/// half dtype, its kernels are tried: an operation that is not exact in half computes in FP32 and
-/// gives half. Tensors that exist keep their dtypes, and the next operation on them follows the new
+/// A device that was never configured is in `Auto`. An operation is tried when it first computes in a
+/// half dtype on a device: one that is not exact there computes in FP32 and gives half. Tensors that exist keep their dtypes, and the next operation on them follows the new
 /// precision.
 ///
 /// ```

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
-use burn_amp_core::policy::trials::Found;
+use burn_amp_core::policy::trials::{TrialResults, TriedOp};
 use burn_amp_core::policy::{Mode, Support};
 use burn_amp_core::{AmpError, Precision};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
@@ -41,8 +41,8 @@ pub(crate) struct DeviceState {
     support: OnceLock<Support>,
     /// Absent until the device is configured or first computes.
     in_force: RwLock<Option<InForce>>,
-    /// What the trials in f16 and bf16 found. Unset until the trial has run.
-    found: [OnceLock<Found>; 2],
+    /// In f16 and bf16.
+    trials: [TrialResults; 2],
     shares_copies: AtomicBool,
     statistics: CastStatistics,
 }
@@ -52,7 +52,7 @@ impl DeviceState {
         Self {
             support: OnceLock::new(),
             in_force: RwLock::new(None),
-            found: Default::default(),
+            trials: Default::default(),
             shares_copies: AtomicBool::new(false),
             statistics: CastStatistics::default(),
         }
@@ -98,23 +98,19 @@ impl DeviceState {
         })
     }
 
-    /// What `precision` is on this device, which tries its kernels. Puts nothing in force.
+    /// What `precision` is on this device. Puts nothing in force.
     pub(crate) fn chosen<B: Backend>(
         &self,
         device: &B::Device,
         precision: Precision,
     ) -> Result<InForce, AmpError> {
-        let chosen = match precision {
+        Ok(match precision {
             Precision::Auto => selected::<B>(device),
             precision => InForce {
                 precision: capabilities::check::<B>(self.support::<B>(device), precision, device)?,
                 why: "asked for",
             },
-        };
-        if let Some(half) = chosen.precision.compute_dtype() {
-            self.found::<B>(device, half);
-        }
-        Ok(chosen)
+        })
     }
 
     pub(crate) fn configure<B: Backend>(
@@ -141,20 +137,21 @@ impl DeviceState {
         }
     }
 
-    /// What the trial of the device found. Runs the trial if it has not run; other threads wait.
-    pub(crate) fn found<B: Backend>(&self, device: &B::Device, half: DType) -> Found {
-        *self
-            .trial(half)
-            .get_or_init(|| trial::of::<B>(device, half, self.support::<B>(device)))
+    /// Whether the device computes an operation exactly in `half`. Tries it the first time.
+    pub(crate) fn is_exact<B: Backend>(
+        &self,
+        device: &B::Device,
+        half: DType,
+        op: TriedOp,
+    ) -> bool {
+        let support = self.support::<B>(device);
+        self.trials(half)
+            .is_exact(op, || trial::is_exact::<B>(device, half, support, op))
     }
 
-    /// What the trial found so far; nothing until it has run.
-    pub(crate) fn found_so_far(&self, half: DType) -> Found {
-        self.trial(half).get().copied().unwrap_or_default()
-    }
-
-    fn trial(&self, half: DType) -> &OnceLock<Found> {
-        &self.found[usize::from(half == DType::BF16)]
+    /// What the trials in `half` have shown so far.
+    pub(crate) fn trials(&self, half: DType) -> &TrialResults {
+        &self.trials[usize::from(half == DType::BF16)]
     }
 
     pub(super) fn share_copies(&self, share: bool) {

@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 
-use burn_amp_core::policy::trials::{self, Found, N, POINTS, SPREAD};
-use burn_amp_core::policy::{HalfSupport, Support};
+use burn_amp_core::policy::trials::{self, N, POINTS, SPREAD, TriedOp};
+use burn_amp_core::policy::{Class, HalfSupport, Support, class};
 use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorData, try_read_sync};
@@ -73,23 +73,34 @@ fn transpose<const D: usize>() -> ConvTransposeOptions<D> {
     ConvTransposeOptions::new([1; D], [0; D], [0; D], [1; D], 1)
 }
 
-/// What a device computes exactly in a half dtype.
-pub(super) fn of<B: Backend>(device: &B::Device, half: DType, support: Support) -> Found {
-    let arithmetic = support.of(half) == HalfSupport::Arithmetic;
-    let trials = Trials::<B>::OF.iter().map(|(op, trials)| {
-        let exact = || {
-            let mut exact = trials.iter().map(|t| is_exact::<B>(op, *t, device, half));
-            exact.try_fold(true, |all, exact| Some(all && exact?))
-        };
-        (*op, exact)
-    });
+/// Whether a device computes an operation exactly in a half dtype.
+pub(super) fn is_exact<B: Backend>(
+    device: &B::Device,
+    half: DType,
+    support: Support,
+    op: TriedOp,
+) -> bool {
+    // A device that only contracts in half computes no other operation there.
+    if support.of(half) != HalfSupport::Arithmetic && class(op.name()) != Class::LowerPrecision {
+        return false;
+    }
+    let mut trials = Trials::<B>::OF.iter();
+    let (_, trials) = trials
+        .find(|(name, _)| *name == op.name())
+        .expect("its trials");
+    let exact = || {
+        let mut exact = trials
+            .iter()
+            .map(|t| computes_exactly::<B>(op, *t, device, half));
+        exact.try_fold(true, |all, exact| Some(all && exact?))
+    };
     let names = [&*super::name::<B>(device), half.name()];
-    Found::by(trials, arithmetic, names, "")
+    op.tried(exact, names, "")
 }
 
 /// Whether the device computes a trial exactly. `None` if the values cannot be read back.
-fn is_exact<B: Backend>(
-    op: &str,
+fn computes_exactly<B: Backend>(
+    op: TriedOp,
     trial: Trial<B>,
     device: &B::Device,
     half: DType,
@@ -106,7 +117,7 @@ fn is_exact<B: Backend>(
         Some(data.iter::<f32>().collect::<Vec<_>>())
     };
     Some(trials::is_exact(
-        op,
+        op.name(),
         half,
         &values(half)?,
         &values(DType::F32)?,

@@ -10,7 +10,7 @@ mod module;
 mod qtensor;
 mod transaction;
 
-use burn_amp_core::policy::trials::OpSet;
+use burn_amp_core::policy::trials::TriedOp;
 use burn_amp_core::policy::{
     self, Class, HalfSupport, Mode, Operands, Plan, Support, holds, is_half, plan, same,
 };
@@ -26,8 +26,8 @@ use crate::tensor::{TensorFlags, converted};
 struct Op {
     name: &'static str,
     class: Class,
-    /// The operation as a set for device trials; empty if it is not tried.
-    tried: OpSet,
+    /// The operation as trials of devices know it, if it is tried.
+    tried: Option<TriedOp>,
     /// Whether the result fits in half wherever the operands do.
     is_bounded: bool,
 }
@@ -53,7 +53,7 @@ impl Op {
         Self {
             name,
             class,
-            tried: OpSet::of(name),
+            tried: TriedOp::named(name),
             is_bounded,
         }
     }
@@ -125,19 +125,21 @@ impl Call {
         }
         call.flags = flags(op, tensors);
         call.hold(scalars, tensors);
-        if op.tried.is_none() {
+        let Some(tried) = op.tried else {
+            return call;
+        };
+        let is_exact = |half| state.is_exact::<B>(&device, half, tried);
+        if op.class == Class::Fp32Inside {
+            if call.plan.operands == Some(DType::F32)
+                && let Some(half) = operands.only_half()
+                && is_exact(half)
+            {
+                call.plan = Plan::default();
+            }
             return call;
         }
-        let found = |half| state.found::<B>(&device, half);
-        if op.class == Class::Fp32Inside
-            && call.plan.operands == Some(DType::F32)
-            && let Some(half) = operands.only_half()
-            && found(half).native.contains(op.tried)
-        {
-            call.plan = Plan::default();
-        }
         let computed = call.plan.operands.unwrap_or(tensors[0].dtype());
-        if is_half(computed) && found(computed).inexact.contains(op.tried) {
+        if is_half(computed) && !is_exact(computed) {
             call.rounded = Some(computed);
             call.plan = Plan {
                 operands: Some(DType::F32),
