@@ -1,6 +1,7 @@
 //! Loss scaling in the client: on a device that computes in f16 it works as it does in PyTorch.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_core::{NonFinite, RecordedStep};
 
 use crate::{
@@ -527,50 +528,74 @@ fn times<const D: usize>(tensor: Tensor<D>, factor: &Tensor<1>) -> Tensor<D> {
 /// Tests tensors for non-finite values, all tensors together.
 #[derive(Debug, Default)]
 struct FiniteCheck {
-    /// The sum of each tensor's non-finite values, in FP32. Zero if there are none.
-    rests: Vec<Tensor<1>>,
+    checked: Vec<Checked>,
+}
+
+struct Checked {
+    /// Of its values, in FP32.
+    sum: Tensor<1>,
+    /// Gives the sum of its non-finite values, in FP32. Zero if there are none.
+    rest: Box<dyn FnOnce() -> Tensor<1> + Send>,
 }
 
 impl FiniteCheck {
-    /// Sums the non-finite values of a tensor in FP32 or wider, without reading anything back.
-    ///
-    /// A value is finite if its magnitude is at most the dtype's largest. NaN never is, and
-    /// non-finite values never sum to zero. Compilers that assume finite values fold `x - x == 0`.
+    /// Adds a tensor, FP32 or wider, at the cost of its sum. Reads nothing back.
     fn add<const D: usize>(&mut self, tensor: Tensor<D>) {
-        let largest = match tensor.dtype() {
-            DType::F64 => f64::MAX,
-            _ => f64::from(f32::MAX),
-        };
-        let finite = tensor.clone().abs().lower_equal_elem(largest);
-        let rest = tensor.mask_fill(finite, 0.0).sum();
-        let rest = match rest.dtype() {
-            DType::F32 => rest,
-            _ => rest.cast(FloatDType::F32),
-        };
-        let first = self.rests.first().map(Tensor::device);
-        self.rests.push(match first {
-            Some(device) => rest.to_device(&device),
-            None => rest,
+        let first = self.checked.first().map(|first| first.sum.device());
+        let device = first.unwrap_or_else(|| tensor.device());
+        self.checked.push(Checked {
+            sum: sum(tensor.clone(), &device),
+            rest: Box::new(move || sum(non_finite(tensor), &device)),
         });
     }
 
-    /// For each added tensor, whether all its values are finite. If all tensors are finite, one
-    /// number is read back. Otherwise a second read-back tells which are not.
+    /// For each added tensor, whether all its values are finite. One number is read back: a sum that
+    /// has met an infinity or NaN is never finite again, so a finite sum of all is proof. Any other
+    /// may also come from large finite values; a second read-back then tells by the values
+    /// themselves.
     fn read(self) -> Result<Vec<bool>, Error> {
-        let count = self.rests.len();
-        let Some(all) = self.rests.iter().cloned().reduce(|a, b| a + b) else {
+        let sums = self.checked.iter().map(|checked| checked.sum.clone());
+        let Some(total) = sums.reduce(|a, b| a + b) else {
             return Ok(Vec::new());
         };
-        match zeros(all)?[..] {
-            // A single tensor needs no second read-back.
-            [finite] if finite || count == 1 => Ok(vec![finite; count]),
-            _ => zeros(Tensor::cat(self.rests, 0)),
+        if values(total)?.iter().all(|sum| sum.is_finite()) {
+            return Ok(vec![true; self.checked.len()]);
         }
+        let rests = self.checked.into_iter().map(|checked| (checked.rest)());
+        let rests = values(Tensor::cat(rests.collect(), 0))?;
+        Ok(rests.into_iter().map(|rest| rest == 0.0).collect())
     }
 }
 
-/// Which values are zero.
-fn zeros(rests: Tensor<1>) -> Result<Vec<bool>, Error> {
-    let rests = rests.try_into_data().map_err(Error::Read)?;
-    Ok(rests.iter::<f32>().map(|rest| rest == 0.0).collect())
+impl fmt::Debug for Checked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checked").finish_non_exhaustive()
+    }
+}
+
+fn sum<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<1> {
+    let sum = tensor.sum();
+    let sum = match sum.dtype() {
+        DType::F32 => sum,
+        _ => sum.cast(FloatDType::F32),
+    };
+    sum.to_device(device)
+}
+
+/// A tensor's values that are not finite; zeros in the place of the others.
+///
+/// A value is finite if its magnitude is at most the dtype's largest. NaN never is, and non-finite
+/// values never sum to zero. Compilers that assume finite values fold `x - x == 0`.
+fn non_finite<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    let largest = match tensor.dtype() {
+        DType::F64 => f64::MAX,
+        _ => f64::from(f32::MAX),
+    };
+    let finite = tensor.clone().abs().lower_equal_elem(largest);
+    tensor.mask_fill(finite, 0.0)
+}
+
+fn values(tensor: Tensor<1>) -> Result<Vec<f32>, Error> {
+    let data = tensor.try_into_data().map_err(Error::Read)?;
+    Ok(data.iter::<f32>().collect())
 }

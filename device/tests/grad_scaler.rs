@@ -146,6 +146,20 @@ fn a_large_finite_loss_on_an_f16_device_is_finite() {
 }
 
 #[test]
+fn finite_gradients_whose_sum_overflows_are_finite() {
+    let scaler = scaler(Dynamic::new().with_init_scale(1.0));
+    for (input, finite) in [(f32::MAX / 2.0, true), (f32::INFINITY, false)] {
+        // The products cancel in the loss.
+        let weight = Tensor::from_data([[1.0, -1.0, 1.0, -1.0]], &plain());
+        let mut model = Weight {
+            weight: Param::from_tensor(weight),
+        };
+        let (stepped, _) = step(&scaler, &mut model, input);
+        assert_eq!(stepped, finite, "{input}");
+    }
+}
+
+#[test]
 fn a_skipped_step_leaves_parameters_and_optimizer_bit_for_bit() {
     for device in [plain(), flex(Precision::F16).unwrap().autodiff()] {
         let scaler = scaler(Dynamic::new().with_init_scale(1024.0));
