@@ -7,6 +7,7 @@
 //! cargo run --release --example loopback -- --shared          # with half copies of the weights
 //! cargo run --release --features fusion --example loopback    # with Burn's fusion in the client
 //! cargo run --release --features vulkan --example loopback -- --backend vulkan
+//! cargo run --release --features wgpu --example loopback -- --backend wgpu
 //! ```
 
 #[allow(dead_code)] // It also counts blocks by size.
@@ -58,6 +59,9 @@ enum Backend {
     Flex,
     #[cfg(feature = "vulkan")]
     Vulkan,
+    /// WGSL, on Vulkan where this is Linux.
+    #[cfg(feature = "wgpu")]
+    Wgpu,
 }
 
 impl Backend {
@@ -66,6 +70,8 @@ impl Backend {
             Self::Flex => Device::flex(),
             #[cfg(feature = "vulkan")]
             Self::Vulkan => Device::vulkan(Default::default()),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => Device::wgpu(Default::default()),
         }
     }
 }
