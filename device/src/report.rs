@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use burn_amp_core::policy::trials::TrialResults;
 use burn_amp_core::{Casts, Precision, bytes};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
@@ -58,19 +59,15 @@ impl AmpReport {
     pub(crate) fn in_force<B: Backend>(device: &B::Device, in_force: InForce) -> Self {
         let state = DeviceState::of::<B>(device);
         let half = in_force.precision.compute_dtype();
-        let trials = half.map(|half| state.trials(half)).into_iter();
+        let trials = half.map(|half| state.trials(half));
         let statistics = state.statistics();
         let casts = statistics.by_op().into_iter();
         Self {
             device: device::name::<B>(device),
             precision: in_force.precision,
             reason: in_force.why.into(),
-            inexact: trials
-                .clone()
-                .flat_map(|t| t.inexact())
-                .map(String::from)
-                .collect(),
-            native: trials.flat_map(|t| t.native()).map(String::from).collect(),
+            inexact: trials.map(TrialResults::inexact).unwrap_or_default(),
+            native: trials.map(TrialResults::native).unwrap_or_default(),
             casts: casts.map(|(op, casts)| (op.into(), casts)).collect(),
             copies_now: statistics.copies.now(),
             copies_most: statistics.copies.most(),

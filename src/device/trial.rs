@@ -13,7 +13,6 @@ use parking_lot::Mutex;
 
 use super::DeviceState;
 use super::auto::{self, Times};
-use crate::policy::{Class, HalfSupport, class};
 
 /// Makes the operands of a trial.
 struct TrialInputs<'a, B: Backend> {
@@ -84,24 +83,17 @@ pub(super) fn is_exact<B: Backend>(device: &B::Device, half: DType, op: TriedOp)
     let support = DeviceState::of::<B>(device)
         .capabilities::<B>(device)
         .support;
-    // A device that only contracts in half computes no other operation there.
-    if support.of(half) != HalfSupport::Arithmetic && class(op.name()) != Class::LowerPrecision {
-        return false;
-    }
-    let mut trials = Trials::<B>::OF.iter();
-    let (_, trials) = trials
+    let mut all = Trials::<B>::OF.iter();
+    let (_, trials) = all
         .find(|(name, _)| *name == op.name())
         .expect("its trials");
-    let exact = || {
-        let mut exact = trials
-            .iter()
-            .map(|t| computes_exactly::<B>(op, *t, device, half));
-        exact.try_fold(true, |all, exact| Some(all && exact?))
-    };
+    let trials = trials
+        .iter()
+        .map(|trial| computes_exactly::<B>(op, *trial, device, half));
     let names = [&*super::name::<B>(device), half.name()];
     let or = " If the device is known to be exact in it, AmpConfig::with_op_qualification(false) \
               lets it compute in half";
-    op.tried(exact, names, or)
+    op.tried(support.of(half), trials, names, or)
 }
 
 /// Whether the device computes a trial exactly. `None` if the values cannot be read back.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use burn_amp_core::policy::trials::TrialResults;
 use burn_amp_core::{Casts, counted, grouped};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
@@ -94,7 +95,7 @@ impl AmpReport {
         let state = DeviceState::of::<B>(device);
         let tried = state.in_force::<B>(device).tried;
         let half = precision.compute_dtype().filter(|_| tried);
-        let trials = half.map(|half| state.trials(half)).into_iter();
+        let trials = half.map(|half| state.trials(half));
         let statistics = state.statistics();
         let unscaled = Self {
             device: device::name::<B>(device),
@@ -107,12 +108,8 @@ impl AmpReport {
             non_finite_losses: 0,
             skipped_in_a_row: 0,
             history: ScaleHistory::default(),
-            inexact: trials
-                .clone()
-                .flat_map(|t| t.inexact())
-                .map(String::from)
-                .collect(),
-            native: trials.flat_map(|t| t.native()).map(String::from).collect(),
+            inexact: trials.map(TrialResults::inexact).unwrap_or_default(),
+            native: trials.map(TrialResults::native).unwrap_or_default(),
             casts_to_half: statistics.to_half.casts(),
             casts_from_half: statistics.from_half.casts(),
             read_backs: statistics.read_backs(),

@@ -11,7 +11,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
-use super::{Class, class, same};
+use super::{Class, HalfSupport, class, same};
 use crate::FloatDType;
 
 /// A tried operation, by its place in [`TRIED`].
@@ -42,17 +42,25 @@ impl TriedOp {
         class(self.name()) == Class::Fp32Inside
     }
 
-    /// Tries the operation: `exact` says whether the device computes it exactly, `None` if its result
-    /// cannot be read back. A trial that panics does not show it to be exact. Logs what was found.
+    /// Tries the operation: each of `trials` says whether the device computes it exactly, `None` if
+    /// its result cannot be read back. A trial that panics does not show it to be exact. Logs what
+    /// was found.
     ///
+    /// - `support`: that of the device. One that only contracts in half computes no other operation
+    ///   there, and is not tried on it.
     /// - `device`, `half`: their names, for the log.
     /// - `or`: what else a user can do if the trial fails, empty or a sentence with a space before it.
     pub fn tried(
         self,
-        exact: impl FnOnce() -> Option<bool>,
+        support: HalfSupport,
+        mut trials: impl Iterator<Item = Option<bool>>,
         [device, half]: [&str; 2],
         or: &str,
     ) -> bool {
+        if support != HalfSupport::Arithmetic && class(self.name()) != Class::LowerPrecision {
+            return false;
+        }
+        let exact = || trials.try_fold(true, |all, exact| Some(all && exact?));
         let exact = catch_unwind(AssertUnwindSafe(exact)).unwrap_or(None);
         let op = self.name();
         match exact {
@@ -93,23 +101,21 @@ impl TrialResults {
     }
 
     /// Operations that the policy runs in half and that the device is not shown to compute exactly.
-    pub fn inexact(&self) -> impl Iterator<Item = &'static str> {
-        self.shown(false)
-            .filter(|op| !op.is_widened())
-            .map(TriedOp::name)
+    pub fn inexact(&self) -> Vec<String> {
+        self.shown(false, |op| !op.is_widened())
     }
 
     /// Operations that the policy widens and that the device computes exactly in half.
-    pub fn native(&self) -> impl Iterator<Item = &'static str> {
-        self.shown(true)
-            .filter(|op| op.is_widened())
-            .map(TriedOp::name)
+    pub fn native(&self) -> Vec<String> {
+        self.shown(true, TriedOp::is_widened)
     }
 
-    fn shown(&self, exact: bool) -> impl Iterator<Item = TriedOp> {
-        let ops = self.exact.iter().enumerate();
-        ops.filter(move |(_, shown)| shown.get() == Some(&exact))
-            .map(|(i, _)| TriedOp(i))
+    /// The names of the operations that were shown to be exact or not, in the order of the trials.
+    fn shown(&self, exact: bool, is: impl Fn(TriedOp) -> bool) -> Vec<String> {
+        let ops = (0..TRIED.len()).map(TriedOp);
+        ops.filter(|op| self.exact[op.0].get() == Some(&exact) && is(*op))
+            .map(|op| op.name().into())
+            .collect()
     }
 }
 
@@ -328,33 +334,48 @@ trials_0_22! { names, |make| }
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::*;
     use crate::dtype::tests::DType;
 
-    fn tried(op: &str, exact: impl FnOnce() -> Option<bool>) -> TrialResults {
+    /// The inexact and the native operations after a trial of `op`.
+    fn tried(op: &str, support: HalfSupport, exact: impl Fn() -> Option<bool>) -> [String; 2] {
         let op = TriedOp::named(op).unwrap();
-        let trials = TrialResults::default();
-        let found = trials.is_exact(op, || op.tried(exact, ["a", "b"], ""));
+        let results = TrialResults::default();
+        let trials = || [Some(true)].into_iter().chain(iter::once_with(&exact));
+        let found = results.is_exact(op, || op.tried(support, trials(), ["a", "b"], ""));
         // It is tried once.
-        assert_eq!(trials.is_exact(op, || panic!("a second trial")), found);
-        trials
+        assert_eq!(results.is_exact(op, || panic!("a second trial")), found);
+        [results.inexact(), results.native()].map(|ops| ops.join(" "))
     }
 
     #[test]
     fn a_trial_takes_half_away_and_gives_it() {
-        let found = |op, exact| {
-            let trials = tried(op, || exact);
-            let [inexact, native] = [trials.inexact().collect(), trials.native().collect()];
-            [inexact, native].map(|ops: Vec<_>| ops.join(" "))
-        };
+        let found = |op, exact| tried(op, HalfSupport::Arithmetic, move || exact);
         assert_eq!(found("conv2d", Some(true)), ["", ""]);
         assert_eq!(found("conv2d", Some(false)), ["conv2d", ""]);
         assert_eq!(found("conv2d", None), ["conv2d", ""]);
         assert_eq!(found("gelu_backward", Some(true)), ["", "gelu_backward"]);
         assert_eq!(found("gelu_backward", Some(false)), ["", ""]);
         assert_eq!(found("gelu_backward", None), ["", ""]);
-        let panicked = tried("conv2d", || panic!("no such kernel"));
-        assert_eq!(panicked.inexact().collect::<Vec<_>>(), ["conv2d"]);
+        let panics = || panic!("no such kernel");
+        assert_eq!(
+            tried("conv2d", HalfSupport::Arithmetic, panics),
+            ["conv2d", ""]
+        );
+    }
+
+    #[test]
+    fn a_device_that_only_contracts_is_tried_on_contractions() {
+        let found = |op, exact| tried(op, HalfSupport::Contractions, move || exact);
+        assert_eq!(found("conv2d", Some(false)), ["conv2d", ""]);
+        assert_eq!(found("conv2d", Some(true)), ["", ""]);
+        let untried = || panic!("a trial");
+        assert_eq!(
+            tried("gelu_backward", HalfSupport::Contractions, untried),
+            ["", ""]
+        );
     }
 
     #[test]
@@ -365,8 +386,8 @@ mod tests {
         let composed = "sigmoid_backward";
         assert!(is_exact(composed, DType::BF16, &[1.0 + 3.0 * ulp], &[1.0]));
         assert!(!is_exact(composed, DType::BF16, &[1.0 + 4.0 * ulp], &[1.0]));
-        let ulp = 2f32.powi(-11);
-        assert!(!is_exact(composed, DType::F16, &[1.0 + 3.0 * ulp], &[1.0]));
+        let three = 1.0 + 3.0 * 2f32.powi(-11);
+        assert!(!is_exact(composed, DType::F16, &[three], &[1.0]));
         assert!(!is_exact("conv2d", DType::F16, &[1.0 + ulp], &[1.0]));
         assert!(!is_exact(
             "conv2d",

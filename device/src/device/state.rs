@@ -144,9 +144,9 @@ impl DeviceState {
         half: DType,
         op: TriedOp,
     ) -> bool {
-        let support = self.support::<B>(device);
-        self.trials(half)
-            .is_exact(op, || trial::is_exact::<B>(device, half, support, op))
+        self.trials(half).is_exact(op, || {
+            trial::is_exact::<B>(device, half, self.support::<B>(device), op)
+        })
     }
 
     /// What the trials in `half` have shown so far.

@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 
+use burn_amp_core::policy::Support;
 use burn_amp_core::policy::trials::{self, N, POINTS, SPREAD, TriedOp};
-use burn_amp_core::policy::{Class, HalfSupport, Support, class};
 use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorData, try_read_sync};
@@ -80,22 +80,15 @@ pub(super) fn is_exact<B: Backend>(
     support: Support,
     op: TriedOp,
 ) -> bool {
-    // A device that only contracts in half computes no other operation there.
-    if support.of(half) != HalfSupport::Arithmetic && class(op.name()) != Class::LowerPrecision {
-        return false;
-    }
-    let mut trials = Trials::<B>::OF.iter();
-    let (_, trials) = trials
+    let mut all = Trials::<B>::OF.iter();
+    let (_, trials) = all
         .find(|(name, _)| *name == op.name())
         .expect("its trials");
-    let exact = || {
-        let mut exact = trials
-            .iter()
-            .map(|t| computes_exactly::<B>(op, *t, device, half));
-        exact.try_fold(true, |all, exact| Some(all && exact?))
-    };
+    let trials = trials
+        .iter()
+        .map(|trial| computes_exactly::<B>(op, *trial, device, half));
     let names = [&*super::name::<B>(device), half.name()];
-    op.tried(exact, names, "")
+    op.tried(support.of(half), trials, names, "")
 }
 
 /// Whether the device computes a trial exactly. `None` if the values cannot be read back.
