@@ -679,7 +679,7 @@ impl Bound {
             // Half the distance of subnormals.
             subnormal: match precision {
                 Precision::F16 => 2f64.powi(-25),
-                // A CPU's instruction for it, VCVTNEPS2BF16, flushes them to zero.
+                // Its kernels may flush them to zero, as the CPU's instruction VCVTNEPS2BF16 does.
                 Precision::Bf16 if ON_LIBTORCH => f64::from(f32::MIN_POSITIVE),
                 Precision::Bf16 => 2f64.powi(-134),
                 _ => 2f64.powi(-150),
