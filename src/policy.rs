@@ -9,9 +9,9 @@ use burn_backend::DType;
 
 use burn_amp_core::FloatDType;
 #[doc(inline)]
-pub use burn_amp_core::policy::{Class, Row, Rows, TABLE, class, rows};
+pub use burn_amp_core::policy::{Class, Row, rows};
 pub(crate) use burn_amp_core::policy::{
-    HalfSupport, Support, class_when, holds, is_half, is_recorded, plan,
+    HalfSupport, Support, class, class_when, holds, is_half, is_recorded, plan,
 };
 
 /// How the policy is applied.

@@ -47,7 +47,7 @@ pub enum Precision {
 
 impl Precision {
     /// Every name that parses.
-    pub const NAMES: [&'static str; 12] = [
+    pub(crate) const NAMES: [&'static str; 12] = [
         "auto",
         "f16",
         "fp16",

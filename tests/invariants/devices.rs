@@ -4,11 +4,11 @@ use burn::module::{AutodiffModule, Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::{DType, Distribution, Tensor};
-use burn_amp::policy::{Class, class};
 use burn_amp::{
     Amp, AmpConfig, AmpError, Dynamic, GradScaler, LossScaleConfig, MixedPrecisionTrainer,
     Precision, precision_of, with_precision,
 };
+use burn_amp_core::policy::{Class, class};
 use burn_backend::{Backend, DTypeUsage, DTypeUsageSet, TensorPrimitive};
 
 use crate::checked::{Checked, CheckedDevice, Counts, is_contraction};

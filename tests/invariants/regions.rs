@@ -4,8 +4,8 @@ use burn::backend::Autodiff;
 use burn::nn::LinearConfig;
 use burn::tensor::activation::{relu, softmax};
 use burn::tensor::{DType, Tensor};
-use burn_amp::policy::{Class, class};
 use burn_amp::{Amp, GradScaler, LossScaleConfig, Precision, full_precision, with_precision};
+use burn_amp_core::policy::{Class, class};
 
 use crate::checked::{Checked, CheckedDevice, Counts};
 use crate::common::HALVES;

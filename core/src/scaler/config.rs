@@ -109,7 +109,7 @@ impl From<Dynamic> for LossScaleConfig {
 
 impl LossScaleConfig {
     /// The scale of the first step; 1 when disabled.
-    pub fn init_scale(&self) -> f32 {
+    pub(crate) fn init_scale(&self) -> f32 {
         match self {
             LossScaleConfig::Dynamic(dynamic) => dynamic.init_scale,
             LossScaleConfig::Fixed(scale) => *scale,
@@ -122,7 +122,7 @@ impl LossScaleConfig {
     /// # Errors
     ///
     /// [`AmpError::InvalidLossScale`] names the first setting out of range.
-    pub fn validated(self) -> Result<Self, AmpError> {
+    pub(crate) fn validated(self) -> Result<Self, AmpError> {
         match self {
             LossScaleConfig::Disabled => {}
             LossScaleConfig::Fixed(scale) => {

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use burn_amp::policy::{self, Class, Row, Rows, TABLE};
+use burn_amp_core::policy::{self, Class, Row, Rows, TABLE};
 use syn::{Attribute, Expr, ExprLit, Item, ItemEnum, Lit, Meta};
 
 use crate::coverage::{self, Methods, OPERATIONS};
