@@ -65,7 +65,7 @@ fn unsupported_precision() {
     assert_says(
         f16.apply::<AmpAutodiff<NdArray>>(&Default::default()),
         "ndarray on Cpu does not support f16: the backend reports nothing for it, and AMP \
-         needs storage with arithmetic, or storage with accelerated matrix multiplication. \
+         needs a device that computes in it, or at least multiplies matrices in it. \
          Supported here: f32. Choose one of these, or \"auto\", or the Flex backend, which \
          computes in half on a CPU",
     );
@@ -76,7 +76,7 @@ fn unsupported_precision() {
         bf16.apply::<AmpAutodiff<Checked>>(&device),
         &format!(
             "checked on {device:?} does not support bf16: the backend reports Storage for it, and \
-             AMP needs storage with arithmetic, or storage with accelerated matrix multiplication. \
+             AMP needs a device that computes in it, or at least multiplies matrices in it. \
              Supported here: f16, f32. Choose one of these, or \"auto\""
         ),
     );
@@ -151,7 +151,8 @@ fn state() {
     assert_says(
         scaler.load("Cargo.toml"),
         "cannot read the state from Cargo.toml: expected value at line 1 column 2. Nothing was \
-         changed. Try an older file, or a new scaler: it finds its scale within some steps",
+         changed. Is this what a scaler saved? If it is damaged, use an older copy, or a new scaler: it \
+         finds its scale within some steps",
     );
     assert_says(
         scaler.save("missing/scaler.json"),
@@ -273,7 +274,7 @@ fn already_stepped() {
     (model, _) = step(model).unwrap();
     assert_says(
         step(model),
-        "step was called twice since the last update: the gradient of first.weight, for example, \
+        "step was called again before update: the gradient of first.weight, for example, \
          would be applied twice. Call update once after the steps of all optimizers; with \
          accumulation, step once, after the last micro-batch",
     );

@@ -239,6 +239,24 @@ fn arithmetic_with_scalars_is_watched() {
     scalar_overflow("sub_scalar", |x| x * 60.0 - -60000.0);
 }
 
+/// The loss scale is too large: f16 does not hold the gradient that FP32 does.
+#[test]
+fn a_gradient_beyond_f16_is_a_cast() {
+    let _alone = alone();
+    let scaler = configured(true, 65536.0);
+    let model: Linear<B> = LinearConfig::new(16, 1).init(&Default::default());
+    let loss = model.forward(Tensor::<B, 2>::ones([8, 16], &Default::default()));
+    let _ = (loss.mean() * 1000.0).backward();
+    let step = scaler.last_step().unwrap();
+    assert_eq!(step.outcome, Outcome::Overflow);
+    let [found] = &step.anomalies[..] else {
+        panic!("{step:?}")
+    };
+    let text = found.to_string();
+    let expected = "backward: cast [1] in F16, operands up to 8.192e6";
+    assert_eq!(text, expected);
+}
+
 /// Minus infinity that the user writes into a tensor is no anomaly.
 #[test]
 fn an_infinite_scalar_is_the_users_own() {

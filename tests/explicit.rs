@@ -469,7 +469,7 @@ const NOTHING_STEPPED: &str = "update was called, but there was no step since th
 const ALREADY_UNSCALED: &str = "unscale was called twice since the last update: the gradient of \
      encoder.layers.0.weight, for example, would be divided by the scale twice. With accumulation, \
      unscale once, after the last micro-batch";
-const ALREADY_STEPPED: &str = "step was called twice since the last update: the gradient of \
+const ALREADY_STEPPED: &str = "step was called again before update: the gradient of \
      encoder.layers.0.weight, for example, would be applied twice. Call update once after the steps \
      of all optimizers; with accumulation, step once, after the last micro-batch";
 

@@ -22,8 +22,8 @@ pub enum AmpError {
     /// A half precision that the device can neither compute nor multiply matrices in.
     #[error(
         "{device} does not support {precision}: the backend reports {reported} for it, and AMP \
-         needs storage with arithmetic, or storage with accelerated matrix multiplication. \
-         Supported here: {possible}. Choose one of these, or \"auto\"{hint}"
+         needs a device that computes in it, or at least multiplies matrices in it. Supported here: \
+         {possible}. Choose one of these, or \"auto\"{hint}"
     )]
     UnsupportedPrecision {
         /// The precision that was asked for.
@@ -128,9 +128,9 @@ pub enum AmpError {
 
     /// `step` twice for the same parameters.
     #[error(
-        "step was called twice since the last update: the gradient of {parameter}, for example, \
-         would be applied twice. Call update once after the steps of all optimizers; with \
-         accumulation, step once, after the last micro-batch"
+        "step was called again before update: the gradient of {parameter}, for example, would be \
+         applied twice. Call update once after the steps of all optimizers; with accumulation, step \
+         once, after the last micro-batch"
     )]
     AlreadyStepped {
         /// The path of a parameter in its module.
@@ -175,8 +175,8 @@ pub enum AmpError {
 fn remedy(action: &str) -> &'static str {
     match action {
         "read" => {
-            "Nothing was changed. Try an older file, or a new scaler: it finds its scale within \
-             some steps"
+            "Nothing was changed. Is this what a scaler saved? If it is damaged, use an older copy, \
+             or a new scaler: it finds its scale within some steps"
         }
         _ => "An existing file there is unchanged",
     }

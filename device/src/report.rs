@@ -93,11 +93,11 @@ impl fmt::Display for AmpReport {
         writeln!(f, "precision   {precision}: {}", self.reason)?;
         if !self.inexact.is_empty() {
             let ops = self.inexact.join(", ");
-            writeln!(f, "in FP32     {ops}: not exact in {precision} here")?;
+            writeln!(f, "inexact     {ops}: computed in FP32, then rounded to {precision}")?;
         }
         if !self.native.is_empty() {
             let ops = self.native.join(", ");
-            writeln!(f, "in {precision:<9}{ops}: exact here, without casts")?;
+            writeln!(f, "native      {ops}: as exact in {precision} as in FP32, so without casts")?;
         }
         let all = self.all_casts();
         let (to, from) = (all.to_half, all.from_half);
@@ -165,8 +165,8 @@ mod tests {
         let expected = "\
 device      flex on Cpu
 precision   f16: asked for
-in FP32     conv2d, float_tanh: not exact in f16 here
-in f16      float_sqrt: exact here, without casts
+inexact     conv2d, float_tanh: computed in FP32, then rounded to f16
+native      float_sqrt: as exact in f16 as in FP32, so without casts
 casts       1,200 (1.5 KiB) to f16 or bf16, 2 (600 B) to FP32 or wider
             linear 1,200 (1.5 KiB)
             float_exp 2 (600 B)

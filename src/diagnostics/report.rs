@@ -37,7 +37,8 @@ use crate::{AmpError, GradScaler, LossScaleConfig, Precision, ScaleHistory};
 /// loss scale  32768: dynamic, from 65536, lowest 32768, highest 65536
 /// steps       2 taken, 1 skipped: 1 overflow
 ///             step 2 at 65536: 2 gradients not finite
-/// casts       8 (408 B) to f16 or bf16, 9 (576 B) to FP32 or wider
+/// inexact     linear, linear_weight_backward: computed in FP32, then rounded to f16
+/// casts       14 (714 B) to f16 or bf16, 24 (1.3 KiB) to FP32 or wider
 /// read-backs  4
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -185,13 +186,20 @@ impl fmt::Display for AmpReport {
                 writeln!(f, "            the last {in_a_row} steps were skipped")?;
             }
         }
+        let half = self.precision;
         if !self.inexact.is_empty() {
             let ops = first_of(&self.inexact, "inexact");
-            writeln!(f, "in FP32     {ops}: not exact in {} here", self.precision)?;
+            writeln!(
+                f,
+                "inexact     {ops}: computed in FP32, then rounded to {half}"
+            )?;
         }
         if !self.native.is_empty() {
             let ops = first_of(&self.native, "native");
-            writeln!(f, "in {:<9}{ops}: as exact as FP32 here", self.precision)?;
+            writeln!(
+                f,
+                "native      {ops}: as exact in {half} as in FP32, so without casts"
+            )?;
         }
         let (to, from) = (self.casts_to_half, self.casts_from_half);
         writeln!(

@@ -15,7 +15,8 @@ use super::{Call, by_policy, float_ops, op, own_ops};
 use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign};
 use crate::autodiff::{leaves, seed};
 use crate::device::{DeviceContext, registered};
-use crate::policy::{HALVES, HalfSupport, Mode, holds, is_half};
+use crate::diagnostics::anomaly;
+use crate::policy::{Class, HALVES, HalfSupport, Mode, holds, is_half};
 use crate::precision::{half_wanted, keeps_dtypes};
 use crate::tensor::{TensorFlags, converted, to_user_data};
 use crate::{Amp, AmpTensor};
@@ -127,7 +128,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             flags |= TensorFlags::exact(half);
         }
         let scaled = tensor.scaled().cloned();
-        AmpTensor::new(tape::into_dtype(tensor, dtype.into()), flags).with_scaled(scaled)
+        let watched = is_half(DType::from(dtype)) && half_wanted() && watches_cast(&tensor);
+        let cast = tape::into_dtype(tensor, dtype.into());
+        if watched {
+            anomaly::result::<B>("float_cast", Class::Keep, &cast);
+        }
+        AmpTensor::new(cast, flags).with_scaled(scaled)
     }
 
     // Gradients.
@@ -293,6 +299,17 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             }),
         }
     }
+}
+
+/// Whether anomaly detection looks at a cast to half: at a gradient's, or at the user's own.
+fn watches_cast<B: Backend>(tensor: &AmpTensor<B>) -> bool {
+    let device = tensor.device();
+    let watched = DeviceContext::of::<B>(&device).in_force.watched
+        && anomaly::begins(&[tensor], |t| tape::id::<B, _>(t, &device));
+    if watched {
+        anomaly::operand(tensor);
+    }
+    watched
 }
 
 /// The values and where they were.

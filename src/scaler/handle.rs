@@ -157,8 +157,8 @@ impl GradScaler {
         *self.state().config()
     }
 
-    /// What the next loss is multiplied by in f16; 1 when disabled. In bf16 and FP32 the loss is
-    /// not scaled.
+    /// What the next loss is multiplied by in f16; 1 when disabled. In bf16 and FP32 no loss is
+    /// multiplied by it: [`AmpReport`](crate::AmpReport) knows the device's precision, and says so.
     pub fn loss_scale(&self) -> f32 {
         self.state().scale()
     }
