@@ -292,7 +292,7 @@ impl GradScaler {
         recorded.transition
     }
 
-    #[cfg(feature = "distributed")]
+    #[cfg(any(test, feature = "distributed"))]
     pub(crate) fn set_replica(&self, is_replica: bool) {
         self.shared().is_replica = is_replica;
     }

@@ -23,7 +23,16 @@ struct Seen {
     /// Whether the observer is an optimizer, which makes batches of passes. Steps of the explicit
     /// protocol already cover a whole window.
     makes_batches: bool,
-    threads: Mutex<HashMap<ThreadId, StepsSeen>>,
+    scalers: Vec<GradScaler>,
+    steps: Mutex<Steps>,
+}
+
+#[derive(Debug, Default, Clone)]
+struct Steps {
+    /// Whether the scalers belong to replicas, since the first step. Burn ends the replicas while
+    /// the last step of one is still under way.
+    of_replicas: Option<bool>,
+    threads: HashMap<ThreadId, StepsSeen>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -44,7 +53,8 @@ impl Outcomes {
         let scalers: Vec<_> = scalers.into_iter().collect();
         let seen = Arc::new(Seen {
             makes_batches,
-            threads: Mutex::default(),
+            scalers: scalers.clone(),
+            steps: Mutex::default(),
         });
         scalers.iter().for_each(|scaler| scaler.listen(&seen));
         Self { scalers, seen }
@@ -53,15 +63,19 @@ impl Outcomes {
     /// Takes the outcomes; for a replica, only those of its own thread.
     pub fn take(&self) -> StepsSeen {
         let is_replica = self.is_replica();
-        let mut seen = self.seen.threads.lock();
+        let mut steps = self.seen.steps.lock();
         match is_replica {
-            true => seen.remove(&thread::current().id()).unwrap_or_default(),
-            false => StepsSeen::all(std::mem::take(&mut *seen)),
+            true => {
+                let here = steps.threads.remove(&thread::current().id());
+                here.unwrap_or_default()
+            }
+            false => StepsSeen::all(std::mem::take(&mut steps.threads)),
         }
     }
 
     pub fn is_replica(&self) -> bool {
-        self.scalers.iter().any(GradScaler::is_replica)
+        let of_replicas = self.seen.steps.lock().of_replicas;
+        of_replicas.unwrap_or_else(|| self.seen.is_replica())
     }
 
     /// Whether an optimizer reports whole batches.
@@ -74,19 +88,21 @@ impl Outcomes {
 impl Clone for Outcomes {
     fn clone(&self) -> Self {
         let copy = Self::of(self.scalers.clone(), self.seen.makes_batches);
-        *copy.seen.threads.lock() = self.seen.threads.lock().clone();
+        *copy.seen.steps.lock() = self.seen.steps.lock().clone();
         copy
     }
 }
 
 impl Seen {
+    fn is_replica(&self) -> bool {
+        self.scalers.iter().any(GradScaler::is_replica)
+    }
+
     fn here(&self, change: impl FnOnce(&mut StepsSeen)) {
-        change(
-            self.threads
-                .lock()
-                .entry(thread::current().id())
-                .or_default(),
-        );
+        let is_replica = self.is_replica();
+        let mut steps = self.steps.lock();
+        steps.of_replicas.get_or_insert(is_replica);
+        change(steps.threads.entry(thread::current().id()).or_default());
     }
 }
 
@@ -105,7 +121,7 @@ impl Listener for Seen {
     }
 
     fn forget(&self) {
-        self.threads.lock().clear();
+        *self.steps.lock() = Steps::default();
     }
 
     fn makes_batches(&self) -> bool {
@@ -126,5 +142,30 @@ impl StepsSeen {
             all.batch = all.batch.or(other.batch);
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LossScaleConfig, Outcome};
+
+    /// As when the slower replica applies the last step, while Burn ends the others.
+    #[test]
+    fn a_replica_sees_its_own_steps_to_the_end() {
+        let scaler = GradScaler::new(LossScaleConfig::default()).unwrap();
+        let outcomes = Outcomes::of([scaler.clone()], false);
+        let record = |outcome| scaler.record(1.0, outcome, Default::default());
+        scaler.set_replica(true);
+        thread::scope(|scope| scope.spawn(|| record(Outcome::Overflow)).join().unwrap());
+        record(Outcome::Finite);
+        scaler.set_replica(false);
+        let seen = outcomes.take();
+        assert!(seen.taken && !seen.skipped, "{seen:?}");
+        // Of devices that share a batch, an optimizer sees all.
+        scaler.load_state(scaler.state());
+        thread::scope(|scope| scope.spawn(|| record(Outcome::Overflow)).join().unwrap());
+        record(Outcome::Finite);
+        assert!(outcomes.take().skipped);
     }
 }
