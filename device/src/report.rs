@@ -93,11 +93,17 @@ impl fmt::Display for AmpReport {
         writeln!(f, "precision   {precision}: {}", self.reason)?;
         if !self.inexact.is_empty() {
             let ops = self.inexact.join(", ");
-            writeln!(f, "inexact     {ops}: computed in FP32, then rounded to {precision}")?;
+            writeln!(
+                f,
+                "inexact     {ops}: computed in FP32, then rounded to {precision}"
+            )?;
         }
         if !self.native.is_empty() {
             let ops = self.native.join(", ");
-            writeln!(f, "native      {ops}: as exact in {precision} as in FP32, so without casts")?;
+            writeln!(
+                f,
+                "native      {ops}: as exact in {precision} as in FP32, so without casts"
+            )?;
         }
         let all = self.all_casts();
         let (to, from) = (all.to_half, all.from_half);
