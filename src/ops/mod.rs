@@ -191,8 +191,7 @@ impl Call {
             flags,
             scaled: scaled_loss(tensors),
             upper,
-            watched: context.in_force.watched
-                && anomaly::begins(tensors, |t| tape::id::<B, _>(t, &device)),
+            watched: is_watched(&context, tensors, &device),
         };
         if !scalars.is_empty() {
             call.hold(scalars, tensors[0].dtype(), mode);
@@ -307,6 +306,16 @@ impl Call {
     fn marked<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
         AmpTensor::new(primitive, self.flags).with_scaled(self.scaled.clone())
     }
+}
+
+/// Whether anomaly detection looks at an operation on these operands.
+#[inline(always)]
+fn is_watched<B: Backend>(
+    context: &DeviceContext,
+    tensors: &[&AmpTensor<B>],
+    device: &B::Device,
+) -> bool {
+    context.in_force.watched && anomaly::begins(tensors, |t| tape::id::<B, _>(t, device))
 }
 
 /// The scaler of the scaled losses among the operands.

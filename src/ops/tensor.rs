@@ -11,7 +11,7 @@ use burn_backend::{
 use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
 use super::module::windows;
-use super::{Call, by_policy, float_ops, op, own_ops};
+use super::{Call, by_policy, float_ops, is_watched, op, own_ops};
 use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign};
 use crate::autodiff::{leaves, seed};
 use crate::device::{DeviceContext, registered};
@@ -304,8 +304,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 /// Whether anomaly detection looks at a cast to half: at a gradient's, or at the user's own.
 fn watches_cast<B: Backend>(tensor: &AmpTensor<B>) -> bool {
     let device = tensor.device();
-    let watched = DeviceContext::of::<B>(&device).in_force.watched
-        && anomaly::begins(&[tensor], |t| tape::id::<B, _>(t, &device));
+    let watched = is_watched(&DeviceContext::of::<B>(&device), &[tensor], &device);
     if watched {
         anomaly::operand(tensor);
     }

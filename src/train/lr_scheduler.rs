@@ -125,7 +125,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
             LastRate::Taken | LastRate::Open => &self.current,
             LastRate::Skipped => &self.settled,
         };
-        let states = self.outcomes.scalers.iter().map(GradScaler::state);
+        let states = self.outcomes.scalers().iter().map(GradScaler::state);
         AmpLrSchedulerRecord {
             loss_scalers: Some(states.collect()),
             scheduler: scheduler.to_record::<B>(),
@@ -135,7 +135,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
     /// Also restores the state of the scalers.
     fn load_record<B: Backend>(self, record: Self::Record<B>) -> Self {
         let states = record.loss_scalers.unwrap_or_default();
-        let scalers = self.outcomes.scalers;
+        let scalers = self.outcomes.scalers();
         match (states.len(), scalers.len()) {
             (0, 1..) => log::info!(
                 "burn-amp: the checkpoint has no loss scale, for example because it was written \
@@ -161,7 +161,10 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
                 );
             }
         }
-        Self::new(self.current.load_record::<B>(record.scheduler), scalers)
+        Self::new(
+            self.current.load_record::<B>(record.scheduler),
+            scalers.to_vec(),
+        )
     }
 }
 

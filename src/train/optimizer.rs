@@ -48,7 +48,7 @@ impl<O> AmpOptimizer<O> {
     /// Whether the batch is whole. If not, logs the parameters with non-finite gradients.
     fn is_whole<B: AutodiffBackend, M: AutodiffModule<B>>(&self, module: &M) -> bool {
         let whole = !self.outcomes.take().skipped;
-        let scalers = &self.outcomes.scalers;
+        let scalers = self.outcomes.scalers();
         scalers.iter().for_each(|scaler| scaler.batch(whole));
         if !whole {
             let steps = scalers.iter().filter_map(|s| s.explain(module));

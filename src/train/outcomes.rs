@@ -14,7 +14,6 @@ use crate::{GradScaler, LastStep, Transition};
 /// different times.
 #[derive(Debug)]
 pub(super) struct Outcomes {
-    pub scalers: Vec<GradScaler>,
     seen: Arc<Seen>,
 }
 
@@ -50,14 +49,17 @@ pub(super) struct StepsSeen {
 impl Outcomes {
     /// Follows these scalers; an optimizer `makes_batches`.
     pub fn of(scalers: impl IntoIterator<Item = GradScaler>, makes_batches: bool) -> Self {
-        let scalers: Vec<_> = scalers.into_iter().collect();
         let seen = Arc::new(Seen {
             makes_batches,
-            scalers: scalers.clone(),
+            scalers: scalers.into_iter().collect(),
             steps: Mutex::default(),
         });
-        scalers.iter().for_each(|scaler| scaler.listen(&seen));
-        Self { scalers, seen }
+        seen.scalers.iter().for_each(|scaler| scaler.listen(&seen));
+        Self { seen }
+    }
+
+    pub fn scalers(&self) -> &[GradScaler] {
+        &self.seen.scalers
     }
 
     /// Takes the outcomes; for a replica, only those of its own thread.
@@ -80,14 +82,14 @@ impl Outcomes {
 
     /// Whether an optimizer reports whole batches.
     pub fn has_batches(&self) -> bool {
-        self.scalers.iter().any(GradScaler::has_batches)
+        self.scalers().iter().any(GradScaler::has_batches)
     }
 }
 
 /// A clone observes steps on its own.
 impl Clone for Outcomes {
     fn clone(&self) -> Self {
-        let copy = Self::of(self.scalers.clone(), self.seen.makes_batches);
+        let copy = Self::of(self.scalers().to_vec(), self.seen.makes_batches);
         *copy.seen.steps.lock() = self.seen.steps.lock().clone();
         copy
     }
@@ -99,9 +101,8 @@ impl Seen {
     }
 
     fn here(&self, change: impl FnOnce(&mut StepsSeen)) {
-        let is_replica = self.is_replica();
         let mut steps = self.steps.lock();
-        steps.of_replicas.get_or_insert(is_replica);
+        steps.of_replicas.get_or_insert_with(|| self.is_replica());
         change(steps.threads.entry(thread::current().id()).or_default());
     }
 }
