@@ -102,13 +102,15 @@ fn train(precision: Precision) -> Result<(), AmpError> {
             sum += loss.clone().into_scalar().elem::<f64>();
 
             let grads = scaler.scale(loss).backward();
-            let grads = GradientsParams::from_grads(grads, &model);
+            let mut grads = GradientsParams::from_grads(grads, &model);
             // Clipping is of the true gradients; a loop that does not clip leaves unscaling to
             // `step`.
-            let grads = scaler.unscale(&model, grads)?;
-            let grads = clip_grad_norm(&model, grads, 1.0);
+            scaler.unscale(&model, &mut grads)?;
+            clip_grad_norm(&model, &mut grads, 1.0)?;
             // A step that overflowed gives the model back as it was, and says so.
-            (model, _) = scaler.step(&mut optimizer, LEARNING_RATE, model, grads)?;
+            let stepped;
+            (model, stepped) = scaler.step(&mut optimizer, LEARNING_RATE, model, grads);
+            stepped?;
             scaler.update()?;
         }
         println!(

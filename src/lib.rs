@@ -55,7 +55,7 @@ mod train;
 #[doc(inline)]
 pub use burn_amp_core::{
     AmpError, Anomaly, Casts, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Pass,
-    Precision, ScaleEntry, ScaleHistory, Skipped, Transition,
+    Precision, ScaleEntry, ScaleHistory, Skipped, StuckReason, Transition,
 };
 
 pub use autodiff::{AmpAutodiff, AmpGradients};

@@ -132,6 +132,28 @@ fn the_configuration_reads_from_a_file_with_defaults() {
     assert_eq!(config, expected);
 }
 
+#[test]
+fn a_misspelt_field_of_a_configuration_is_refused_and_named() {
+    for (text, field) in [
+        (
+            r#"{"precision":"f16","loss_scaling":{"Fixed":8.0}}"#,
+            "loss_scaling",
+        ),
+        (
+            r#"{"loss_scale":{"Dynamic":{"init_scal":8.0}}}"#,
+            "init_scal",
+        ),
+    ] {
+        let error = serde_json::from_str::<AmpConfig>(text)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(&format!("unknown field `{field}`")),
+            "{error}"
+        );
+    }
+}
+
 /// A precision is written as it is parsed and displayed; what was written before is read as well.
 #[test]
 fn a_precision_has_one_spelling() {

@@ -30,8 +30,12 @@ fn assert_says<T>(result: Result<T, AmpError>, text: &str) {
 #[test]
 fn every_variant_has_a_test_of_its_name() {
     let tests = include_str!("errors.rs");
-    let variants: Vec<_> = include_str!("../core/src/error.rs")
+    let (_, errors) = include_str!("../core/src/error.rs")
+        .split_once("pub enum AmpError {")
+        .unwrap();
+    let variants: Vec<_> = errors
         .lines()
+        .take_while(|line| *line != "}")
         .filter_map(|line| line.strip_prefix("    "))
         .filter(|line| line.starts_with(|c: char| c.is_ascii_uppercase()))
         .map(|line| line.trim_end_matches([' ', '{', ',']))
@@ -173,31 +177,48 @@ fn plot() {
 }
 
 #[test]
-fn stuck_at_minimum() {
-    let mut trainer = MixedPrecisionTrainer::new(
-        Mlp::<AmpAutodiff<Flex>>::new(),
-        SgdConfig::new().init(),
-        Precision::F16,
-        Dynamic::new()
-            .with_init_scale(2.0)
-            .with_stuck_after(3)
-            .into(),
-    )
-    .unwrap()
-    .with_stuck_as_error();
-    let mut step = || {
-        let batch = (values([32, 8], 1), values([32, 4], 2));
-        trainer.train_step(batch.0, batch.1, |model, x, y| model.loss_on(x, y) * 1e7)
-    };
-    for _ in 0..3 {
+fn stuck() {
+    let dynamic = Dynamic::new()
+        .with_init_scale(2.0)
+        .with_stuck_after(3)
+        .into();
+    let cases = [
+        (
+            (dynamic, 1e7, 4),
+            "4 steps in a row were skipped, the last one at the minimum loss scale 1: the model is \
+             not training. No loss scale makes its gradients finite: second.bias, second.weight, \
+             first.bias, first.weight. Try bf16, or full_precision around the layers that overflow",
+        ),
+        (
+            (LossScaleConfig::Fixed(2.0), 1e7, 20),
+            "20 steps in a row were skipped, the last one at the fixed loss scale 2: the model is \
+             not training. Its gradients are not finite: second.bias, second.weight, first.bias, \
+             first.weight. Try a smaller or a dynamic loss scale, or bf16, or full_precision around \
+             the layers that overflow",
+        ),
+        (
+            (dynamic, f32::NAN, 3),
+            "3 steps in a row were skipped, the last one because its loss is not finite: the model \
+             is not training. The loss scale is not the cause: check the inputs, the learning rate, \
+             and the forward pass for values beyond 65504, which f16 cannot hold. For such values \
+             try bf16, or full_precision around the layers that overflow",
+        ),
+    ];
+    for ((loss_scale, factor, steps), text) in cases {
+        let model = Mlp::<AmpAutodiff<Flex>>::new();
+        let optimizer = SgdConfig::new().init();
+        let trainer = MixedPrecisionTrainer::new(model, optimizer, Precision::F16, loss_scale);
+        let mut trainer = trainer.unwrap().with_stuck_as_error();
+        let mut step = || {
+            let batch = (values([32, 8], 1), values([32, 4], 2));
+            trainer.train_step(batch.0, batch.1, |model, x, y| model.loss_on(x, y) * factor)
+        };
+        for _ in 1..steps {
+            step().unwrap();
+        }
+        assert_says(step(), text);
         step().unwrap();
     }
-    assert_says(
-        step(),
-        "4 steps in a row were skipped, the last one at the minimum loss scale 1: the model is \
-         not training. No loss scale makes these gradients finite: second.bias, second.weight, \
-         first.bias, first.weight. Try bf16, or full_precision around the layers that overflow",
-    );
 }
 
 #[test]
@@ -230,7 +251,7 @@ fn nothing_scaled() {
     let mut optimizer = SgdConfig::new().init();
     let grads = GradientsParams::from_grads(model.loss(0).backward(), &model);
     assert_says(
-        scaler.step(&mut optimizer, 0.1, model, grads),
+        scaler.step(&mut optimizer, 0.1, model, grads).1,
         "step was called, but no loss was scaled since the last update. Call \
          scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. A training loop on \
          AmpAutodiff that calls loss.backward() needs none of these calls: a step that overflows is \
@@ -253,10 +274,10 @@ fn nothing_stepped() {
 #[test]
 fn already_unscaled() {
     let (scaler, model) = (scaler(1024.0), Mlp::<Plain>::new());
-    let grads = scaler.backward(model.loss(0), &model);
-    let grads = scaler.unscale(&model, grads).unwrap();
+    let mut grads = scaler.backward(model.loss(0), &model);
+    scaler.unscale(&model, &mut grads).unwrap();
     assert_says(
-        scaler.unscale(&model, grads),
+        scaler.unscale(&model, &mut grads),
         "unscale was called twice since the last update: the gradient of first.weight, for example, \
          would be divided by the scale twice. With accumulation, unscale once, after the last \
          micro-batch",
@@ -271,9 +292,9 @@ fn already_stepped() {
         let grads = scaler.backward(model.loss(0), &model);
         scaler.step(&mut optimizer, 0.1, model, grads)
     };
-    (model, _) = step(model).unwrap();
+    (model, _) = step(model);
     assert_says(
-        step(model),
+        step(model).1,
         "step was called again before update: the gradient of first.weight, for example, \
          would be applied twice. Call update once after the steps of all optimizers; with \
          accumulation, step once, after the last micro-batch",
@@ -284,9 +305,9 @@ fn already_stepped() {
 fn foreign_gradients() {
     let scaler = scaler(1024.0);
     let [model, other] = [(); 2].map(|()| Mlp::<Plain>::new());
-    let grads = scaler.backward(other.loss(0), &other);
+    let mut grads = scaler.backward(other.loss(0), &other);
     assert_says(
-        scaler.unscale(&model, grads),
+        scaler.unscale(&model, &mut grads),
         "unscale was given 4 gradients, but only 0 of them belong to this model. Either they \
          were computed with another model (GradientsParams::from_grads takes the model to step), \
          or the loss does not depend on its parameters. Are they frozen or detached?",
@@ -305,11 +326,23 @@ fn partial_batch() {
     let training = training.to_fp16().with_training_strategy(strategy);
     assert_says(
         training.launch(Learner::new(harness::Model::new(), harness::sgd(), 0.1)),
-        "a batch is split across 2 devices. If the gradients of one device overflow, Burn applies \
+        "a batch is split across 2 devices. If the gradients of one part overflow, Burn applies \
          those of the others as if they were the whole batch. Give the Learner \
          AmpOptimizer::new(optimizer, scalers) with GradScaler::of each device, or choose bf16, \
          which needs no loss scale",
     );
+    for (devices, micro_batches, parts) in [
+        (1, 4, "4 micro-batches"),
+        (2, 4, "2 devices and 4 micro-batches"),
+    ] {
+        let error = AmpError::PartialBatch {
+            devices,
+            micro_batches,
+        };
+        let text =
+            format!("a batch is split across {parts}. If the gradients of one part overflow");
+        assert!(error.to_string().starts_with(&text), "{error}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::backend::{Autodiff, Flex};
+use burn::backend::{Autodiff, Flex, NdArray};
 use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
@@ -18,7 +18,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, FloatDType};
 use burn_amp::{
     AmpAutodiff, AmpError, ConvertFloat, GradScaler, LastStep, LossScaleConfig, LossScaler,
-    MixedPrecision, Outcome, Precision, Transition, full_precision, with_precision,
+    MixedPrecision, Outcome, Precision, Transition, clip_grad_norm, full_precision, with_precision,
 };
 
 use checked::{Checked, CheckedDevice};
@@ -41,6 +41,11 @@ fn all<B: AutodiffBackend, M: AutodiffModule<B>>(optimizer: &Training<B, M>, mod
     (parameters(model), state(optimizer, model))
 }
 
+/// A step that was not refused: the model, and whether the step was taken.
+fn unwrapped<M>((model, stepped): (M, Result<bool, AmpError>)) -> (M, bool) {
+    (model, stepped.unwrap())
+}
+
 /// One whole step of the protocol: the model, whether the step was taken, and what became of the
 /// scale.
 fn step<B: AutodiffBackend, M: AutodiffModule<B>>(
@@ -50,7 +55,7 @@ fn step<B: AutodiffBackend, M: AutodiffModule<B>>(
     loss: Tensor<B, 1>,
 ) -> (M, bool, Transition) {
     let grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
-    let (model, stepped) = scaler.step(optimizer, 1e-2, model, grads).unwrap();
+    let (model, stepped) = unwrapped(scaler.step(optimizer, 1e-2, model, grads));
     (model, stepped, scaler.update().unwrap())
 }
 
@@ -125,12 +130,11 @@ fn the_explicit_and_the_implicit_protocol_train_to_the_same_bits() {
                 let loss = model.loss(i) * factor(i);
                 let mut grads = explicit.backward(loss, &model);
                 if unscale {
-                    grads = explicit.unscale(&model, grads).unwrap();
+                    explicit.unscale(&model, &mut grads).unwrap();
                 }
                 let before = model.clone();
-                let (next, stepped) = explicit
-                    .step(&mut optimizer, 1e-2, model.clone(), grads)
-                    .unwrap();
+                let (next, stepped) =
+                    unwrapped(explicit.step(&mut optimizer, 1e-2, model.clone(), grads));
                 assert_eq!(stepped, factor(i) == 1.0);
                 assert_eq!(stepped, parameters(&next) != parameters(&before));
                 model = next;
@@ -154,7 +158,7 @@ fn on_plain_autodiff_the_loss_is_scaled_and_the_gradients_are_as_without() {
         let loss = model.loss(7);
         let scaled = scaler.scale(loss.clone());
         assert_eq!(data(scaled.clone()), [data(loss)[0] * scale]);
-        let grads = GradientsParams::from_grads(scaled.backward(), &model);
+        let mut grads = GradientsParams::from_grads(scaled.backward(), &model);
         assert_close(
             "scaled",
             Precision::F32,
@@ -162,7 +166,7 @@ fn on_plain_autodiff_the_loss_is_scaled_and_the_gradients_are_as_without() {
             &times(&expected, scale),
             8.0,
         );
-        let grads = scaler.unscale(&model, grads).unwrap();
+        scaler.unscale(&model, &mut grads).unwrap();
         let unscaled = mlp::gradients(&model, &grads);
         // A power of two changes no rounding.
         assert_eq!(unscaled == expected, exactly);
@@ -180,13 +184,11 @@ fn a_scale_that_is_set_within_a_step_holds_from_the_next_on() {
         let scaled = scaler.scale(loss.clone());
         assert_eq!(data(scaled.clone()), [data(loss)[0] * scale]);
         scaler.set_scale(8.0).unwrap();
-        let grads = GradientsParams::from_grads(scaled.backward(), &model);
-        let grads = scaler.unscale(&model, grads).unwrap();
+        let mut grads = GradientsParams::from_grads(scaled.backward(), &model);
+        scaler.unscale(&model, &mut grads).unwrap();
         let [actual, expected] = [&grads, &expected].map(|grads| mlp::gradients(&model, grads));
         assert_eq!(actual, expected);
-        scaler
-            .step(&mut adam(), 1e-2, model.clone(), grads)
-            .unwrap();
+        unwrapped(scaler.step(&mut adam(), 1e-2, model.clone(), grads));
         scaler.update().unwrap();
     }
 }
@@ -347,7 +349,7 @@ fn one_bad_micro_batch_skips_the_accumulated_step() {
         }
         let grads = accumulator.grads();
         let before = parameters(&model);
-        let (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads).unwrap();
+        let (model, stepped) = unwrapped(scaler.step(&mut optimizer, 1e-2, model, grads));
         scaler.update().unwrap();
         assert_eq!(stepped, parameters(&model) != before);
         (scaler.last_step().unwrap().outcome, scaler.loss_scale())
@@ -391,10 +393,10 @@ fn in_bf16_and_fp32_the_protocol_does_nothing() {
 
             // Not even a loss that is not finite: as in plain Burn.
             let loss = model.loss(1) * f32::NAN;
-            let grads = scaler.backward(loss, &model);
-            let grads = scaler.unscale(&model, grads).unwrap();
+            let mut grads = scaler.backward(loss, &model);
+            scaler.unscale(&model, &mut grads).unwrap();
             assert!(mlp::gradients(&model, &grads).iter().any(|v| v.is_nan()));
-            assert!(scaler.step(&mut optimizer, 1e-2, model, grads).unwrap().1);
+            assert!(scaler.step(&mut optimizer, 1e-2, model, grads).1.unwrap());
             assert_eq!(scaler.update(), Ok(Transition::Kept));
             assert_eq!((scaler.state(), scaler.last_step()), (untouched, None));
         });
@@ -427,17 +429,17 @@ fn the_check_does_not_depend_on_where_the_step_is_taken() {
     let scaler = scaler(1024.0);
     let (mut optimizer, model) = (adam(), Net::<A>::new());
     let before = all(&optimizer, &model);
-    let grads = with_precision(Precision::F16, || {
+    let mut grads = with_precision(Precision::F16, || {
         scaler.backward(model.planted_loss(), &model)
     });
-    let grads = scaler.unscale(&model, grads).unwrap();
-    let (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads).unwrap();
+    scaler.unscale(&model, &mut grads).unwrap();
+    let (model, stepped) = unwrapped(scaler.step(&mut optimizer, 1e-2, model, grads));
     assert!(!stepped);
     assert_eq!(all(&optimizer, &model), before);
     assert_eq!(scaler.update(), Ok(Transition::BackedOff));
 
     let grads = with_precision(Precision::F16, || scaler.backward(model.loss(), &model));
-    assert!(scaler.step(&mut optimizer, 1e-2, model, grads).unwrap().1);
+    assert!(scaler.step(&mut optimizer, 1e-2, model, grads).1.unwrap());
     assert_eq!(scaler.update(), Ok(Transition::Kept));
     assert_eq!(scaler.state().taken_steps(), 1);
 }
@@ -457,6 +459,30 @@ fn refused<B: AutodiffBackend, T>(
         (scaler.state(), scaler.last_step(), all(optimizer, model))
     );
     error
+}
+
+/// A step that is refused gives back the model as it was.
+fn refused_step<B: AutodiffBackend>(
+    scaler: &GradScaler,
+    optimizer: &mut Training<B, Net<B>>,
+    model: &Net<B>,
+    grads: GradientsParams,
+) -> Result<(), AmpError> {
+    let (same, stepped) = scaler.step(optimizer, 1e-2, model.clone(), grads);
+    assert_eq!(parameters(&same), parameters(model));
+    stepped.map(|_| ())
+}
+
+/// Gradients that are refused are still there, as they were.
+fn refused_unscale<B: AutodiffBackend>(
+    scaler: &GradScaler,
+    model: &Net<B>,
+    mut grads: GradientsParams,
+) -> Result<(), AmpError> {
+    let given = (grads.len(), mlp::gradients(model, &grads));
+    let unscaled = scaler.unscale(model, &mut grads);
+    assert_eq!((grads.len(), mlp::gradients(model, &grads)), given);
+    unscaled
 }
 
 const NOTHING_SCALED: &str = " was called, but no loss was scaled since the last update. Call \
@@ -497,12 +523,12 @@ fn misused<B: AutodiffBackend>(scales: bool) {
     let taken = |steps| assert_eq!(s.state().taken_steps(), if scales { steps } else { 0 });
 
     let error = refused(&s, &mut optimizer, &model, |o| {
-        s.step(o, 1e-2, model.clone(), unscaled(&model))
+        refused_step(&s, o, &model, unscaled(&model))
     });
     assert!(matches!(error, AmpError::NothingScaled { call: "step" }));
     assert_eq!(error.to_string(), format!("step{NOTHING_SCALED}"));
     let error = refused(&s, &mut optimizer, &model, |_| {
-        s.unscale(&model, unscaled(&model))
+        refused_unscale(&s, &model, unscaled(&model))
     });
     assert!(matches!(error, AmpError::NothingScaled { call: "unscale" }));
     assert_eq!(error.to_string(), format!("unscale{NOTHING_SCALED}"));
@@ -516,22 +542,22 @@ fn misused<B: AutodiffBackend>(scales: bool) {
     let error = refused(&s, &mut optimizer, &model, |_| s.update());
     assert!(matches!(error, AmpError::NothingStepped), "a second update");
     let error = refused(&s, &mut optimizer, &model, |_| {
-        s.unscale(&model, unscaled(&model))
+        refused_unscale(&s, &model, unscaled(&model))
     });
     assert!(
         matches!(error, AmpError::NothingScaled { .. }),
         "after an update"
     );
 
-    let grads = s.backward(model.loss(), &model);
+    let mut grads = s.backward(model.loss(), &model);
     let error = refused(&s, &mut optimizer, &model, |_| s.update());
     assert!(matches!(error, AmpError::NothingStepped), "without a step");
 
     // Gradients of another model, none, and some of both.
     for call in ["step", "unscale"] {
         let misuse = |grads: GradientsParams, o: &mut Training<B, Net<B>>| match call {
-            "step" => s.step(o, 1e-2, model.clone(), grads).map(|_| ()),
-            _ => s.unscale(&model, grads).map(|_| ()),
+            "step" => refused_step(&s, o, &model, grads),
+            _ => refused_unscale(&s, &model, grads),
         };
         let error = refused(&s, &mut optimizer, &model, |o| misuse(unscaled(&other), o));
         assert!(matches!(
@@ -561,21 +587,21 @@ fn misused<B: AutodiffBackend>(scales: bool) {
         assert_eq!(error.to_string(), foreign(call, 7, 6));
     }
 
-    let grads = s.unscale(&model, grads).unwrap();
+    s.unscale(&model, &mut grads).unwrap();
     if scales {
         let error = refused(&s, &mut optimizer, &model, |_| {
-            s.unscale(&model, unscaled(&model))
+            refused_unscale(&s, &model, unscaled(&model))
         });
         assert!(matches!(error, AmpError::AlreadyUnscaled { .. }));
         assert_eq!(error.to_string(), ALREADY_UNSCALED);
     }
-    let (model, stepped) = s.step(&mut optimizer, 1e-2, model, grads).unwrap();
+    let (model, stepped) = unwrapped(s.step(&mut optimizer, 1e-2, model, grads));
     assert!(stepped);
     if scales {
         // Scaled gradients would go to the optimizer.
         let grads = s.backward(model.loss(), &model);
         let error = refused(&s, &mut optimizer, &model, |o| {
-            s.step(o, 1e-2, model.clone(), grads)
+            refused_step(&s, o, &model, grads)
         });
         assert!(matches!(error, AmpError::AlreadyStepped { .. }));
         assert_eq!(error.to_string(), ALREADY_STEPPED);
@@ -609,14 +635,14 @@ fn a_part_of_the_gradients_may_be_unscaled_before_the_step() {
     let scaler = scaler(65536.0);
     let (mut optimizer, model) = (adam(), Net::<Plain>::new());
     let mut tape = scaler.scale(model.loss()).backward();
-    let head = GradientsParams::from_module(&mut tape, &model.head);
-    let mut head = scaler.unscale(&model.head, head).unwrap();
+    let mut head = GradientsParams::from_module(&mut tape, &model.head);
+    scaler.unscale(&model.head, &mut head).unwrap();
     let mut grads = GradientsParams::from_grads(tape, &model);
     let weight = head.remove::<Flex, 2>(model.head.weight.id).unwrap();
     grads.register(model.head.weight.id, weight);
     let bias = model.head.bias.as_ref().unwrap().id;
     grads.register(bias, head.remove::<Flex, 1>(bias).unwrap());
-    let (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads).unwrap();
+    let (model, stepped) = unwrapped(scaler.step(&mut optimizer, 1e-2, model, grads));
     assert!(stepped);
     scaler.update().unwrap();
     assert_eq!(all(&optimizer, &model), expected);
@@ -694,7 +720,7 @@ fn multi_task<B: AutodiffBackend>(overflows: [bool; 2], sum: bool) -> ([bool; 2]
     for (i, grads) in [(0, first), (1, second)] {
         let model = models[i].clone();
         let before = all(&optimizers[i], &model);
-        let (model, took) = scaler.step(&mut optimizers[i], 1e-2, model, grads).unwrap();
+        let (model, took) = unwrapped(scaler.step(&mut optimizers[i], 1e-2, model, grads));
         assert_eq!(all(&optimizers[i], &model) != before, took);
         stepped[i] = took;
     }
@@ -733,7 +759,7 @@ fn small_gradients_train_with_scaling_and_are_lost_without() {
         let start = parameters(&model);
         for i in 0..20 {
             let grads = scaler.backward(model.loss(i) * 1e-6, &model);
-            model = scaler.step(&mut optimizer, 1e5, model, grads).unwrap().0;
+            model = scaler.step(&mut optimizer, 1e5, model, grads).0;
             scaler.update().unwrap();
         }
         let end = parameters(&model);
@@ -776,9 +802,7 @@ fn a_loss_that_was_scaled_in_vain_leaves_other_backward_passes_alone() {
             if dropped {
                 let _ = scaler.scale(model.loss());
             }
-            scaler
-                .step(&mut adam(), 1e-2, model.clone(), grads)
-                .unwrap();
+            unwrapped(scaler.step(&mut adam(), 1e-2, model.clone(), grads));
         };
         train(true);
         scaler.update().unwrap();
@@ -816,12 +840,12 @@ fn another_scalers_update_leaves_a_scaled_loss_alone() {
         let (model, others) = (Net::<A>::new(), Net::<A>::new());
         let grads = other.backward(others.loss(), &others);
         let loss = ours.scale(model.planted_loss());
-        other.step(&mut adam(), 1e-2, others, grads).unwrap();
+        unwrapped(other.step(&mut adam(), 1e-2, others, grads));
         other.update().unwrap();
         // Still the explicit protocol's: its gradients are there, although not finite.
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         assert_eq!(grads.len(), 6);
-        assert!(!ours.step(&mut adam(), 1e-2, model, grads).unwrap().1);
+        assert!(!ours.step(&mut adam(), 1e-2, model, grads).1.unwrap());
         assert_eq!(ours.update(), Ok(Transition::BackedOff));
     });
 }
@@ -837,7 +861,7 @@ fn a_scaled_loss_is_a_matter_of_its_own_thread() {
         });
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         assert_eq!(grads.len(), 6);
-        assert!(!scaler.step(&mut adam(), 1e-2, model, grads).unwrap().1);
+        assert!(!scaler.step(&mut adam(), 1e-2, model, grads).1.unwrap());
         scaler.update().unwrap();
         assert_eq!(scaler.skipped_steps(), 1);
     });
@@ -901,23 +925,22 @@ fn mixed_precision_does_the_steps_of_the_protocol() {
         let loss = mixed.forward_context(|| model.loss(i) * factor(i));
         let mut grads = mixed.backward(loss, &model);
         if i % 2 == 0 {
-            grads = mixed.unscale(&model, grads).unwrap();
+            mixed.unscale(&model, &mut grads).unwrap();
         }
-        let (next, stepped) = mixed
-            .optimizer_step(&mut optimizer, 1e-2, model, grads)
-            .unwrap();
+        let (next, stepped) = unwrapped(mixed.optimizer_step(&mut optimizer, 1e-2, model, grads));
         assert_eq!(stepped, factor(i) == 1.0);
         model = next;
     }
     assert_eq!(all(&optimizer, &model), expected);
     assert_eq!(mixed.state(), by_hand.state());
 
-    let error = mixed.unscale(&model, GradientsParams::new()).err().unwrap();
+    let none = &mut GradientsParams::new();
+    let error = mixed.unscale(&model, none).unwrap_err();
     assert!(matches!(error, AmpError::NothingScaled { call: "unscale" }));
-    let error = mixed
-        .optimizer_step(&mut optimizer, 1e-2, model, GradientsParams::new())
-        .err()
-        .unwrap();
+    let (same, refused) =
+        mixed.optimizer_step(&mut optimizer, 1e-2, model.clone(), GradientsParams::new());
+    assert_eq!(parameters(&same), parameters(&model));
+    let error = refused.unwrap_err();
     assert!(matches!(error, AmpError::NothingScaled { call: "step" }));
 
     let restored = MixedPrecision::new("16-mixed", None).unwrap();
@@ -1040,15 +1063,15 @@ fn the_backward_pass_may_come_after_the_region() {
     // Explicit: the loss is given to the scaler after the region.
     let explicit = scaler(1024.0);
     for (factor, taken) in [(1e-6, true), (1e9, false)] {
-        let grads = explicit.backward(forward(&model, factor), &model);
-        let grads = explicit.unscale(&model, grads).unwrap();
+        let mut grads = explicit.backward(forward(&model, factor), &model);
+        explicit.unscale(&model, &mut grads).unwrap();
         if taken {
             assert_eq!(mlp::gradients(&model, &grads), expected);
         }
         let stepped = explicit
             .step(&mut adam(), 1e-2, model.clone(), grads)
-            .unwrap()
-            .1;
+            .1
+            .unwrap();
         assert_eq!(stepped, taken);
         explicit.update().unwrap();
     }
@@ -1072,26 +1095,24 @@ fn two_losses_may_be_scaled_before_their_backward_passes() {
         let (model, other) = (Mlp::<A>::new(), Mlp::<A>::new());
         let alone = |scaler: &GradScaler, factor: f32| {
             let grads = scaler.backward(model.loss(7) * factor, &model);
-            scaler
-                .step(&mut adam(), 1e-2, model.clone(), grads)
-                .unwrap();
+            unwrapped(scaler.step(&mut adam(), 1e-2, model.clone(), grads));
             scaler.update().unwrap();
         };
         let [first, second] = [1.0, 1e9].map(|factor| ours.scale(model.loss(7) * factor));
         let third = others.scale(other.loss(7));
         let first = GradientsParams::from_grads(first.backward(), &model);
-        let second = GradientsParams::from_grads(second.backward(), &model);
+        let mut second = GradientsParams::from_grads(second.backward(), &model);
         let third = GradientsParams::from_grads(third.backward(), &other);
         assert_eq!((first.len(), second.len(), third.len()), (4, 4, 4));
-        assert!(others.step(&mut adam(), 1e-2, other, third).unwrap().1);
+        assert!(others.step(&mut adam(), 1e-2, other, third).1.unwrap());
         others.update().unwrap();
         // The overflow of the second is seen, though the gradients stepped are the first's.
-        let unscaled = ours.unscale(&model, second).unwrap();
+        ours.unscale(&model, &mut second).unwrap();
         assert!(
             !ours
-                .step(&mut adam(), 1e-2, model.clone(), unscaled)
-                .unwrap()
+                .step(&mut adam(), 1e-2, model.clone(), second)
                 .1
+                .unwrap()
         );
         ours.update().unwrap();
         assert_eq!((ours.loss_scale(), others.loss_scale()), (512.0, 64.0));
@@ -1109,11 +1130,11 @@ fn scaled_losses_may_be_run_back_in_any_order() {
         let (model, other) = (Net::<A>::new(), Net::<A>::new());
         let bad = ours.scale(model.planted_loss());
         let good = others.scale(other.loss());
-        let good = GradientsParams::from_grads(good.backward(), &other);
+        let mut good = GradientsParams::from_grads(good.backward(), &other);
         let bad = GradientsParams::from_grads(bad.backward(), &model);
-        let good = others.unscale(&other, good).unwrap();
-        assert!(others.step(&mut adam(), 1e-2, other, good).unwrap().1);
-        assert!(!ours.step(&mut adam(), 1e-2, model, bad).unwrap().1);
+        others.unscale(&other, &mut good).unwrap();
+        assert!(others.step(&mut adam(), 1e-2, other, good).1.unwrap());
+        assert!(!ours.step(&mut adam(), 1e-2, model, bad).1.unwrap());
         assert_eq!(others.update(), Ok(Transition::Kept));
         assert_eq!(ours.update(), Ok(Transition::BackedOff));
         let counts = |scaler: &GradScaler| {
@@ -1140,7 +1161,7 @@ fn a_scaled_loss_has_no_claim_on_other_backward_passes() {
         // Its gradients are still the explicit protocol's: they are there, although not finite.
         let grads = GradientsParams::from_grads(held.backward(), &model);
         assert_eq!(grads.len(), 6);
-        assert!(!scaler.step(&mut adam(), 1e-2, model, grads).unwrap().1);
+        assert!(!scaler.step(&mut adam(), 1e-2, model, grads).1.unwrap());
         assert_eq!(scaler.update(), Ok(Transition::BackedOff));
     });
 }
@@ -1156,7 +1177,7 @@ fn a_scaled_loss_takes_its_scaler_to_another_thread() {
         threads.spawn(run).join().unwrap()
     });
     assert_eq!(grads.len(), 6);
-    assert!(!scaler.step(&mut adam(), 1e-2, model, grads).unwrap().1);
+    assert!(!scaler.step(&mut adam(), 1e-2, model, grads).1.unwrap());
     assert_eq!(scaler.update(), Ok(Transition::BackedOff));
 }
 
@@ -1167,11 +1188,11 @@ fn arithmetic_on_a_scaled_loss_keeps_its_scaler() {
         let model = Net::<A>::new();
         let gradients = |loss: &dyn Fn(&GradScaler) -> Tensor<A, 1>| {
             let scaler = scaler(1024.0);
-            let grads = GradientsParams::from_grads(loss(&scaler).backward(), &model);
-            let grads = scaler.unscale(&model, grads).unwrap();
-            scaler
-                .step(&mut adam(), 1e-2, model.clone(), GradientsParams::new())
-                .unwrap_err();
+            let mut grads = GradientsParams::from_grads(loss(&scaler).backward(), &model);
+            scaler.unscale(&model, &mut grads).unwrap();
+            let none = GradientsParams::new();
+            let (_, refused) = scaler.step(&mut adam(), 1e-2, model.clone(), none);
+            refused.unwrap_err();
             mlp::gradients(&model, &grads)
         };
         let expected = gradients(&|scaler| scaler.scale(model.loss() / 4.0));
@@ -1295,10 +1316,10 @@ fn a_module_may_ask_the_scaler_while_it_is_visited() {
         // An anomaly is placed at its parameter by visiting the module.
         let x = Tensor::<C, 2>::full([4, 4], 60000.0, &device);
         let loss = (model.inner.forward(x.clone()).matmul(x) * 1000.0).mean();
-        let grads = scaler.backward(loss, &model);
-        let grads = scaler.unscale(&model, grads).unwrap();
+        let mut grads = scaler.backward(loss, &model);
+        scaler.unscale(&model, &mut grads).unwrap();
         let stepped = scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads);
-        assert!(!stepped.unwrap().1);
+        assert!(!stepped.1.unwrap());
         scaler.update().unwrap();
         assert!(!scaler.last_step().unwrap().anomalies.is_empty());
         done.send(()).unwrap();
@@ -1346,4 +1367,69 @@ fn passes_side_by_side_are_recorded_with_their_own_scale() {
     // The next overflow is one of the new scale.
     overflow(&scaler);
     assert_eq!(scaler.loss_scale(), 256.0);
+}
+
+#[test]
+fn clipping_gives_the_norm_and_refuses_the_gradients_of_another_model() {
+    fn check<B: AutodiffBackend>() {
+        let [model, other] = [(); 2].map(|()| Net::<B>::new());
+        let grads =
+            || full_precision(|| GradientsParams::from_grads(model.loss().backward(), &model));
+        let values = |grads: &GradientsParams| mlp::gradients(&model, grads);
+        let expected = values(&grads()).iter().map(|v| v * v).sum::<f32>().sqrt();
+        for (max_norm, factor) in [(2.0 * expected, 1.0), (0.5 * expected, 0.5)] {
+            let mut clipped = grads();
+            let norm = clip_grad_norm(&model, &mut clipped, max_norm).unwrap();
+            assert_eq!((norm.dtype(), norm.dims()), (DType::F32, [1]));
+            let norm = data(norm)[0];
+            assert!(
+                (norm / expected - 1.0).abs() < 1e-5,
+                "{norm} for {expected}"
+            );
+            let unclipped = times(&values(&grads()), factor);
+            assert!(relative_error(&values(&clipped), &unclipped) < 1e-4);
+        }
+
+        // As after an overflow.
+        let none = clip_grad_norm(&model, &mut GradientsParams::new(), 1.0).unwrap();
+        assert_eq!(data(none), [0.0]);
+
+        let mut mixed = grads();
+        mixed.register(other.head.weight.id, other.head.weight.val().inner());
+        for (mut foreign, of, text) in [
+            (grads(), &other, foreign("clip_grad_norm", 6, 0)),
+            (mixed, &model, foreign("clip_grad_norm", 7, 6)),
+        ] {
+            let before = (foreign.len(), values(&foreign));
+            let error = clip_grad_norm(of, &mut foreign, 1e-3).unwrap_err();
+            assert_eq!(error.to_string(), text);
+            assert_eq!((foreign.len(), values(&foreign)), before);
+        }
+    }
+    check::<Plain>();
+    check::<A>();
+    with_precision(Precision::F16, check::<A>);
+}
+
+/// One scaler for two models on two backends: neither backend's loss is forgotten for the other's.
+#[test]
+fn losses_on_two_backends_are_each_checked() {
+    type Other = Autodiff<NdArray>;
+    for bad in [None, Some(0), Some(1)] {
+        let scaler = scaler(1024.0);
+        let (model, other) = (Net::<Plain>::new(), Net::<Other>::new());
+        // The gradients of such a sum are finite: only the loss is not.
+        let plus = |loss| if bad == Some(loss) { f32::NAN } else { 0.0 };
+        let first = scaler.scale(model.loss() + plus(0)).backward();
+        let second = scaler.scale(other.loss() + plus(1)).backward();
+        let first = GradientsParams::from_grads(first, &model);
+        let second = GradientsParams::from_grads(second, &other);
+        let stepped = [
+            scaler.step(&mut adam(), 1e-2, model, first).1,
+            scaler.step(&mut adam(), 1e-2, other, second).1,
+        ];
+        assert_eq!(stepped, [Ok(bad.is_none()), Ok(bad.is_none())], "{bad:?}");
+        scaler.update().unwrap();
+        assert_eq!(scaler.state().non_finite_losses(), u64::from(bad.is_some()));
+    }
 }

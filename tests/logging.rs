@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use burn::backend::{Flex, NdArray};
+use burn::backend::{Autodiff, Flex, NdArray};
 use burn::lr_scheduler::LrScheduler;
 use burn::nn::LinearConfig;
 use burn::prelude::*;
@@ -129,11 +129,28 @@ fn the_log_is_told_once_and_why() {
         Level::Debug,
         &[&overflows[..], &["after 5 skipped steps in a row"]].concat(),
     );
-    has(Level::Error, &["2 steps in a row were skipped"]);
-    let [fields] = &FIELDS.lock().unwrap()[..] else {
-        panic!("one error")
+    let stuck = [
+        "2 steps in a row were skipped, the last one because its loss is not finite",
+        "2 steps in a row were skipped, the last one at the minimum loss scale 1: the model is not \
+         training. No loss scale makes its gradients finite. Try bf16, or full_precision",
+    ];
+    has(Level::Error, &stuck);
+    let fields = &FIELDS.lock().unwrap()[..];
+    let expected = [2, 8].map(|step| format!("step={step} scale=1.0 skipped_in_a_row=2 "));
+    assert_eq!(fields, expected);
+
+    // A loop that scales its losses and leaves the step to the optimizer.
+    let unstepped = GradScaler::new(LossScaleConfig::Fixed(8.0)).unwrap();
+    (0..2500).for_each(|_| {
+        let loss = Tensor::<Autodiff<Flex>, 1>::ones([1], &Default::default());
+        unstepped.scale(loss);
+    });
+    let [(Level::Warn, warned)] = &self::lines()[..] else {
+        panic!("one line")
     };
-    assert_eq!(fields, "step=8 scale=1.0 skipped_in_a_row=2 ");
+    let text = "burn-amp: 1000 losses were scaled since the last update. If the loop calls the \
+                optimizer itself, its gradients are not checked";
+    assert!(warned.starts_with(text), "{warned}");
 
     // A checkpoint that knows of no loss scale, or of another number of devices.
     let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();

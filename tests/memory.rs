@@ -5,14 +5,14 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
 
-use burn::backend::Flex;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
+use burn::backend::{Autodiff, Flex};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::activation;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{AmpAutodiff, Precision, with_precision};
+use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
 
 struct Counting;
 
@@ -110,6 +110,16 @@ fn nothing_leaks<B: AutodiffBackend>(what: &str) {
     stays(&|| train::<B>(1000));
 }
 
+/// A loop that scales its losses and never calls step or update.
+fn losses_are_not_kept<B: AutodiffBackend>() {
+    let scaler = GradScaler::new(LossScaleConfig::default()).unwrap();
+    let model = Model::<B>::new();
+    let round = || (0..1000).for_each(|_| drop(scaler.scale(model.loss()).backward()));
+    let before = live_after(round);
+    let grown = live_after(round) - before;
+    assert!(grown < TABLES, "{grown} bytes are left after 1,000 losses");
+}
+
 #[test]
 fn a_thousand_models_and_a_thousand_steps_leave_memory_where_it_was() {
     for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
@@ -120,4 +130,6 @@ fn a_thousand_models_and_a_thousand_steps_leave_memory_where_it_was() {
             ));
         });
     }
+    losses_are_not_kept::<Autodiff<Flex>>();
+    with_precision(Precision::F16, losses_are_not_kept::<AmpAutodiff<Flex>>);
 }

@@ -69,20 +69,18 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// The loss scale is at its minimum, and steps are skipped one after the other. Returned only
+    /// Steps are skipped one after the other, and no change of the loss scale helps. Returned only
     /// by a trainer set to return this error.
-    #[error(
-        "{steps} steps in a row were skipped, the last one at the minimum loss scale {scale}: the \
-         model is not training. No loss scale makes these gradients finite: {parameters}. Try \
-         bf16, or full_precision around the layers that overflow"
-    )]
-    StuckAtMinimum {
+    #[error("{}{STUCK_OR}", reason.explained(*steps, *scale, parameters))]
+    Stuck {
+        /// Why the last of these steps was skipped.
+        reason: StuckReason,
         /// Steps skipped in a row.
         steps: u64,
-        /// The minimum scale.
+        /// The loss scale.
         scale: f32,
         /// The paths of the first parameters with non-finite gradients, and how many more there
-        /// are.
+        /// are. Empty if none is known.
         parameters: String,
     },
 
@@ -148,16 +146,19 @@ pub enum AmpError {
         of_model: usize,
     },
 
-    /// A batch shared by several devices, part of which could be applied alone.
+    /// A batch of several devices or micro-batches, part of which could be applied alone.
     #[error(
-        "a batch is split across {devices} devices. If the gradients of one device overflow, Burn \
-         applies those of the others as if they were the whole batch. Give the Learner \
+        "a batch is split across {}. If the gradients of one part overflow, Burn applies those of \
+         the others as if they were the whole batch. Give the Learner \
          AmpOptimizer::new(optimizer, scalers) with GradScaler::of each device, or choose bf16, which \
-         needs no loss scale"
+         needs no loss scale",
+        parts(*devices, *micro_batches)
     )]
     PartialBatch {
         /// How many devices share a batch.
         devices: usize,
+        /// How many micro-batches are accumulated.
+        micro_batches: usize,
     },
 
     /// Loss scaling was configured together with a precision that does not scale.
@@ -171,6 +172,53 @@ pub enum AmpError {
     },
 }
 
+/// Why a skipped step leaves the scale as it is. An overflow at a dynamic scale that can still back
+/// off is no such reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StuckReason {
+    /// The gradients overflowed at the minimum of a dynamic scale.
+    MinimumScale,
+    /// The gradients overflowed at a fixed scale.
+    FixedScale,
+    /// The loss itself was not finite.
+    NonFiniteLoss,
+}
+
+pub(crate) const NOT_THE_SCALE: &str = "The loss scale is not the cause: check the inputs, the learning rate, \
+     and the forward pass for values beyond 65504, which f16 cannot hold. For such values try bf16";
+
+impl StuckReason {
+    /// What is wrong and what helps, up to a last "bf16". `scale` is that of the last step, and
+    /// `gradients` names those that are not finite, as far as known.
+    pub(crate) fn explained(self, steps: u64, scale: f32, gradients: &str) -> String {
+        let colon = if gradients.is_empty() { "" } else { ": " };
+        let (last, help) = match self {
+            StuckReason::MinimumScale => (
+                format!("at the minimum loss scale {scale}"),
+                format!("No loss scale makes its gradients finite{colon}{gradients}. Try bf16"),
+            ),
+            StuckReason::FixedScale => (
+                format!("at the fixed loss scale {scale}"),
+                format!(
+                    "Its gradients are not finite{colon}{gradients}. Try a smaller or a dynamic \
+                     loss scale, or bf16"
+                ),
+            ),
+            StuckReason::NonFiniteLoss => (
+                "because its loss is not finite".into(),
+                NOT_THE_SCALE.into(),
+            ),
+        };
+        format!(
+            "{steps} steps in a row were skipped, the last one {last}: the model is not training. \
+             {help}"
+        )
+    }
+}
+
+/// What may help a run that is stuck, beside bf16.
+const STUCK_OR: &str = ", or full_precision around the layers that overflow";
+
 /// What remains after a state could not be read or written, and what helps.
 fn remedy(action: &str) -> &'static str {
     match action {
@@ -180,6 +228,14 @@ fn remedy(action: &str) -> &'static str {
         }
         _ => "An existing file there is unchanged",
     }
+}
+
+/// The parts of a batch, in words.
+fn parts(devices: usize, micro_batches: usize) -> String {
+    let parts = [(devices, "devices"), (micro_batches, "micro-batches")];
+    let parts = parts.into_iter().filter(|(count, _)| *count > 1);
+    let parts: Vec<_> = parts.map(|(count, of)| format!("{count} {of}")).collect();
+    parts.join(" and ")
 }
 
 /// What is wrong with gradients that do not, or do not all, belong to a model.

@@ -1,24 +1,100 @@
 //! Files that are written whole or not at all.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Replaces the file at `path` with a new one. On failure the old file stays as it was.
+/// Replaces the file at `path` with the one that `write` creates at the path it is given, which has
+/// the same file name. Several threads and processes may do so at once. On failure the old file
+/// stays as it was, and the new one is removed.
 ///
 /// # Errors
 ///
-/// Those of `write`, and of creating, writing and renaming a file beside `path`.
-pub fn replace_file(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let replaced = || {
-        let file = File::create(&part)?;
-        write(&file)?;
-        file.sync_all()?;
-        std::fs::rename(&part, path)
+/// Those of `write`, and of creating a folder beside `path` and renaming a file.
+pub fn replace_file<E: From<io::Error>>(
+    path: &Path,
+    write: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
+    let folder = new_folder_beside(path)?;
+    let part = folder.join(path.file_name().unwrap_or_default());
+    let replace = || {
+        write(&part)?;
+        File::options().write(true).open(&part)?.sync_all()?;
+        Ok(fs::rename(&part, path)?)
     };
-    replaced().inspect_err(|_| {
-        std::fs::remove_file(&part).ok();
-    })
+    let replaced = replace();
+    // Empty, unless the replacement failed.
+    fs::remove_dir_all(&folder).ok();
+    replaced
+}
+
+/// A folder that did not exist, so that nobody else writes in it, and no link leads out of it.
+fn new_folder_beside(path: &Path) -> io::Result<PathBuf> {
+    /// The process's, as its id is in the name.
+    static FOLDERS: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let (process, number) = (std::process::id(), FOLDERS.fetch_add(1, Ordering::Relaxed));
+        let mut folder = path.as_os_str().to_owned();
+        folder.push(format!(".{process}-{number}.part"));
+        match fs::create_dir(&folder) {
+            // A killed process of the same id left it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            created => return created.map(|()| folder.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// A folder of a test's own, for as long as the test runs.
+    pub struct Folder(PathBuf);
+
+    impl Folder {
+        pub fn new(test: &str) -> Self {
+            let name = format!("burn-amp-core-{test}-{}", std::process::id());
+            let folder = std::env::temp_dir().join(name);
+            fs::create_dir_all(&folder).unwrap();
+            Self(folder)
+        }
+    }
+
+    impl std::ops::Deref for Folder {
+        type Target = Path;
+
+        fn deref(&self) -> &Path {
+            &self.0
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Folder;
+    use super::*;
+
+    #[test]
+    fn a_replacement_that_fails_leaves_the_old_file_alone() {
+        let folder = Folder::new("fails");
+        let path = folder.join("file.tar.gz");
+        replace_file(&path, |part| fs::write(part, "old")).unwrap();
+        let error = replace_file(&path, |part| {
+            assert_eq!(part.file_name(), path.file_name());
+            fs::write(part, "half of the n")?;
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        });
+        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        replace_file(&path, |part| fs::write(part, "new")).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(fs::read_dir(&*folder).unwrap().count(), 1);
+    }
 }

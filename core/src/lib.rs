@@ -20,7 +20,7 @@ mod words;
 
 pub use casts::Casts;
 pub use dtype::FloatDType;
-pub use error::AmpError;
+pub use error::{AmpError, StuckReason};
 #[doc(hidden)]
 pub use file::replace_file;
 pub use precision::Precision;

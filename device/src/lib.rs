@@ -15,7 +15,7 @@ mod tensor;
 pub use backend::Amp;
 pub use burn_amp_core::{
     AmpError, Casts, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Precision,
-    ScaleEntry, ScaleHistory, Skipped, Transition, policy,
+    ScaleEntry, ScaleHistory, Skipped, StuckReason, Transition, policy,
 };
 pub use client::connect;
 pub use device::{OpCasts, configure, precision_of, share_half_copies};

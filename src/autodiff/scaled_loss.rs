@@ -9,27 +9,33 @@ use burn_backend::tensor::FloatTensor;
 use super::replicas::{Replicas, Vote, agreed};
 use crate::GradScaler;
 use crate::diagnostics::{FiniteCheck, anomaly};
+use crate::scaler::LossCheck;
 
 /// Adds the value of a scaled loss. A later check tells whether the value is finite.
 pub(crate) fn add_loss<I: Backend>(scaler: &GradScaler, device: &I::Device, value: FloatTensor<I>) {
-    let losses = {
-        let pending = &mut scaler.shared().pending;
-        pending.scaled = true;
-        pending.losses.take()
-    };
-    let mut losses = check_of::<I>(losses, device);
+    scaler.shared().pending.scaled = true;
+    let mut losses = take_check::<I>(scaler, device);
     losses.add(value);
-    scaler.shared().pending.losses = Some(Box::new(losses));
+    scaler.shared().pending.losses.push(Box::new(losses));
 }
 
-/// The check that has begun on a backend, or a new one.
-pub(crate) fn check_of<I: Backend>(
-    begun: Option<Box<dyn Any + Send>>,
-    device: &I::Device,
-) -> FiniteCheck<I> {
+/// Takes the check that has begun on a backend, or a new one.
+pub(crate) fn take_check<I: Backend>(scaler: &GradScaler, device: &I::Device) -> FiniteCheck<I> {
+    let begun = {
+        let losses = &mut scaler.shared().pending.losses;
+        let is_on_backend = |check: &dyn Any| check.is::<FiniteCheck<I>>();
+        let begun = losses.iter().position(|check| is_on_backend(&**check));
+        begun.map(|i| losses.swap_remove(i) as Box<dyn Any>)
+    };
     begun
         .and_then(|begun| begun.downcast().ok())
         .map_or_else(|| FiniteCheck::new(device.clone()), |begun| *begun)
+}
+
+impl<I: Backend> LossCheck for FiniteCheck<I> {
+    fn read(self: Box<Self>) -> bool {
+        !FiniteCheck::read(*self).contains(&false)
+    }
 }
 
 /// Ends the pass of a loss whose gradients may have been reduced across replicas. The replicas wait

@@ -22,7 +22,7 @@ use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision};
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct AmpConfig {
     precision: Precision,
     loss_scale: Option<LossScaleConfig>,
@@ -32,8 +32,8 @@ pub struct AmpConfig {
     replica_timeout: Duration,
 }
 
-/// What to do when consecutive steps are skipped at the smallest loss scale
-/// ([`Transition::StuckAtMinimum`](crate::Transition)): the gradients are not finite at any scale.
+/// What to do when steps are skipped one after the other and no change of the loss scale helps
+/// ([`Transition::Stuck`](crate::Transition)), whatever the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhenStuck {

@@ -1,7 +1,7 @@
 //! The loss scale over a training run, as an SVG.
 
 use std::error::Error;
-use std::io::Write;
+use std::fs;
 use std::path::Path;
 
 use plotters::prelude::*;
@@ -34,8 +34,7 @@ impl AmpReport {
             ));
         }
         let svg = self.drawn().map_err(|error| failed(&error))?;
-        replace_file(path, |mut file| file.write_all(svg.as_bytes()))
-            .map_err(|error| failed(&error))
+        replace_file(path, |part| fs::write(part, &svg)).map_err(|error| failed(&error))
     }
 
     fn drawn(&self) -> Result<String, Box<dyn Error>> {

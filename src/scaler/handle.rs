@@ -42,10 +42,11 @@ use crate::{AmpError, LastStep, LossScaleConfig, LossScaler, Outcome, ScaleHisto
 ///     let input = Tensor::<B, 2>::ones([8, 4], &device);
 ///     let loss = model.forward(input).mean();
 ///     let grads = scaler.scale(loss).backward();
-///     let grads = GradientsParams::from_grads(grads, &model);
-///     let grads = scaler.unscale(&model, grads)?; // only to look at them, or to clip them
+///     let mut grads = GradientsParams::from_grads(grads, &model);
+///     scaler.unscale(&model, &mut grads)?; // only to look at them, or to clip them
 ///     let stepped;
-///     (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads)?;
+///     (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads);
+///     let stepped = stepped?;
 ///     scaler.update()?;
 ///     # assert!(stepped);
 /// }
@@ -73,7 +74,7 @@ impl fmt::Debug for GradScaler {
 impl UnwindSafe for GradScaler {}
 impl RefUnwindSafe for GradScaler {}
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) scaler: LossScaler,
     pub(crate) history: ScaleHistory,
@@ -103,7 +104,10 @@ impl Shared {
 pub(crate) trait Listener: Send + Sync {
     /// A step was taken or skipped. If `by_pass`, the backward pass itself did so, and the gradients
     /// of a skipped step are absent.
-    fn step(&self, step: &LastStep, transition: Transition, by_pass: bool);
+    fn step(&self, step: &LastStep, by_pass: bool);
+
+    /// After such a step: no change of the scale helps. The error says why.
+    fn stuck(&self, _error: &AmpError) {}
 
     /// The scaler starts over.
     fn forget(&self) {}
@@ -287,7 +291,10 @@ impl GradScaler {
         recorded.log(", or full_precision around the layers that overflow");
         #[cfg(feature = "train")]
         for listener in self.listeners() {
-            listener.step(&recorded.step, recorded.transition, by_pass);
+            listener.step(&recorded.step, by_pass);
+            if let Some(error) = recorded.stuck() {
+                listener.stuck(&error);
+            }
         }
         recorded.transition
     }

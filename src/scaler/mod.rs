@@ -10,4 +10,4 @@ pub use handle::GradScaler;
 pub(crate) use handle::Listener;
 pub(crate) use handle::{ScaledLoss, in_scope};
 #[cfg(feature = "train")]
-pub(crate) use pending_step::{PendingStep, PendingStepRecord, UnscaledGradient};
+pub(crate) use pending_step::{LossCheck, PendingStep, PendingStepRecord, UnscaledGradient};

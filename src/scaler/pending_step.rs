@@ -9,8 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::Anomaly;
 
+/// A check of losses on one backend, not read back yet.
+pub(crate) trait LossCheck: Any + Send {
+    /// Reads back whether all losses are finite.
+    fn read(self: Box<Self>) -> bool;
+}
+
 /// The protocol's state between one `update` and the next.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct PendingStep {
     /// Losses given to `scale`, over all micro-batches.
     pub losses_given: u32,
@@ -18,8 +24,8 @@ pub(crate) struct PendingStep {
     pub scale: Option<f32>,
     /// Whether any loss was scaled. If so, the gradients of the step are checked.
     pub scaled: bool,
-    /// The finite check of these losses, on their backend, until it is read back.
-    pub losses: Option<Box<dyn Any + Send>>,
+    /// The finite checks of these losses, one for each backend, until they are read back.
+    pub losses: Vec<Box<dyn LossCheck>>,
     /// Whether any loss read back so far was not finite.
     pub non_finite_loss: bool,
     /// The unscaled gradients, by parameter id.

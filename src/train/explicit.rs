@@ -11,10 +11,12 @@ use super::gradients::{self, Found};
 use crate::autodiff::replicas::{Replicas, Vote, agreed};
 use crate::autodiff::{scaled_loss, tape};
 use crate::device::DeviceContext;
-use crate::diagnostics::FiniteCheck;
 use crate::policy::Mode;
 use crate::scaler::{PendingStep, PendingStepRecord, ScaledLoss, UnscaledGradient};
 use crate::{AmpError, GradScaler, LastStep, Outcome, Transition, full_precision};
+
+/// So many losses of one step are checked on the device at once. More are read back and freed.
+const MANY_LOSSES: u32 = 1000;
 
 impl GradScaler {
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. The
@@ -23,21 +25,40 @@ impl GradScaler {
     /// On an `AmpAutodiff` the values of the loss do not change; the loss carries this scaler and
     /// its scale. Its `backward()`, or that of a loss computed from it, applies the scale on any
     /// thread if f16 is involved, and leaves the rest to the protocol. Dropping a scaled loss does
-    /// not affect other backward passes. Where nothing is scaled (bf16, FP32 or a disabled scaler),
+    /// not affect other backward passes.
+    ///
+    /// Then call [`step`](GradScaler::step), and not the optimizer itself: only
+    /// [`step`](GradScaler::step) checks the gradients, and on a plain `Autodiff` they still carry
+    /// the scale. The log warns once 1,000 losses were scaled without an
+    /// [`update`](GradScaler::update). Where nothing is scaled (bf16, FP32 or a disabled scaler),
     /// the whole protocol does nothing and every step is taken. The counterpart of PyTorch's
     /// `GradScaler.scale`.
     ///
     /// # Panics
     ///
-    /// On an `AmpAutodiff` with a checkpointing strategy that is not one of Burn's.
+    /// - On an `AmpAutodiff` with a checkpointing strategy that is not one of Burn's.
+    /// - With every 1,000th loss of one step, where [`unscale`](GradScaler::unscale) panics.
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
         let device = loss.device();
         // One scale for the whole accumulation window, even if the scale is set within it.
-        let scale = {
+        let (scale, given, scaled) = {
             let shared = &mut *self.shared();
-            shared.pending.losses_given += 1;
-            *shared.pending.scale.get_or_insert(shared.scaler.scale())
+            let pending = &mut shared.pending;
+            pending.losses_given = pending.losses_given.saturating_add(1);
+            let scale = *pending.scale.get_or_insert(shared.scaler.scale());
+            (scale, pending.losses_given, pending.scaled)
         };
+        if scaled && given.is_multiple_of(MANY_LOSSES) {
+            self.read_losses();
+        }
+        if scaled && given == MANY_LOSSES {
+            log::warn!(
+                "burn-amp: {given} losses were scaled since the last update. If the loop calls the \
+                 optimizer itself, its gradients are not checked, and the first overflow reaches the \
+                 parameters: call scaler.step(..) and scaler.update(), or on AmpAutodiff \
+                 loss.backward() without scaler.scale(..)"
+            );
+        }
         if is_amp::<B>(&device) {
             let scaler = self.clone();
             let loss = loss.into_primitive().tensor();
@@ -93,7 +114,7 @@ impl GradScaler {
     ) -> GradientsParams {
         let value = loss.clone().inner();
         let grads = GradientsParams::from_grads(self.scale(loss).backward(), model);
-        if self.shared().pending.losses.is_none() {
+        if self.shared().pending.losses.is_empty() {
             return grads;
         }
         // On the device: 1, or NaN for a non-finite loss. A large loss is finite in FP32.
@@ -113,7 +134,7 @@ impl GradScaler {
     ///   the last update.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
     ///
-    /// After an error the gradients are lost, and the scaler is unchanged.
+    /// After an error the gradients and the scaler are unchanged.
     ///
     /// # Panics
     ///
@@ -121,45 +142,48 @@ impl GradScaler {
     pub fn unscale<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         model: &M,
-        grads: GradientsParams,
-    ) -> Result<GradientsParams, AmpError> {
-        let found = self.checked::<B, M>("unscale", model, &grads)?;
+        grads: &mut GradientsParams,
+    ) -> Result<(), AmpError> {
+        let found = self.checked::<B, M>("unscale", model, grads)?;
         if let Some(parameter) = self.first(&found, |_| true) {
             return Err(AmpError::AlreadyUnscaled { parameter });
         }
-        Ok(self.unscale_found::<B, M>(model, grads, &found))
+        self.unscale_found::<B, M>(model, grads, &found);
+        Ok(())
     }
 
-    /// Unscales the gradients. Those that were already unscaled are returned as they are.
+    /// Unscales the gradients. Those that were already unscaled stay as they are.
     fn unscale_found<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         model: &M,
-        mut grads: GradientsParams,
+        grads: &mut GradientsParams,
         found: &Found<B>,
-    ) -> GradientsParams {
-        let (scale, losses, scaled, replicas) = {
+    ) {
+        let (scale, scaled, replicas) = {
             let pending = &mut self.shared().pending;
             let Some(scale) = pending.scale_in_use() else {
-                return grads;
+                return;
             };
             let is_scaled = |id: u64| !pending.unscaled.contains_key(&id);
             let scaled = found.parameters.iter();
             let scaled: Vec<_> = scaled.filter(|(id, _)| is_scaled(id.val())).collect();
             if scaled.is_empty() {
-                return grads;
+                return;
             }
             let replicas = pending.replicas.clone();
-            (scale, pending.losses.take(), scaled, replicas)
+            (scale, scaled, replicas)
         };
         let factor = (!is_amp::<B>(&found.device)).then(|| 1.0 / f64::from(scale));
-        let mut check = scaled_loss::check_of::<B::InnerBackend>(losses, &found.device);
+        let mut check = scaled_loss::take_check::<B::InnerBackend>(self, &found.device);
         let ids = scaled.iter().map(|(id, _)| *id);
-        gradients::unscale(ids, &mut grads, factor, &mut check);
+        gradients::unscale(ids, grads, factor, &mut check);
         let finite = check.read();
+        // Those on other backends.
+        self.read_losses();
         let (losses, gradients) = finite.split_at(finite.len() - scaled.len());
         let vote = Vote {
             scale: Some(scale),
-            loss_is_finite: !losses.contains(&false),
+            loss_is_finite: !losses.contains(&false) && !self.shared().pending.non_finite_loss,
             gradients_are_finite: !gradients.contains(&false),
         };
         let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
@@ -181,12 +205,11 @@ impl GradScaler {
             let unscaled = UnscaledGradient { finite, stepped };
             pending.unscaled.insert(id.val(), unscaled);
         }
-        grads
     }
 
     /// Runs the optimizer step at learning rate `lr`, in FP32, if the losses and this model's
-    /// gradients are finite. Otherwise the model and the optimizer stay unchanged. Returns whether
-    /// the step was taken. The counterpart of PyTorch's `GradScaler.step`.
+    /// gradients are finite. Otherwise the model and the optimizer stay unchanged. Returns the model,
+    /// and whether the step was taken. The counterpart of PyTorch's `GradScaler.step`.
     ///
     /// # Errors
     ///
@@ -195,7 +218,8 @@ impl GradScaler {
     ///   last update.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
     ///
-    /// After an error the model and gradients are lost; the optimizer and the scaler are unchanged.
+    /// With an error the model comes back as it was. The optimizer and the scaler are unchanged; the
+    /// gradients are lost.
     ///
     /// # Panics
     ///
@@ -206,18 +230,21 @@ impl GradScaler {
         optimizer: &mut O,
         lr: LearningRate,
         model: M,
-        grads: GradientsParams,
-    ) -> Result<(M, bool), AmpError>
+        mut grads: GradientsParams,
+    ) -> (M, Result<bool, AmpError>)
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let found = self.checked::<B, M>("step", &model, &grads)?;
+        let found = match self.checked::<B, M>("step", &model, &grads) {
+            Ok(found) => found,
+            Err(error) => return (model, Err(error)),
+        };
         if let Some(parameter) = self.first(&found, |unscaled| unscaled.stepped) {
-            return Err(AmpError::AlreadyStepped { parameter });
+            return (model, Err(AmpError::AlreadyStepped { parameter }));
         }
-        let grads = self.unscale_found::<B, M>(&model, grads, &found);
+        self.unscale_found::<B, M>(&model, &mut grads, &found);
         let finite = {
             let pending = &mut self.shared().pending;
             pending.steps += 1;
@@ -233,8 +260,11 @@ impl GradScaler {
         match finite {
             // Gradients from a record are no longer marked as gradients: an optimizer that
             // multiplies matrices would do so in half precision.
-            true => Ok((full_precision(|| optimizer.step(lr, model, grads)), true)),
-            false => Ok((model, false)),
+            true => {
+                let model = full_precision(|| optimizer.step(lr, model, grads));
+                (model, Ok(true))
+            }
+            false => (model, Ok(false)),
         }
     }
 
@@ -305,15 +335,14 @@ impl GradScaler {
         if self.shared().pending.losses_given == 0 {
             return Err(AmpError::NothingScaled { call });
         }
-        let found = gradients::found::<B, M>(model, grads);
-        if found.parameters.is_empty() || found.parameters.len() < grads.len() {
-            return Err(AmpError::ForeignGradients {
+        match gradients::found_all::<B, M>(call, model, grads)? {
+            found if found.parameters.is_empty() => Err(AmpError::ForeignGradients {
                 call,
-                given: grads.len(),
-                of_model: found.parameters.len(),
-            });
+                given: 0,
+                of_model: 0,
+            }),
+            found => Ok(found),
         }
-        Ok(found)
     }
 
     /// The path of the first parameter that is already unscaled and satisfies `is`.
@@ -328,13 +357,17 @@ impl GradScaler {
         first.map(|(_, path)| path.clone())
     }
 
+    /// Reads back the checks of the losses, and frees them.
+    fn read_losses(&self) {
+        let losses = std::mem::take(&mut self.shared().pending.losses);
+        let finite: Vec<_> = losses.into_iter().map(|check| check.read()).collect();
+        self.shared().pending.non_finite_loss |= finite.contains(&false);
+    }
+
     /// The part of a pending step that a record must keep.
-    pub(crate) fn pending_record<B: AutodiffBackend>(&self) -> PendingStepRecord {
-        let losses = self.shared().pending.losses.take();
-        let losses = losses.and_then(|l| l.downcast::<FiniteCheck<B::InnerBackend>>().ok());
-        let finite = losses.map(|losses| losses.read()).unwrap_or_default();
+    pub(crate) fn pending_record(&self) -> PendingStepRecord {
+        self.read_losses();
         let pending = &mut self.shared().pending;
-        pending.non_finite_loss |= finite.contains(&false);
         PendingStepRecord {
             losses_given: pending.losses_given,
             scale: pending.scale_in_use(),
@@ -342,15 +375,36 @@ impl GradScaler {
         }
     }
 
-    /// Continues a step that was pending when it was recorded. The default record holds no step.
-    pub(crate) fn resume(&self, record: PendingStepRecord) {
+    /// Drops the pending step.
+    pub(crate) fn forget_step(&self) {
+        self.shared().pending = PendingStep::default();
+    }
+
+    /// Continues a step that was pending when it was recorded, on this device. The record may hold
+    /// no step.
+    pub(crate) fn resume<B: AutodiffBackend>(&self, record: PendingStepRecord, at: &B::Device) {
+        let state = self.state();
+        let scale = match record.losses_given {
+            0 => None,
+            _ if is_amp::<B>(at) => record.scale,
+            // The next losses are scaled, or not, whatever those in the record were.
+            _ if state.is_enabled() => Some(record.scale.unwrap_or(state.scale())),
+            _ => record.scale.map(|_| 1.0),
+        };
         self.shared().pending = PendingStep {
             losses_given: record.losses_given,
-            scale: record.scale,
-            scaled: record.scale.is_some(),
+            scale,
+            scaled: scale.is_some(),
             non_finite_loss: record.non_finite_loss,
             ..PendingStep::default()
         };
+    }
+
+    /// What the gradients of the pending step are multiplied by: on an `AmpAutodiff` they come
+    /// without the scale.
+    pub(crate) fn carried_scale<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
+        let scale = self.shared().pending.scale;
+        scale.filter(|_| !is_amp::<B>(at)).unwrap_or(1.0)
     }
 
     /// What a loss on this device is multiplied by now: 1 where nothing is scaled.

@@ -10,6 +10,7 @@ use burn_core::tensor::backend::{AutodiffBackend, Backend};
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorData, TensorPrimitive};
 use burn_optim::GradientsParams;
 
+use crate::AmpError;
 use crate::autodiff::tape;
 use crate::diagnostics::FiniteCheck;
 
@@ -91,6 +92,24 @@ pub(super) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
 }
 
+/// As [`found`], if all gradients belong to the model.
+pub(super) fn found_all<B: AutodiffBackend, M: AutodiffModule<B>>(
+    call: &'static str,
+    model: &M,
+    grads: &GradientsParams,
+) -> Result<Found<B>, AmpError> {
+    let found = found::<B, M>(model, grads);
+    let (given, of_model) = (grads.len(), found.parameters.len());
+    match of_model < given {
+        true => Err(AmpError::ForeignGradients {
+            call,
+            given,
+            of_model,
+        }),
+        false => Ok(found),
+    }
+}
+
 /// Multiplies the gradients of these parameters by `factor`, in FP32 or wider, and adds them to
 /// `check`, in this order.
 pub(super) fn unscale<I: Backend>(
@@ -129,10 +148,14 @@ pub(super) fn unscale<I: Backend>(
 /// `min(1, max_norm / (norm + 1e-6))`, like PyTorch's `torch.nn.utils.clip_grad_norm_`. Reads
 /// nothing back from the device. With the explicit protocol, call it between
 /// [`GradScaler::unscale`](crate::GradScaler::unscale) and [`step`](crate::GradScaler::step). One
-/// non-finite gradient spoils all of them.
+/// non-finite gradient spoils all of them. Gradients keep their shape and dtype.
 ///
-/// Gradients keep their shape and dtype. Gradients of other models are dropped, unless none belongs
-/// to this model: then all are returned unchanged.
+/// Returns the total norm before clipping, an FP32 tensor of shape `[1]`; 0 if there are no
+/// gradients, as after an overflow.
+///
+/// # Errors
+///
+/// [`AmpError::ForeignGradients`] when gradients are not this model's. They are then unchanged.
 ///
 /// ```
 /// # use burn::{backend::Flex, nn::LinearConfig, optim::GradientsParams, tensor::Tensor};
@@ -141,18 +164,20 @@ pub(super) fn unscale<I: Backend>(
 /// # let device = Default::default();
 /// # let model = LinearConfig::new(4, 1).with_bias(false).init::<B>(&device);
 /// # let loss = model.forward(Tensor::<B, 2>::ones([2, 4], &device)).sum();
-/// let grads = GradientsParams::from_grads(loss.backward(), &model);
-/// let grads = clip_grad_norm(&model, grads, 1.0);
+/// let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+/// let norm = clip_grad_norm(&model, &mut grads, 1.0)?;
+/// # assert_eq!(norm.into_scalar(), 4.0);
 /// # let grad = grads.get::<burn_amp::Amp<Flex>, 2>(model.weight.id).unwrap();
 /// # let norm: f32 = grad.powi_scalar(2).sum().sqrt().into_scalar();
 /// # assert!((norm - 1.0).abs() < 1e-5);
+/// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
-    mut grads: GradientsParams,
+    grads: &mut GradientsParams,
     max_norm: f32,
-) -> GradientsParams {
-    let Found { parameters, .. } = found::<B, M>(model, &grads);
+) -> Result<Tensor<B::InnerBackend, 1>, AmpError> {
+    let Found { parameters, device } = found_all::<B, M>("clip_grad_norm", model, grads)?;
     let squares = parameters.iter().filter_map(|(id, _)| {
         let grad = grads.get::<B::InnerBackend, 1>(*id)?;
         Some(grad.cast(FloatDType::F32).powi_scalar(2).sum())
@@ -161,16 +186,16 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
         let square = square.to_device(&sum.device());
         sum + square
     }) else {
-        return grads;
+        return Ok(Tensor::zeros([1], (&device, DType::F32)));
     };
-    let factor = ((squares.sqrt() + 1e-6).recip() * max_norm).clamp_max(1.0);
-    let mut scaled = GradientsParams::new();
+    let norm = squares.sqrt();
+    let factor = ((norm.clone() + 1e-6).recip() * max_norm).clamp_max(1.0);
     for (id, _) in parameters {
         if let Some(grad) = grads.remove(id) {
-            scaled.register(id, times(grad, &factor));
+            grads.register(id, times(grad, &factor));
         }
     }
-    scaled
+    Ok(norm)
 }
 
 /// Multiplies the gradient with the fewest elements by `factor`. Reads nothing back.
@@ -211,10 +236,11 @@ pub(super) fn to_data<B: AutodiffBackend, M: AutodiffModule<B>>(
     parameters.filter_map(data).collect()
 }
 
-/// Restores the gradients from [`to_data`], each on its parameter's device.
+/// Restores the gradients from [`to_data`], each times `factor` and on its parameter's device.
 pub(super) fn from_data<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     data: Vec<(u64, TensorData)>,
+    factor: f64,
 ) -> GradientsParams {
     let mut data: HashMap<_, _> = data.into_iter().collect();
     let mut grads = GradientsParams::new();
@@ -222,7 +248,12 @@ pub(super) fn from_data<B: AutodiffBackend, M: AutodiffModule<B>>(
         if let Some(data) = data.remove(&id.val()) {
             let grad = B::InnerBackend::float_from_data(data, &B::float_device(&value()));
             let grad = TensorPrimitive::Float(grad);
-            grads.register(id, Gradient::<B::InnerBackend>::from_primitive(grad));
+            let grad = Gradient::<B::InnerBackend>::from_primitive(grad);
+            let grad = match factor {
+                1.0 => grad,
+                _ => grad * factor,
+            };
+            grads.register(id, grad);
         }
     });
     grads

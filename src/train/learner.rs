@@ -13,14 +13,13 @@ use burn_train::{
 use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
 use crate::autodiff::AutodiffInner;
 use crate::scaler::Listener;
-use crate::{
-    AmpAutodiff, AmpConfig, AmpError, GradScaler, LastStep, Precision, Transition, WhenStuck,
-};
+use crate::{AmpAutodiff, AmpConfig, AmpError, GradScaler, LastStep, Precision, WhenStuck};
 
-/// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. Only a strategy of
-/// several devices comes later, with [`AmpTraining::with_training_strategy`]. `to_fp16` and the
-/// others are named as in fastai's `Learner`. Nothing is checked before
-/// [`launch`](AmpTraining::launch).
+/// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. Only two of them
+/// come later, because Burn does not reveal them: a strategy of several devices, with
+/// [`AmpTraining::with_training_strategy`], and accumulation, with
+/// [`AmpTraining::grads_accumulation`]. `to_fp16` and the others are named as in fastai's `Learner`.
+/// Nothing is checked before [`launch`](AmpTraining::launch).
 ///
 /// ```no_run
 /// # use burn::backend::Flex;
@@ -68,6 +67,7 @@ where
             config,
             devices: Vec::new(),
             sharing: 1,
+            accumulation: 1,
         }
     }
 }
@@ -80,6 +80,8 @@ pub struct AmpTraining<LC: LearningComponentsTypes> {
     devices: Vec<Device<LC::Backend>>,
     /// How many devices share a batch. Burn sums their gradients.
     sharing: usize,
+    /// How many micro-batches make a batch. Burn sums their gradients.
+    accumulation: usize,
 }
 
 impl<LC> AmpTraining<LC>
@@ -112,6 +114,16 @@ where
         self
     }
 
+    /// Like [`SupervisedTraining::grads_accumulation`]. In f16 it needs an
+    /// [`AmpOptimizer`](crate::AmpOptimizer), which skips the whole batch if one micro-batch
+    /// overflows: without one, [`launch`](AmpTraining::launch) refuses. Burn does not reveal an
+    /// accumulation that was set earlier, so that one is not refused.
+    pub fn grads_accumulation(mut self, accumulation: usize) -> Self {
+        self.accumulation = accumulation;
+        self.training = self.training.grads_accumulation(accumulation);
+        self
+    }
+
     /// Adds devices to configure at launch. Without any, the model's devices are configured.
     pub fn with_devices(mut self, devices: impl IntoIterator<Item = Device<LC::Backend>>) -> Self {
         self.devices.extend(devices);
@@ -135,8 +147,9 @@ where
     ///
     /// - as [`AmpConfig::apply`], when a device cannot do the precision, or a given loss scale has
     ///   no effect;
-    /// - [`AmpError::PartialBatch`] when losses are scaled on several devices that share a batch,
-    ///   unless an [`AmpOptimizer`](crate::AmpOptimizer) follows every device's scaler.
+    /// - [`AmpError::PartialBatch`] when losses are scaled, and several devices or micro-batches
+    ///   make a batch, unless an [`AmpOptimizer`](crate::AmpOptimizer) follows every device's
+    ///   scaler.
     ///
     /// # Panics
     ///
@@ -158,9 +171,11 @@ where
         let scalers: Vec<_> = devices.iter().map(GradScaler::of::<LC::Backend>).collect();
         let scales = self.config.apply_to::<LC::Backend>(&devices, |scales| {
             let whole = scalers.iter().all(GradScaler::has_batches);
-            match scales && self.sharing > 1 && !whole {
+            let (devices, micro_batches) = (self.sharing, self.accumulation);
+            match scales && devices.max(micro_batches) > 1 && !whole {
                 true => Err(AmpError::PartialBatch {
-                    devices: self.sharing,
+                    devices,
+                    micro_batches,
                 }),
                 false => Ok(()),
             }
@@ -188,13 +203,9 @@ where
 struct StopWhenStuck(Interrupter);
 
 impl Listener for StopWhenStuck {
-    fn step(&self, step: &LastStep, transition: Transition, _: bool) {
-        if transition == Transition::StuckAtMinimum {
-            self.0.stop(Some(&format!(
-                "the gradients are not finite at the minimum loss scale {}: try bf16, or \
-                 full_precision around the layers that overflow",
-                step.scale
-            )));
-        }
+    fn step(&self, _: &LastStep, _: bool) {}
+
+    fn stuck(&self, error: &AmpError) {
+        self.0.stop(Some(&error.to_string()));
     }
 }

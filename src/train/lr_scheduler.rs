@@ -22,7 +22,9 @@ use crate::{GradScaler, LossScaler};
 /// holds however a `Learner` calls the scheduler: before each backward pass, also with gradient
 /// accumulation, or after the passes of several devices. With an
 /// [`AmpOptimizer`](crate::AmpOptimizer) on the same scalers, the scheduler follows whole batches.
-/// Without one, a partly applied batch counts as taken.
+/// Without one, a partly applied batch counts as taken. A step of the explicit protocol covers its
+/// whole window, and belongs to the last learning rate: ask for it before
+/// [`GradScaler::update`].
 ///
 /// The record holds the scheduler's and the scalers' state, so Burn's checkpoints save and restore
 /// both. The scalers are restored only if loss scaling is configured as before. A checkpoint of the
@@ -84,7 +86,7 @@ impl<S: Clone> AmpLrScheduler<S> {
     }
 
     fn last_rate(&self, seen: &StepsSeen) -> LastRate {
-        match seen.batch {
+        match seen.explicit.or(seen.batch) {
             Some(true) => LastRate::Taken,
             Some(false) => LastRate::Skipped,
             None if self.outcomes.has_batches() => LastRate::Open,

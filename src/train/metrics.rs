@@ -12,7 +12,7 @@ use burn_train::metric::{
 use parking_lot::Mutex;
 
 use crate::scaler::Listener;
-use crate::{GradScaler, LastStep, Transition, precision_of};
+use crate::{GradScaler, LastStep, precision_of};
 
 /// The precision in force on a device, as text. Where losses are scaled, also the scale and the
 /// number of skipped steps: `f16, scale 65536, 0 skipped`.
@@ -79,7 +79,7 @@ struct Step {
 const WAITING: usize = 64;
 
 impl Listener for Steps {
-    fn step(&self, step: &LastStep, _: Transition, _: bool) {
+    fn step(&self, step: &LastStep, _: bool) {
         let scale = step.scale;
         let each = self.scalers.iter().map(GradScaler::skipped_steps);
         let of_replicas = || self.scalers.iter().any(GradScaler::is_replica);

@@ -101,13 +101,13 @@ impl MixedPrecision {
     pub fn unscale<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         model: &M,
-        grads: GradientsParams,
-    ) -> Result<GradientsParams, AmpError> {
+        grads: &mut GradientsParams,
+    ) -> Result<(), AmpError> {
         self.forward_context(|| self.scaler.unscale::<B, M>(model, grads))
     }
 
     /// Takes or skips the optimizer step, then updates the scale. Returns the model, unchanged if
-    /// skipped, and whether the step was taken. See [`GradScaler::step`] and
+    /// skipped or after an error, and whether the step was taken. See [`GradScaler::step`] and
     /// [`GradScaler::update`].
     ///
     /// # Errors
@@ -119,16 +119,16 @@ impl MixedPrecision {
         lr: LearningRate,
         model: M,
         grads: GradientsParams,
-    ) -> Result<(M, bool), AmpError>
+    ) -> (M, Result<bool, AmpError>)
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
         self.forward_context(|| {
-            let stepped = self.scaler.step(optimizer, lr, model, grads)?;
-            self.scaler.update()?;
-            Ok(stepped)
+            let (model, stepped) = self.scaler.step(optimizer, lr, model, grads);
+            let updated = stepped.and_then(|stepped| self.scaler.update().map(|_| stepped));
+            (model, updated)
         })
     }
 

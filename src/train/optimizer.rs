@@ -89,7 +89,9 @@ where
         self.inner.to_record()
     }
 
+    /// Also forgets the passes of the batch that has begun: they are not the record's.
     fn load_record(self, record: Self::Record) -> Self {
+        self.outcomes.forget();
         Self {
             inner: self.inner.load_record(record),
             ..self

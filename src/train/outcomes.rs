@@ -7,7 +7,7 @@ use std::thread::{self, ThreadId};
 use parking_lot::Mutex;
 
 use crate::scaler::Listener;
-use crate::{GradScaler, LastStep, Transition};
+use crate::{GradScaler, LastStep};
 
 /// The outcomes of these scalers' steps since they were last taken. In distributed training, each
 /// replica has its own thread and sees only its own passes, because the replicas' steps end at
@@ -19,8 +19,7 @@ pub(super) struct Outcomes {
 
 #[derive(Debug)]
 struct Seen {
-    /// Whether the observer is an optimizer, which makes batches of passes. Steps of the explicit
-    /// protocol already cover a whole window.
+    /// Whether the observer is an optimizer, which makes batches of passes.
     makes_batches: bool,
     scalers: Vec<GradScaler>,
     steps: Mutex<Steps>,
@@ -42,7 +41,10 @@ pub(super) struct StepsSeen {
     pub skipped: bool,
     /// Whether the last batch of an `AmpOptimizer` was taken.
     pub batch: Option<bool>,
-    /// Whether everything happened on other threads.
+    /// Whether a step of the explicit protocol was taken. It covers a whole window, and was given
+    /// its learning rate.
+    pub explicit: Option<bool>,
+    /// Whether all passes were on other threads.
     pub elsewhere: bool,
 }
 
@@ -73,6 +75,11 @@ impl Outcomes {
             }
             false => StepsSeen::all(std::mem::take(&mut steps.threads)),
         }
+    }
+
+    /// Drops the outcomes, of all threads.
+    pub fn forget(&self) {
+        self.seen.forget();
     }
 
     pub fn is_replica(&self) -> bool {
@@ -108,13 +115,15 @@ impl Seen {
 }
 
 impl Listener for Seen {
-    fn step(&self, step: &LastStep, _: Transition, by_pass: bool) {
-        if by_pass || !self.makes_batches {
-            self.here(|seen| {
-                seen.taken |= step.stepped();
-                seen.skipped |= !step.stepped();
-            });
-        }
+    fn step(&self, step: &LastStep, by_pass: bool) {
+        let stepped = step.stepped();
+        self.here(|seen| match by_pass {
+            true => {
+                seen.taken |= stepped;
+                seen.skipped |= !stepped;
+            }
+            false => seen.explicit = Some(seen.explicit.unwrap_or(false) | stepped),
+        });
     }
 
     fn batch(&self, taken: bool) {
@@ -131,23 +140,29 @@ impl Listener for Seen {
 }
 
 impl StepsSeen {
+    fn has_passes(&self) -> bool {
+        self.taken || self.skipped
+    }
+
     fn all(seen: HashMap<ThreadId, StepsSeen>) -> Self {
-        let elsewhere = !seen.is_empty() && !seen.contains_key(&thread::current().id());
-        let mut all = Self {
-            elsewhere,
-            ..Self::default()
-        };
-        for other in seen.into_values() {
+        let mut all = Self::default();
+        let mut here = false;
+        for (thread, other) in seen {
+            here |= thread == thread::current().id() && other.has_passes();
             all.taken |= other.taken;
             all.skipped |= other.skipped;
             all.batch = all.batch.or(other.batch);
+            all.explicit = all.explicit.max(other.explicit);
         }
+        all.elsewhere = all.has_passes() && !here;
         all
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use burn_amp_core::NonFinite;
+
     use super::*;
     use crate::{LossScaleConfig, Outcome};
 
@@ -156,7 +171,11 @@ mod tests {
     fn a_replica_sees_its_own_steps_to_the_end() {
         let scaler = GradScaler::new(LossScaleConfig::default()).unwrap();
         let outcomes = Outcomes::of([scaler.clone()], false);
-        let record = |outcome| scaler.record(1.0, outcome, Default::default());
+        let pass = || NonFinite {
+            by_pass: true,
+            ..NonFinite::default()
+        };
+        let record = |outcome| scaler.record(1.0, outcome, pass());
         scaler.set_replica(true);
         thread::scope(|scope| scope.spawn(|| record(Outcome::Overflow)).join().unwrap());
         record(Outcome::Finite);

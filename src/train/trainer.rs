@@ -1,5 +1,6 @@
 //! A trainer for hand-written loops.
 
+use burn_amp_core::replace_file;
 use burn_core::module::AutodiffModule;
 use burn_core::record::{FileRecorder, PrecisionSettings, Record};
 use burn_core::tensor::backend::{AutodiffBackend, Backend};
@@ -9,7 +10,7 @@ use burn_optim::{GradientsAccumulator, LearningRate, Optimizer};
 use serde::{Deserialize, Serialize};
 
 use std::error::Error;
-use std::fs::{self, File};
+use std::fs;
 use std::path::PathBuf;
 
 use super::explicit::is_amp;
@@ -118,6 +119,9 @@ pub struct AccumulationRecord {
     #[serde(alias = "begun")]
     pending: PendingStepRecord,
     gradients: Vec<(u64, TensorData)>,
+    /// What the gradients are multiplied by. An older record does not have it.
+    #[serde(default)]
+    scale: Option<f32>,
 }
 
 /// Saved as it is, in every precision.
@@ -241,8 +245,8 @@ where
         self
     }
 
-    /// Returns [`AmpError::StuckAtMinimum`] when the scale is stuck at its minimum. By default a
-    /// stuck scale is only logged.
+    /// Returns [`AmpError::Stuck`] when steps are skipped one after the other, and no change of the
+    /// loss scale helps. By default this is only logged.
     pub fn with_stuck_as_error(mut self) -> Self {
         self.stuck_is_error = true;
         self
@@ -256,7 +260,7 @@ where
     /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
     ///   and its window are then dropped.
-    /// - [`AmpError::StuckAtMinimum`] after `with_stuck_as_error`. The trainer can continue.
+    /// - [`AmpError::Stuck`] after `with_stuck_as_error`. The trainer can continue.
     ///
     /// # Panics
     ///
@@ -300,35 +304,30 @@ where
 
     fn optimizer_step(&mut self) -> Result<StepProgress, AmpError> {
         self.micro_batches = 0;
-        let grads = self.accumulator.grads();
-        // Everything that can fail does so here, before the model is moved out.
-        let grads = self
-            .mixed
-            .unscale::<B, M>(self.model(), grads)
-            .inspect_err(|_| self.mixed.scaler().resume(PendingStepRecord::default()))?;
-        let grads = match self.max_norm {
-            Some(max_norm) => gradients::clip_grad_norm::<B, M>(self.model(), grads, max_norm),
-            None => grads,
-        };
+        let mut grads = self.accumulator.grads();
+        self.mixed
+            .unscale::<B, M>(self.model(), &mut grads)
+            .inspect_err(|_| self.mixed.scaler().forget_step())?;
+        if let Some(max_norm) = self.max_norm {
+            gradients::clip_grad_norm::<B, M>(self.model(), &mut grads, max_norm)?;
+        }
         let model = self.model.take().expect(MODEL_IS_PRESENT);
         let mut scheduler = self.scheduler.clone();
         let lr = scheduler.step();
         let scaler = self.mixed.scaler();
         let step = || scaler.step(&mut self.optimizer, lr, model, grads);
-        let stepped = self.mixed.forward_context(step);
-        let (model, stepped) = stepped.expect("the gradients are checked");
-        let transition = scaler.update().expect("there was a step");
+        let (model, stepped) = self.mixed.forward_context(step);
         self.model = Some(model);
+        let stepped = stepped?;
+        let transition = scaler.update()?;
         if stepped {
             self.scheduler = scheduler;
         }
-        if transition == Transition::StuckAtMinimum && self.stuck_is_error {
-            let last = scaler.last_step();
-            return Err(AmpError::StuckAtMinimum {
-                steps: self.mixed.state().skipped_in_a_row(),
-                scale: self.loss_scale(),
-                parameters: last.map(|step| step.listed()).unwrap_or_default(),
-            });
+        if let Transition::Stuck(reason) = transition
+            && self.stuck_is_error
+        {
+            let last = scaler.last_step().expect("there was a step");
+            return Err(scaler.state().stuck_error(reason, &last));
         }
         Ok(match stepped {
             true => StepProgress::Stepped,
@@ -368,10 +367,14 @@ where
 
     /// What the next loss is multiplied by; 1 in bf16 and FP32.
     pub fn loss_scale(&self) -> f32 {
-        let devices = self.model().devices();
-        let device = devices.into_iter().next().unwrap_or_default();
-        let scaler = self.scaler();
+        let (scaler, device) = (self.scaler(), self.device());
         self.mixed.forward_context(|| scaler.scale_at::<B>(&device))
+    }
+
+    /// The model's first device.
+    fn device(&self) -> B::Device {
+        let devices = self.model().devices();
+        devices.into_iter().next().unwrap_or_default()
     }
 
     /// Steps skipped so far.
@@ -391,7 +394,8 @@ where
         let grads = self.accumulator.grads();
         let accumulation = AccumulationRecord {
             micro_batches: self.micro_batches,
-            pending: self.mixed.scaler().pending_record::<B>(),
+            pending: self.mixed.scaler().pending_record(),
+            scale: Some(self.scaler().carried_scale::<B>(&self.device())),
             gradients: gradients::to_data::<B, M>(&model, &grads),
         };
         self.accumulator.accumulate(&model, grads);
@@ -417,16 +421,20 @@ where
         self.optimizer = self.optimizer.clone().load_record(optimizer);
         self.scheduler = self.scheduler.clone().load_record(scheduler);
         self.mixed.load_state(scaler);
-        self.mixed.scaler().resume(accumulation.pending);
+        let (scaler, device) = (self.mixed.scaler(), self.device());
+        scaler.resume::<B>(accumulation.pending, &device);
         self.micro_batches = accumulation.micro_batches;
         self.accumulator = GradientsAccumulator::new();
-        let grads = gradients::from_data::<B, M>(&model, accumulation.gradients);
+        let carried = scaler.carried_scale::<B>(&device);
+        let factor = f64::from(carried) / f64::from(accumulation.scale.unwrap_or(carried));
+        let grads = gradients::from_data::<B, M>(&model, accumulation.gradients, factor);
         self.accumulator.accumulate(&model, grads);
         self.model = Some(model);
     }
 
     /// Saves [`to_record`](MixedPrecisionTrainer::to_record) to a file. The file ends up complete,
-    /// or stays as it was. The recorder sets the file's extension.
+    /// or stays as it was, also while others save to it. The recorder sets the file's extension. A
+    /// process that is killed meanwhile leaves a folder beside the file, with `.part` at its end.
     ///
     /// # Errors
     ///
@@ -439,22 +447,18 @@ where
     where
         <M as burn_core::module::Module<B>>::Record: 'static,
     {
-        let path = path.into();
-        let mut part = path.file_stem().unwrap_or_default().to_owned();
-        part.push("-part");
-        let part = path.with_file_name(part);
+        let given = path.into();
         // The recorder sets its extension on the path, so this code does too.
-        let file = |path: &PathBuf| path.with_extension(R::file_extension());
-        let mut replace = || -> Result<(), Box<dyn Error>> {
-            recorder.record(self.to_record(), part.clone())?;
-            File::open(file(&part))?.sync_all()?;
-            Ok(fs::rename(file(&part), file(&path))?)
+        let path = given.with_extension(R::file_extension());
+        let mut save = || -> Result<(), Box<dyn Error>> {
+            // As Burn's recorders do.
+            fs::create_dir_all(path.parent().unwrap_or(&path))?;
+            replace_file(&path, |part| {
+                let part = part.with_file_name(given.file_name().unwrap_or_default());
+                Ok(recorder.record(self.to_record(), part)?)
+            })
         };
-        replace().map_err(|error| {
-            // A partial file is useless, and may not exist.
-            let _ = fs::remove_file(file(&part));
-            AmpError::unwritten(file(&path).display(), error)
-        })
+        save().map_err(|error| AmpError::unwritten(path.display(), error))
     }
 
     /// Resumes from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote, with the

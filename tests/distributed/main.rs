@@ -450,7 +450,8 @@ fn the_explicit_protocol_decides_together() {
                     };
                 }
                 let grads = scaler.backward(loss, &model);
-                let (stepped, was_taken) = scaler.step(&mut optimizer, LR, model, grads).unwrap();
+                let (stepped, was_taken) = scaler.step(&mut optimizer, LR, model, grads);
+                let was_taken = was_taken.unwrap();
                 scaler.update().unwrap();
                 assert_eq!(scaler.last_step().unwrap().stepped(), was_taken);
                 model = stepped;

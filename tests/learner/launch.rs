@@ -132,6 +132,51 @@ fn if_one_device_cannot_do_it_all_are_as_they_were() {
     assert_eq!(precision_of::<Checked>(&able).unwrap(), Precision::Bf16);
 }
 
+const PARTIAL: AmpError = AmpError::PartialBatch {
+    devices: 2,
+    micro_batches: 1,
+};
+
+/// A window of which one micro-batch overflowed would be applied in part.
+#[test]
+fn accumulation_wants_an_optimizer_that_takes_a_window_whole() {
+    let _alone = alone();
+    let device = Default::default();
+    in_precision(Precision::F32).apply::<A>(&device).unwrap();
+    let launch = |config: AmpConfig, batches| {
+        let training = default_training("launch-accumulation").with_amp(config);
+        training
+            .grads_accumulation(batches)
+            .launch(learner())
+            .map(|_| ())
+    };
+    let f16 = in_precision(Precision::F16);
+    let error = launch(f16, 3).unwrap_err();
+    let (devices, micro_batches) = (1, 3);
+    assert_eq!(
+        error,
+        AmpError::PartialBatch {
+            devices,
+            micro_batches
+        }
+    );
+    assert_eq!(precision_of::<A>(&device).unwrap(), Precision::F32);
+
+    launch(f16, 1).unwrap();
+    launch(in_precision(Precision::Bf16), 3).unwrap();
+    launch(f16.with_loss_scale(LossScaleConfig::Disabled), 3).unwrap();
+    let spy = Spy::new(sgd());
+    let steps = spy.steps();
+    let optimizer = AmpOptimizer::new(spy, [GradScaler::of::<A>(&device)]);
+    let training: Training<A, f64, AmpOptimizer<Spy<Sgd>>> =
+        training(&folder("launch-accumulation"), samples(9, &[4]));
+    let training = training.to_fp16().grads_accumulation(3);
+    training
+        .launch(Learner::new(Model::new(), optimizer, 0.1))
+        .unwrap();
+    assert_eq!(steps.all().len(), 2, "of three windows");
+}
+
 #[test]
 fn devices_that_share_a_batch_want_an_optimizer_that_takes_it_whole() {
     let _alone = alone();
@@ -145,17 +190,17 @@ fn devices_that_share_a_batch_want_an_optimizer_that_takes_it_whole() {
     let scalers = devices.map(|device| GradScaler::of::<Checked>(&device));
 
     let error = over(&devices, sgd(), f16).unwrap_err();
-    assert_eq!(error, AmpError::PartialBatch { devices: 2 });
+    assert_eq!(error, PARTIAL);
     let follows_one = AmpOptimizer::new(sgd(), scalers[..1].to_vec());
     let error = over(&devices, follows_one, f16).unwrap_err();
-    assert_eq!(error, AmpError::PartialBatch { devices: 2 });
+    assert_eq!(error, PARTIAL);
     assert_eq!(
         precision_of::<Checked>(&devices[0]).unwrap(),
         Precision::F32
     );
     // Two workers on one device share a batch as well.
     let error = over(&[devices[0]; 2], sgd(), f16).unwrap_err();
-    assert_eq!(error, AmpError::PartialBatch { devices: 2 });
+    assert_eq!(error, PARTIAL);
 
     over(&devices, AmpOptimizer::new(sgd(), scalers), f16).unwrap();
     over(&devices[..1], sgd(), f16).unwrap();
@@ -172,14 +217,26 @@ fn devices_that_share_a_batch_want_an_optimizer_that_takes_it_whole() {
 fn a_training_that_is_stuck_goes_on_or_stops_as_configured() {
     let _alone = alone();
     let all: Vec<usize> = (4..40).collect();
-    for (when_stuck, steps) in [(WhenStuck::Log, 40), (WhenStuck::Stop, 4 + 2 + 3)] {
+    let dynamic = LossScaleConfig::Dynamic(Dynamic {
+        init_scale: 4.0,
+        min_scale: 1.0,
+        stuck_after: 3,
+        ..Dynamic::default()
+    });
+    let fixed = LossScaleConfig::Fixed(4.0);
+    for (when_stuck, loss_scale, steps, reason) in [
+        (WhenStuck::Log, dynamic, 40, None),
+        (WhenStuck::Log, fixed, 40, None),
+        (
+            WhenStuck::Stop,
+            dynamic,
+            4 + 2 + 3,
+            Some("minimum loss scale 1:"),
+        ),
+        (WhenStuck::Stop, fixed, 4 + 20, Some("fixed loss scale 4:")),
+    ] {
         let config = in_precision(Precision::F16)
-            .with_loss_scale(LossScaleConfig::Dynamic(Dynamic {
-                init_scale: 4.0,
-                min_scale: 1.0,
-                stuck_after: 3,
-                ..Dynamic::default()
-            }))
+            .with_loss_scale(loss_scale)
             .with_when_stuck(when_stuck);
         let spy = Spy::new(sgd());
         let seen = spy.steps();
@@ -193,10 +250,9 @@ fn a_training_that_is_stuck_goes_on_or_stops_as_configured() {
             .unwrap();
         assert_eq!(seen.all().len(), steps);
         let message = interrupter.get_message();
-        match when_stuck {
-            WhenStuck::Log => assert_eq!(message, None),
-            WhenStuck::Stop => assert!(message.unwrap().contains("minimum loss scale 1:")),
-        }
+        assert_eq!(message.is_some(), reason.is_some(), "{message:?}");
+        let message = message.unwrap_or_default();
+        assert!(message.contains(reason.unwrap_or_default()), "{message}");
     }
 }
 

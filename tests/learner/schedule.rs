@@ -397,10 +397,15 @@ fn optimizers_each_skip_a_batch() {
     overflow(&scaler);
     assert_eq!((step(&mut optimizer), step(&mut clone)), (0, 0));
     assert_eq!((step(&mut optimizer), step(&mut clone)), (1, 2));
+    // A record that is loaded has nothing to do with what was before.
+    overflow(&scaler);
+    let record = Optimizer::<Model<A>, A>::to_record(&optimizer);
+    optimizer = Optimizer::<Model<A>, A>::load_record(optimizer, record);
+    assert_eq!((step(&mut optimizer), step(&mut clone)), (3, 3));
     // A training that starts anew has nothing to do with what was.
     overflow(&scaler);
     scaler.reset();
-    assert_eq!((step(&mut optimizer), step(&mut clone)), (3, 4));
+    assert_eq!((step(&mut optimizer), step(&mut clone)), (4, 5));
 }
 
 /// The explicit protocol skips by itself, and takes the step after.
@@ -419,15 +424,53 @@ fn the_explicit_protocol_is_not_skipped_twice() {
                     loss = loss + (model.mlp.first.weight.val().sum() * 0.0).sqrt();
                 }
                 let grads = scaler.backward(loss, &model);
-                let (next, taken) = scaler
-                    .step(&mut optimizer, 0.1, model.clone(), grads)
-                    .unwrap();
+                let (next, taken) = scaler.step(&mut optimizer, 0.1, model.clone(), grads);
                 scaler.update().unwrap();
                 model = next;
-                taken
+                taken.unwrap()
             })
         })
         .collect();
     assert_eq!(taken, [true, false, true, true]);
     assert_eq!(steps.all().len(), 3);
+}
+
+/// A step of the explicit protocol decides by itself, on whatever thread, for each micro-batch or
+/// for a window of them, and also while an `AmpOptimizer` follows the same scaler.
+#[test]
+fn the_explicit_protocol_decides_on_the_rate_by_itself() {
+    let mut expected = linear();
+    let expected: Vec<f64> = (0..3).map(|_| expected.step()).collect();
+    for (follows, elsewhere) in [(false, false), (false, true), (true, false), (true, true)] {
+        let scaler = fresh();
+        let model = Model::<A>::new();
+        let mut optimizer = sgd::<A>();
+        let _other = follows.then(|| AmpOptimizer::new(sgd::<A>(), [scaler.clone()]));
+        let mut scheduler = Scheduler::new(linear(), [scaler.clone()]);
+        let mut step = |overflows: bool| {
+            let lr = scheduler.step();
+            let mut window = || {
+                let mut grads = GradientsParams::new();
+                for i in 0..2 {
+                    let mut loss = model.mlp.loss(i);
+                    if overflows {
+                        loss = loss + (model.mlp.first.weight.val().sum() * 0.0).sqrt();
+                    }
+                    grads = scaler.backward(loss, &model);
+                }
+                let (_, taken) = scaler.step(&mut optimizer, lr, model.clone(), grads);
+                scaler.update().unwrap();
+                assert_eq!(taken.unwrap(), !overflows);
+            };
+            let mut run = || with_precision(Precision::F16, &mut window);
+            match elsewhere {
+                true => std::thread::scope(|threads| threads.spawn(run).join().unwrap()),
+                false => run(),
+            }
+            lr
+        };
+        let rates = [true, true, true, false, true, false, false].map(&mut step);
+        let wanted = [0, 0, 0, 0, 1, 1, 2].map(|i: usize| expected[i]);
+        assert_eq!(rates, wanted, "follows: {follows}, elsewhere: {elsewhere}");
+    }
 }

@@ -13,7 +13,8 @@ use crate::AmpError;
 pub enum LossScaleConfig {
     /// As large as the gradients allow, adjusted during training.
     Dynamic(Dynamic),
-    /// A constant scale, positive and finite. Steps that overflow are still skipped.
+    /// A constant scale, positive and finite. Steps that overflow are still skipped; after 20 in a
+    /// row the run is [`Stuck`](crate::Transition::Stuck).
     Fixed(f32),
     /// No scaling and no check: gradients below 6e-8 flush to zero in f16.
     Disabled,
@@ -22,7 +23,7 @@ pub enum LossScaleConfig {
 /// The settings of dynamic loss scaling; [`LossScaler`](crate::LossScaler) gives the rule. A step
 /// is an optimizer step, not a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Dynamic {
     /// The scale of the first step, from `min_scale` to `max_scale`. Default 65536.
     pub init_scale: f32,
@@ -40,8 +41,9 @@ pub struct Dynamic {
     /// Overflows needed before the scale backs off, as in Megatron-LM. Refilled after
     /// `growth_interval` good steps. At least 1. Default 1.
     pub hysteresis: u32,
-    /// Overflows at `min_scale`, without a step taken between them, before
-    /// [`StuckAtMinimum`](crate::Transition::StuckAtMinimum). At least 1. Default 20.
+    /// Skipped steps that leave the scale as it is, without a step taken between them, before
+    /// [`Stuck`](crate::Transition::Stuck): losses that are not finite, and overflows at
+    /// `min_scale`. At least 1. Default 20.
     pub stuck_after: u32,
 }
 
@@ -84,7 +86,7 @@ impl Dynamic {
     }
 
     /// The range of valid scales, in words.
-    pub(super) fn bounds(&self) -> String {
+    fn bounds(&self) -> String {
         let (min, max) = (self.min_scale, self.max_scale);
         format!("a number from min_scale ({min}) to max_scale ({max})")
     }
@@ -115,6 +117,24 @@ impl LossScaleConfig {
             LossScaleConfig::Fixed(scale) => *scale,
             LossScaleConfig::Disabled => 1.0,
         }
+    }
+
+    /// Checks a scale that is set or loaded.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidLossScale`] when `scale` is not positive and finite, or outside a dynamic
+    /// configuration's bounds, or not 1 while loss scaling is disabled.
+    pub(super) fn check_scale(&self, scale: f32) -> Result<(), AmpError> {
+        let (holds, expected) = match self {
+            LossScaleConfig::Dynamic(dynamic) => (
+                (dynamic.min_scale..=dynamic.max_scale).contains(&scale),
+                dynamic.bounds(),
+            ),
+            LossScaleConfig::Fixed(_) => (is_positive(scale), POSITIVE.into()),
+            LossScaleConfig::Disabled => (scale == 1.0, "1 while loss scaling is disabled".into()),
+        };
+        check(holds, "scale", scale, expected)
     }
 
     /// Returns the configuration if every setting is in range.
@@ -154,9 +174,9 @@ impl LossScaleConfig {
     }
 }
 
-pub(super) const POSITIVE: &str = "a positive and finite number";
+const POSITIVE: &str = "a positive and finite number";
 
-pub(super) fn is_positive(scale: f32) -> bool {
+fn is_positive(scale: f32) -> bool {
     scale > 0.0 && scale.is_finite()
 }
 

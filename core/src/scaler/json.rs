@@ -1,12 +1,15 @@
 //! A scaler's state as JSON.
 
-use std::fs;
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 use super::LossScaler;
 use crate::AmpError;
 use crate::file::replace_file;
+
+/// The largest file that is read, in KiB. A state takes less than one.
+const LARGEST: usize = 64;
 
 impl LossScaler {
     /// Writes the state as JSON.
@@ -29,19 +32,32 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when the state is damaged, truncated or from a newer version.
+    /// [`AmpError::State`] when the state is damaged, truncated or from a newer version, or when
+    /// the reader has more than 64 KiB.
     pub fn from_reader(reader: impl Read) -> Result<Self, AmpError> {
-        serde_json::from_reader(reader).map_err(|error| AmpError::unread("the reader", error))
+        Self::read(reader).map_err(|error| AmpError::unread("the reader", error))
     }
 
-    /// Saves the state to a file. The file ends up complete, or stays as it was.
+    fn read(reader: impl Read) -> io::Result<Self> {
+        let mut bytes = Vec::new();
+        let largest = LARGEST * 1024;
+        reader.take(largest as u64 + 1).read_to_end(&mut bytes)?;
+        if bytes.len() > largest {
+            let reason = format!("it is larger than {LARGEST} KiB, and no state is");
+            return Err(io::Error::other(reason));
+        }
+        Ok(serde_json::from_slice(&bytes)?)
+    }
+
+    /// Saves the state to a file. The file ends up complete, or stays as it was, also while others
+    /// save to it or load it.
     ///
     /// # Errors
     ///
     /// [`AmpError::State`] when the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
-        replace_file(path, |file| self.written(file))
+        replace_file(path, |part| self.written(File::create_new(part)?))
             .map_err(|error| AmpError::unwritten(path.display(), error))
     }
 
@@ -49,20 +65,25 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when the file is missing, or its state is damaged, truncated or from a
-    /// newer version.
+    /// [`AmpError::State`] when the file is missing or larger than 64 KiB, or its state is damaged,
+    /// truncated or from a newer version.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, AmpError> {
         let path = path.as_ref();
-        fs::read(path)
-            .and_then(|bytes| Ok(serde_json::from_slice(&bytes)?))
+        File::open(path)
+            .and_then(Self::read)
             .map_err(|error| AmpError::unread(path.display(), error))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::Outcome;
+    use crate::file::testing::Folder;
 
     #[test]
     fn a_state_comes_back_from_bytes() {
@@ -77,5 +98,88 @@ mod tests {
                 .to_string()
                 .starts_with("cannot read the state from the reader: ")
         );
+    }
+
+    /// Many threads save one path while others load it. For longer: BURN_AMP_SAVING_SECONDS=10.
+    #[test]
+    fn many_may_save_and_load_one_file() {
+        let seconds = std::env::var("BURN_AMP_SAVING_SECONDS");
+        let seconds = seconds.map_or(0.5, |seconds| seconds.parse().unwrap());
+        let end = Instant::now() + Duration::from_secs_f64(seconds);
+        let folder = Folder::new("many");
+        let path = folder.join("state.json");
+        LossScaler::default().save(&path).unwrap();
+        let run = |act: &dyn Fn() -> Result<(), AmpError>| {
+            let (mut done, mut failed) = (0, Vec::new());
+            while Instant::now() < end {
+                done += 1;
+                failed.extend(act().err());
+            }
+            (done, failed.len(), failed.pop())
+        };
+        let [saves, loads] = thread::scope(|threads| {
+            let save = || run(&|| LossScaler::default().save(&path));
+            let load = || run(&|| LossScaler::load(&path).map(|_| ()));
+            let savers = [(); 4].map(|()| threads.spawn(save));
+            let loaders = [(); 2].map(|()| threads.spawn(load));
+            [
+                savers.into_iter().collect(),
+                loaders.into_iter().collect::<Vec<_>>(),
+            ]
+            .map(|all| {
+                all.into_iter()
+                    .map(|one| one.join().unwrap())
+                    .collect::<Vec<_>>()
+            })
+        });
+        println!("saves {saves:?}, loads {loads:?}");
+        for (done, failed, last) in saves.into_iter().chain(loads) {
+            assert_eq!(failed, 0, "of {done}: {last:?}");
+        }
+        assert_eq!(
+            fs::read_dir(&*folder).unwrap().count(),
+            1,
+            "nothing else stays"
+        );
+    }
+
+    /// Links planted where a part may be written are not followed.
+    #[cfg(unix)]
+    #[test]
+    fn a_save_follows_no_link() {
+        let folder = Folder::new("links");
+        let (path, victim) = (folder.join("state.json"), folder.join("victim"));
+        fs::write(&victim, "untouched").unwrap();
+        let names = (0..1000).map(|i| format!("state.json.{}-{i}.part", std::process::id()));
+        for name in names.chain(["state.json.part".into()]) {
+            std::os::unix::fs::symlink(&victim, folder.join(name)).unwrap();
+        }
+        LossScaler::default().save(&path).unwrap();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
+        assert_eq!(LossScaler::load(&path).unwrap(), LossScaler::default());
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_without_reading_it() {
+        let folder = Folder::new("large");
+        let path = folder.join("state.json");
+        let file = File::create(&path).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let reason = "it is larger than 64 KiB, and no state is";
+        let error = LossScaler::load(&path).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+        let error = LossScaler::from_reader(io::repeat(b' ')).unwrap_err();
+        assert!(error.to_string().contains(reason), "{error}");
+        // Up to there, all is read.
+        let mut bytes = Vec::new();
+        LossScaler::default().to_writer(&mut bytes).unwrap();
+        bytes.resize(64 << 10, b' ');
+        assert_eq!(
+            LossScaler::from_reader(&bytes[..]),
+            Ok(LossScaler::default())
+        );
+        bytes.push(b' ');
+        let error = LossScaler::from_reader(&bytes[..]).unwrap_err();
+        assert!(error.to_string().contains(reason), "{error}");
     }
 }

@@ -1,6 +1,8 @@
 //! The record of a step in a scaler and its history, and the line in the log.
 
 use super::{LastStep, LossScaler, NonFinite, Outcome, ScaleHistory, Transition, skipped};
+use crate::StuckReason;
+use crate::error::{AmpError, NOT_THE_SCALE};
 
 /// A recorded step, to be logged.
 #[derive(Debug)]
@@ -43,6 +45,14 @@ impl RecordedStep {
         }
     }
 
+    /// The error of a run that is stuck since this step.
+    pub fn stuck(&self) -> Option<AmpError> {
+        match self.transition {
+            Transition::Stuck(reason) => Some(self.after.stuck_error(reason, &self.step)),
+            _ => None,
+        }
+    }
+
     /// Logs one line per event, with its values as fields. Of repeated events, only the 1st, 2nd,
     /// 4th, 8th, .. are logged, with the count so far. `or` is what else than bf16 may help, empty or
     /// starting with a comma.
@@ -72,19 +82,31 @@ impl RecordedStep {
             Outcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
                 step = steps, scale = scale, losses = losses;
                 "burn-amp: the loss is not finite{named}; step skipped, loss scale {scale} kept \
-                 (non-finite losses so far: {losses}). The loss scale is not the cause: check the \
-                 inputs, the learning rate, and the forward pass for values beyond 65504, which f16 \
-                 cannot hold. For such values try bf16{or}"
+                 (non-finite losses so far: {losses}). {NOT_THE_SCALE}{or}"
             ),
             _ => {}
         }
-        if self.transition == Transition::StuckAtMinimum {
+        if let Transition::Stuck(reason) = self.transition {
+            let mut listed = vec![step.listed()];
+            listed.extend(step.anomalies.iter().map(|anomaly| format!("[{anomaly}]")));
+            let text = reason.explained(in_a_row, scale, listed.join(" ").trim());
             log::error!(
                 step = steps, scale = new_scale, skipped_in_a_row = in_a_row;
-                "burn-amp: {in_a_row} steps in a row were skipped, the last one at the minimum loss \
-                 scale {new_scale}: the model is not training. No loss scale makes its \
-                 gradients{named} finite. Try bf16{or}"
+                "burn-amp: {text}{or}"
             );
+        }
+    }
+}
+
+impl LossScaler {
+    /// The error of a run that is stuck since its last step.
+    #[doc(hidden)]
+    pub fn stuck_error(&self, reason: StuckReason, last: &LastStep) -> AmpError {
+        AmpError::Stuck {
+            reason,
+            steps: self.skipped_in_a_row(),
+            scale: last.scale,
+            parameters: last.listed(),
         }
     }
 }

@@ -1,13 +1,19 @@
 //! The saved form of the scaler's state: every field, a version, and a checksum over the values.
-//! With the checksum, a damaged state is refused in any format.
+//! With the checksum, a damaged state is refused in any format. The checks of the fields refuse a
+//! state that cannot be, whoever wrote it.
 
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
+use super::config::check;
 use super::{LossScaleConfig, LossScaler};
+use crate::AmpError;
 
 /// Increased when a field is added or changes its meaning.
 const VERSION: u32 = 1;
+
+/// More steps than any training takes, and few enough to count on from them.
+const MOST_STEPS: u64 = 1 << 53;
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,7 +51,7 @@ impl TryFrom<State> for LossScaler {
                 "the state is damaged: its checksum is {checksum}, but its values give {sum}"
             ));
         }
-        state.config.validated().map_err(|e| e.to_string())?;
+        state.validate().map_err(|error| error.to_string())?;
         (state.version, state.checksum) = (VERSION, 0);
         Ok(Self { state })
     }
@@ -73,6 +79,43 @@ impl State {
             },
             ..Self::default()
         }
+    }
+
+    /// Checks that a scaler can have come to these values.
+    fn validate(&self) -> Result<(), AmpError> {
+        let (interval, hysteresis) = match self.config.validated()? {
+            LossScaleConfig::Dynamic(dynamic) => (dynamic.growth_interval, dynamic.hysteresis),
+            _ => (1, 0),
+        };
+        self.config.check_scale(self.scale)?;
+        for (field, count, most) in [
+            (
+                "growth_tracker",
+                self.growth_tracker.into(),
+                (interval - 1).into(),
+            ),
+            (
+                "hysteresis_left",
+                self.hysteresis_left.into(),
+                hysteresis.into(),
+            ),
+            ("taken_steps", self.taken_steps, MOST_STEPS),
+            ("skipped_steps", self.skipped_steps, MOST_STEPS),
+            (
+                "skipped_in_a_row",
+                self.skipped_in_a_row,
+                self.skipped_steps,
+            ),
+            ("stuck", self.stuck.into(), self.skipped_in_a_row),
+            (
+                "non_finite_losses",
+                self.non_finite_losses,
+                self.skipped_steps,
+            ),
+        ] {
+            check(count <= most, field, count, format!("at most {most}"))?;
+        }
+        Ok(())
     }
 
     /// The CRC-32 of every value except the checksum.
@@ -171,5 +214,66 @@ mod tests {
         let mut more = saved();
         more["more"] = 1.into();
         assert!(load(more).unwrap_err().contains("more"));
+    }
+
+    /// A state of whatever values, with the checksum that belongs to them.
+    fn signed(change: impl Fn(&mut State)) -> Result<LossScaler, String> {
+        let mut scaler = LossScaler::default();
+        for outcome in [Outcome::Finite, Outcome::Overflow, Outcome::NonFiniteLoss] {
+            scaler.update(outcome);
+        }
+        change(&mut scaler.state);
+        load(serde_json::to_value(scaler).unwrap())
+    }
+
+    #[test]
+    fn a_state_that_cannot_be_is_refused() {
+        assert!(signed(|_| {}).is_ok());
+        let fixed = |s: &mut State| {
+            *s = State::new(LossScaleConfig::Fixed(8.0));
+        };
+        let disabled = |s: &mut State| *s = State::new(LossScaleConfig::Disabled);
+        type Change<'a> = &'a dyn Fn(&mut State);
+        let cases: [(&str, Change); 19] = [
+            ("scale is 0,", &|s| s.scale = 0.0),
+            ("scale is -1,", &|s| s.scale = -1.0),
+            ("scale is 0.5,", &|s| s.scale = 0.5),
+            ("scale is 1000", &|s| s.scale = 1e38),
+            ("scale is 0,", &|s| (fixed(s), s.scale = 0.0).1),
+            ("scale is 2,", &|s| (disabled(s), s.scale = 2.0).1),
+            ("growth_tracker is 2000,", &|s| s.growth_tracker = 2000),
+            ("growth_tracker is 4294967295,", &|s| {
+                s.growth_tracker = u32::MAX
+            }),
+            ("growth_tracker is 1,", &|s| {
+                (fixed(s), s.growth_tracker = 1).1
+            }),
+            ("growth_tracker is 1,", &|s| {
+                (disabled(s), s.growth_tracker = 1).1
+            }),
+            ("hysteresis_left is 2,", &|s| s.hysteresis_left = 2),
+            ("hysteresis_left is 1,", &|s| {
+                (fixed(s), s.hysteresis_left = 1).1
+            }),
+            ("skipped_in_a_row is 3,", &|s| s.skipped_in_a_row = 3),
+            ("non_finite_losses is 3,", &|s| s.non_finite_losses = 3),
+            ("stuck is 3,", &|s| s.stuck = 3),
+            ("stuck is 1,", &|s| (s.skipped_in_a_row, s.stuck) = (0, 1)),
+            ("taken_steps is 18446744073709551615,", &|s| {
+                s.taken_steps = u64::MAX
+            }),
+            ("skipped_steps is 18446744073709551615,", &|s| {
+                s.skipped_steps = u64::MAX
+            }),
+            ("taken_steps is 9007199254740993,", &|s| {
+                s.taken_steps = (1 << 53) + 1
+            }),
+        ];
+        for (expected, change) in cases {
+            match signed(change) {
+                Ok(accepted) => panic!("{expected} accepted: {accepted:?}"),
+                Err(error) => assert!(error.contains(expected), "{expected}: {error}"),
+            }
+        }
     }
 }

@@ -3,10 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::config::{POSITIVE, check, is_positive};
 use super::saved::State;
 use super::{Dynamic, LossScaleConfig};
-use crate::AmpError;
+use crate::{AmpError, StuckReason};
 
 /// How a step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -40,9 +39,10 @@ pub enum Transition {
     Grown,
     /// The scale was multiplied by the backoff factor, or lowered to its minimum.
     BackedOff,
-    /// The scale is at its minimum, and `stuck_after` steps have overflowed there without a step
-    /// taken between them. Reported once, and again only after a step was taken.
-    StuckAtMinimum,
+    /// The scale is unchanged, and another one would not help: [`stuck_after`](Dynamic::stuck_after)
+    /// steps, 20 at a fixed scale, were skipped for a [`StuckReason`] without a step taken between
+    /// them. Has the reason of the last one. Reported once, and again only after a step was taken.
+    Stuck(StuckReason),
 }
 
 /// The loss scale and its history.
@@ -132,15 +132,7 @@ impl LossScaler {
     /// [`AmpError::InvalidLossScale`] when `scale` is not positive and finite, or outside a dynamic
     /// configuration's bounds, or not 1 while loss scaling is disabled.
     pub fn set_scale(&mut self, scale: f32) -> Result<(), AmpError> {
-        let (holds, expected) = match self.state.config {
-            LossScaleConfig::Dynamic(dynamic) => (
-                (dynamic.min_scale..=dynamic.max_scale).contains(&scale),
-                dynamic.bounds(),
-            ),
-            LossScaleConfig::Fixed(_) => (is_positive(scale), POSITIVE.into()),
-            LossScaleConfig::Disabled => (scale == 1.0, "1 while loss scaling is disabled".into()),
-        };
-        check(holds, "scale", scale, expected)?;
+        self.state.config.check_scale(scale)?;
         self.state.scale = scale;
         self.state.growth_tracker = 0;
         Ok(())
@@ -153,6 +145,8 @@ impl LossScaler {
         match (self.state.config, outcome) {
             (LossScaleConfig::Dynamic(dynamic), Outcome::Finite) => self.finite(&dynamic),
             (LossScaleConfig::Dynamic(dynamic), Outcome::Overflow) => self.overflow(&dynamic),
+            (LossScaleConfig::Fixed(_), Outcome::Overflow) => self.stuck(StuckReason::FixedScale),
+            (_, Outcome::NonFiniteLoss) => self.stuck(StuckReason::NonFiniteLoss),
             _ => Transition::Kept,
         }
     }
@@ -199,17 +193,27 @@ impl LossScaler {
         state.growth_tracker = 0;
         state.hysteresis_left = state.hysteresis_left.saturating_sub(1);
         if state.scale <= dynamic.min_scale {
-            state.stuck = state.stuck.saturating_add(1);
-            return match state.stuck == dynamic.stuck_after {
-                true => Transition::StuckAtMinimum,
-                false => Transition::Kept,
-            };
+            return self.stuck(StuckReason::MinimumScale);
         }
         if state.hysteresis_left > 0 {
             return Transition::Kept;
         }
         let backed_off = state.scale * dynamic.backoff_factor;
         self.move_to(backed_off.max(dynamic.min_scale))
+    }
+
+    /// Counts a skipped step that leaves the scale as it is.
+    fn stuck(&mut self, reason: StuckReason) -> Transition {
+        let stuck_after = match self.state.config {
+            LossScaleConfig::Dynamic(dynamic) => dynamic.stuck_after,
+            LossScaleConfig::Fixed(_) => Dynamic::default().stuck_after,
+            LossScaleConfig::Disabled => return Transition::Kept,
+        };
+        self.state.stuck = self.state.stuck.saturating_add(1);
+        match self.state.stuck == stuck_after {
+            true => Transition::Stuck(reason),
+            false => Transition::Kept,
+        }
     }
 
     fn move_to(&mut self, scale: f32) -> Transition {
@@ -232,7 +236,8 @@ impl Default for LossScaler {
 mod tests {
     use super::*;
     use Outcome::{Finite, NonFiniteLoss, Overflow};
-    use Transition::{BackedOff, Grown, Kept, StuckAtMinimum};
+    use StuckReason::MinimumScale;
+    use Transition::{BackedOff, Grown, Kept, Stuck};
 
     fn scaler(change: impl Fn(&mut Dynamic)) -> LossScaler {
         let mut dynamic = Dynamic::default();
@@ -303,9 +308,61 @@ mod tests {
         });
         for _ in 0..2 {
             assert_eq!(s.update(Overflow), Kept);
-            assert_eq!(s.update(Overflow), StuckAtMinimum);
+            assert_eq!(s.update(Overflow), Stuck(MinimumScale));
             assert_eq!(s.update(Overflow), Kept);
             assert_eq!(s.update(Finite), Kept);
+        }
+    }
+
+    #[test]
+    fn is_stuck_whatever_the_reason_and_says_which() {
+        let dynamic = scaler(|d| {
+            d.init_scale = 4.0;
+            d.stuck_after = 4;
+        });
+        let fixed = LossScaler::new(LossScaleConfig::Fixed(8.0)).unwrap();
+        let disabled = LossScaler::new(LossScaleConfig::Disabled).unwrap();
+        let cases = [
+            (
+                dynamic,
+                &[NonFiniteLoss][..],
+                Some((4, StuckReason::NonFiniteLoss)),
+            ),
+            (
+                fixed,
+                &[NonFiniteLoss],
+                Some((20, StuckReason::NonFiniteLoss)),
+            ),
+            (fixed, &[Overflow], Some((20, StuckReason::FixedScale))),
+            // Two overflows back off from 4 to 1.
+            (dynamic, &[Overflow], Some((6, MinimumScale))),
+            // The overflows at the minimum add up with the losses, those above do not.
+            (
+                dynamic,
+                &[Overflow, NonFiniteLoss],
+                Some((6, StuckReason::NonFiniteLoss)),
+            ),
+            (
+                dynamic,
+                &[NonFiniteLoss, Overflow, Overflow],
+                Some((6, MinimumScale)),
+            ),
+            (
+                dynamic,
+                &[NonFiniteLoss, NonFiniteLoss, NonFiniteLoss, Finite],
+                None,
+            ),
+            (disabled, &[NonFiniteLoss, Overflow], None),
+        ];
+        for (mut scaler, outcomes, expected) in cases {
+            let mut stuck = Vec::new();
+            for (step, outcome) in (1..100).zip(outcomes.iter().cycle()) {
+                if let Stuck(reason) = scaler.update(*outcome) {
+                    stuck.push((step, reason));
+                }
+            }
+            let expected: Vec<_> = expected.into_iter().collect();
+            assert_eq!(stuck, expected, "{outcomes:?} of {:?}", scaler.config());
         }
     }
 

@@ -50,13 +50,12 @@ impl LastStep {
         self.outcome == Outcome::Finite
     }
 
-    /// The first parameters with non-finite gradients, and how many more there are.
-    #[doc(hidden)]
-    pub fn listed(&self) -> String {
+    /// The first parameters with non-finite gradients, and how many more there are. Empty if none is
+    /// known.
+    pub(crate) fn listed(&self) -> String {
         const LISTED: usize = 8;
         let first = &self.parameters[..self.parameters.len().min(LISTED)];
         match self.parameters.len() - first.len() {
-            0 if first.is_empty() => "a gradient on another device".into(),
             0 => first.join(", "),
             more => format!("{} and {more} more", first.join(", ")),
         }

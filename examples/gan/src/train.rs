@@ -72,7 +72,9 @@ impl<M, O> Player<M, O> {
         let value = loss.clone().into_scalar().elem();
         let grads = self.scaler.backward(loss, &self.model);
         let model = self.model.clone();
-        (self.model, _) = self.scaler.step(&mut self.optimizer, lr, model, grads)?;
+        let stepped;
+        (self.model, stepped) = self.scaler.step(&mut self.optimizer, lr, model, grads);
+        stepped?;
         self.scaler.update()?;
         self.losses.push(value);
         Ok(value)

@@ -98,9 +98,8 @@ impl Remote {
             seed,
             |optimizer, model, loss| {
                 let grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
-                let (model, _) = scaler
-                    .step(optimizer, LEARNING_RATE, model, grads)
-                    .expect("a scaled loss, stepped once");
+                let (model, stepped) = scaler.step(optimizer, LEARNING_RATE, model, grads);
+                stepped.expect("a scaled loss, stepped once");
                 scaler.update().expect("a step");
                 model
             },

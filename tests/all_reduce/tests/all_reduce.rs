@@ -82,9 +82,8 @@ fn train(peer: usize, model: Mlp<A>, faults: Faults) -> End {
         let before = (parameters(&model), state(&optimizer, &model));
         let grads = scaler.backward(loss, &model);
         let grads = grads.all_reduce::<Amp<Flex>>(id, ReduceOperation::Mean);
-        let (next, took) = scaler
-            .step(&mut optimizer, LR, model, grads.unwrap())
-            .unwrap();
+        let (next, took) = scaler.step(&mut optimizer, LR, model, grads.unwrap());
+        let took = took.unwrap();
         scaler.update().unwrap();
         model = next;
         let after = (parameters(&model), state(&optimizer, &model));
