@@ -1,10 +1,11 @@
 //! Connecting to a server, with a limit to the time it takes.
 
+use std::panic::resume_unwind;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use burn::remote::{ConnectError, RemoteHost};
+use burn::remote::RemoteHost;
 use burn::tensor::Device;
 
 use crate::Error;
@@ -24,14 +25,32 @@ use crate::Error;
 ///   version, something that is no server, or nothing that listens.
 pub fn connect(host: &RemoteHost, patience: Duration) -> Result<Device, Error> {
     let options = Device::remote_options(host);
+    match within(patience, move || options.init()) {
+        Some(device) => Ok(device?),
+        None => Err(Error::NoAnswer { patience }),
+    }
+}
+
+/// What `f` gives, within `patience`. Afterwards a thread still waits for it.
+///
+/// # Panics
+///
+/// Where `f` panics.
+pub(crate) fn within<T: Send + 'static>(
+    patience: Duration,
+    f: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     let (sender, receiver) = channel();
-    thread::spawn(move || {
+    let thread = thread::spawn(move || {
         // Nobody may wait for it any more.
-        let _ = sender.send(options.init());
+        let _ = sender.send(f());
     });
     match receiver.recv_timeout(patience) {
-        Ok(device) => Ok(device?),
-        Err(RecvTimeoutError::Timeout) => Err(Error::NoAnswer { patience }),
-        Err(RecvTimeoutError::Disconnected) => Err(ConnectError::Interrupted.into()),
+        Ok(value) => Some(value),
+        Err(RecvTimeoutError::Timeout) => None,
+        Err(RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => resume_unwind(panic),
+            Ok(()) => unreachable!("the thread sends before it ends"),
+        },
     }
 }

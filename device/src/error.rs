@@ -27,8 +27,10 @@ pub enum Error {
         device: String,
     },
 
-    /// No socket on the loopback interface.
-    #[error("cannot listen on the loopback interface: {0}")]
+    /// A server of this process cannot listen, or cannot be reached from within.
+    #[error(
+        "no connection on the loopback interface: {0}. Is the loopback interface up, and are there descriptors left?"
+    )]
     Listen(#[source] io::Error),
 
     /// No token: the operating system gave no random bytes.

@@ -20,7 +20,8 @@ use crate::{
 /// training on a device that computes in f16: bf16 and FP32 have the range to train without.
 ///
 /// Its methods are those of PyTorch's `torch.amp.GradScaler`. Cheap to clone; all clones share one
-/// state, on any thread.
+/// state, on any thread. They also share the step: from `scale` to `update` it is one thread's, since
+/// threads that step at once mix their losses and gradients.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -39,10 +40,12 @@ use crate::{
 ///     let grads = scaler.scale(loss).backward();
 ///     let grads = GradientsParams::from_grads(grads, &model);
 ///     let grads = scaler.unscale(&model, grads)?; // only to look at them, or to clip them
-///     let (stepped_model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads)?;
-///     model = stepped_model;
+///     let stepped;
+///     (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads);
+///     # let taken =
+///     stepped?;
+///     # assert!(taken);
 ///     scaler.update()?;
-///     # assert!(stepped);
 /// }
 /// # assert_eq!(scaler.state().taken_steps(), 3);
 /// # }
@@ -159,8 +162,8 @@ impl GradScaler {
     }
 
     /// Steps the optimizer at learning rate `lr` if the losses and this model's gradients are
-    /// finite. Otherwise the model and the optimizer stay as they are, bit for bit. Returns whether
-    /// the step was taken. The counterpart of PyTorch's `GradScaler.step`.
+    /// finite. Otherwise the model and the optimizer stay as they are, bit for bit. Returns the
+    /// model, and whether the step was taken. The counterpart of PyTorch's `GradScaler.step`.
     ///
     /// # Errors
     ///
@@ -170,28 +173,36 @@ impl GradScaler {
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
     /// - [`Error::Read`] when the device gives no answer.
     ///
-    /// After an error the model and the gradients are lost; the optimizer and, except after
-    /// [`Error::Read`], the scaler are unchanged.
+    /// With an error the model comes back as it was, and the gradients are lost; the optimizer and,
+    /// except after [`Error::Read`], the scaler are unchanged.
+    #[must_use = "the model is in it"]
     pub fn step<M: Module>(
         &self,
         optimizer: &mut ModuleOptimizer,
         lr: impl Into<ModuleLearningRate>,
         model: M,
         grads: GradientsParams,
-    ) -> Result<(M, bool), Error> {
-        let (grads, finite) = {
-            let pending = &mut self.shared().pending;
-            let found = pending.checked("step", &model, &grads)?;
-            if let Some(parameter) = pending.first(&found, |unscaled| unscaled.stepped) {
-                return Err(AmpError::AlreadyStepped { parameter }.into());
-            }
-            let grads = pending.unscale(&model, grads, &found)?;
-            (grads, pending.stepped(&found))
-        };
-        match finite {
-            true => Ok((optimizer.step(lr, model, grads), true)),
-            false => Ok((model, false)),
+    ) -> (M, Result<bool, Error>) {
+        match self.checked_step(&model, grads) {
+            Ok((grads, true)) => (optimizer.step(lr, model, grads), Ok(true)),
+            Ok((_, false)) => (model, Ok(false)),
+            Err(error) => (model, Err(error)),
         }
+    }
+
+    /// Unscales the gradients of a step. With whether the step is taken.
+    fn checked_step(
+        &self,
+        model: &impl Module,
+        grads: GradientsParams,
+    ) -> Result<(GradientsParams, bool), Error> {
+        let pending = &mut self.shared().pending;
+        let found = pending.checked("step", model, &grads)?;
+        if let Some(parameter) = pending.first(&found, |unscaled| unscaled.stepped) {
+            return Err(AmpError::AlreadyStepped { parameter }.into());
+        }
+        let grads = pending.unscale(model, grads, &found)?;
+        Ok((grads, pending.stepped(&found)))
     }
 
     /// Ends the step. The scale grows, stays or backs off according to all steps since the last

@@ -1,16 +1,22 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 
+mod back;
 mod backend;
+mod batching;
 mod client;
 mod device;
+mod ending;
 mod error;
+mod front;
 mod grad_scaler;
 mod local;
 mod ops;
 mod report;
 mod server;
+mod sockets;
 mod tensor;
+mod wire;
 
 pub use backend::Amp;
 pub use burn_amp_core::{

@@ -1,10 +1,12 @@
 //! Devices of this process: each is served to this process alone, over the loopback interface.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
 
 use burn::remote::RemoteHost;
-use burn::server::{TokenAuthorizer, WebSocketTransport};
+use burn::server::TokenAuthorizer;
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
@@ -13,20 +15,40 @@ use burn_dispatch::DispatchDevice;
 use burn_dispatch::backends::Cube;
 #[cfg(feature = "flex")]
 use burn_dispatch::backends::Flex;
+use futures_util::{SinkExt, StreamExt};
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::Message;
 
+use crate::back::{self, WebSocket};
+use crate::client::within;
 use crate::device::InForce;
+use crate::front::{Door, Front, Guest, forward, message};
 use crate::server::enter;
-use crate::{AmpReport, AmpServer, Error, Precision};
+use crate::{AmpReport, AmpServer, Error, Precision, batching, connect};
 
-/// A device of this process that computes in mixed precision.
+/// How long a server of this process may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a device may take to show that its session has ended. One that computes takes longer.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+
+/// How long a tensor may take from one device of this process to another, with what computes it.
+const TRANSFER: Duration = Duration::from_secs(600);
+
+/// A device of this process that computes in mixed precision. Its server ends with it.
 struct Local {
     on: Device,
     in_force: InForce,
     device: Device,
+    ended: Arc<AtomicBool>,
+    server: AbortHandle,
 }
 
-static LOCAL: Mutex<Vec<Local>> = Mutex::new(Vec::new());
+/// Process-wide, since the same device and precision are the same device for all threads. Nothing
+/// that waits is called while it is locked.
+static LOCAL: Mutex<Vec<Arc<Local>>> = Mutex::new(Vec::new());
 
 /// Runs the servers, until the process ends. It only moves bytes: each session computes on a thread
 /// of its own.
@@ -41,49 +63,190 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 
 /// One of Burn's devices, computing in `precision`.
 ///
-/// The device is served to this process, on a free port of the loopback interface and with a
-/// random token: other machines cannot reach it, and other programs of this one do not get in. A
-/// second call with the same device and precision gives the same device, unless an operation that
-/// panicked has ended its session: then it gives a new one, without the old one's tensors. It keeps
-/// the autodiff that `device` has.
+/// The device is served to this process, on a free port of the loopback interface. A connection of
+/// another program is closed before a byte of it is read; where the operating system does not tell
+/// whose a connection is (Windows), a random token decides. A second call with the same device and
+/// precision gives the same device, unless an operation that panicked has ended its session: then
+/// it gives a new one, without the old one's tensors. It keeps the autodiff that `device` has.
+///
+/// Two settings of Burn change for the whole process. Its server makes CubeCL's runtime asynchronous.
+/// And its clients send 32 operations at once where Burn's default is 4 (`remote.flush_threshold`),
+/// unless `burn.toml` says how many, or the program has set or used Burn's configuration before.
 ///
 /// # Errors
 ///
 /// - [`Error::Amp`] when the device does not compute in `precision`.
 /// - [`Error::UnsupportedDevice`] when it is not a device of Flex or CubeCL.
 /// - [`Error::Token`], [`Error::Listen`] and [`Error::Connect`] when the operating system refuses
-///   random bytes or a socket.
+///   random bytes or a socket, and [`Error::NoAnswer`] when it takes too long.
 pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, Error> {
+    batching::enlarge();
     let on = device.clone().without_autodiff();
-    let mut token = [0; 32];
-    getrandom::fill(&mut token).map_err(Error::Token)?;
+    let token = back::random()?;
     let authorizer = TokenAuthorizer::new(&token).expect("a token of 32 bytes");
     let server = AmpServer::of_sessions(on.clone(), precision, authorizer)?;
-    let in_force = server.in_force;
+    let key = (on, server.in_force.precision);
 
-    // A panic leaves the list as it was.
-    let mut list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = list
-        .iter_mut()
-        .find(|local| local.on == on && local.in_force.precision == in_force.precision);
-    let local = match found {
-        // An operation that panics there ends the session.
-        Some(local) if local.device.sync().is_err() => {
-            local.device = serve(&server, &token)?;
-            local.device.clone()
-        }
-        Some(local) => local.device.clone(),
-        None => {
-            let local = serve(&server, &token)?;
-            list.push(Local {
-                on,
-                in_force,
-                device: local.clone(),
-            });
-            local
-        }
+    let found = Local::find(&key);
+    let local = match &found {
+        Some(local) if local.is_alive() => local.clone(),
+        _ => Local::serve(&key, &server, &token)?.or_first(&key, found.as_ref()),
     };
-    Ok(local.with_autodiff_context_from(&device))
+    Ok(local.device.clone().with_autodiff_context_from(&device))
+}
+
+/// What tells one device of this process from another.
+type Key = (Device, Precision);
+
+impl Local {
+    fn find(key: &Key) -> Option<Arc<Self>> {
+        // A panic leaves the list as it was.
+        let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().find(|local| local.is(key)).cloned()
+    }
+
+    fn is(&self, (on, precision): &Key) -> bool {
+        self.on == *on && self.in_force.precision == *precision
+    }
+
+    /// Whether the session lives: an operation that panicked has ended it. What was sent before is
+    /// waited for, but not for long. Burn's client closes its connection to a server that has ended
+    /// once it sends something, as it does here.
+    fn is_alive(&self) -> bool {
+        let device = self.device.clone();
+        let answers = within(SIGN_OF_LIFE, move || device.sync().is_ok()).unwrap_or(true);
+        answers && !self.ended.load(Ordering::Acquire)
+    }
+
+    /// Starts a server and connects to it.
+    fn serve((on, _): &Key, server: &AmpServer, token: &[u8]) -> Result<Arc<Self>, Error> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::Listen)?;
+        let address = listener.local_addr().map_err(Error::Listen)?;
+        let ended = Arc::new(AtomicBool::new(false));
+        let door = Door {
+            authorizer: server.authorizer.clone(),
+            private: true,
+        };
+        let (host, over) = (server.host.clone(), ended.clone());
+        let serving = RUNTIME.spawn(async move {
+            let served = async {
+                let front = Front::new(listener, door).map_err(Error::Listen)?;
+                let routes = ["session", "data"];
+                let (server, connections) = back::Closed::start(&*host, routes).await?;
+                serve(front, server, connections, &over).await;
+                Ok::<_, Error>(())
+            };
+            if let Err(error) = served.await {
+                log::error!("burn-amp-device: {error}");
+            }
+            over.store(true, Ordering::Release);
+        });
+        let mut local = Self {
+            on: on.clone(),
+            in_force: server.in_force,
+            // Until it is connected.
+            device: on.clone(),
+            ended,
+            server: serving.abort_handle(),
+        };
+        let host = RemoteHost::websocket(&format!("ws://{address}")).with_credential(token);
+        local.device = connect(&host, PATIENCE)?;
+        let device = local.device.clone();
+        let patience = PATIENCE;
+        within(patience, move || enter(&device)).ok_or(Error::NoAnswer { patience })??;
+        Ok(Arc::new(local))
+    }
+
+    /// Replaces `old` in the list by this device, unless another thread has done so first: then
+    /// that one's.
+    fn or_first(self: Arc<Self>, key: &Key, old: Option<&Arc<Self>>) -> Arc<Self> {
+        let mut list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = list.iter_mut().find(|local| local.is(key));
+        match (place, old) {
+            (Some(place), Some(old)) if Arc::ptr_eq(place, old) => *place = self.clone(),
+            (Some(place), _) => return place.clone(),
+            (None, _) => list.push(self.clone()),
+        }
+        self
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+/// Serves this process: one session, and the other servers of this process that fetch its tensors.
+/// Goes on after the session, so that they are told at once that no tensor will come.
+async fn serve(
+    mut front: Front,
+    server: back::Closed,
+    connections: [WebSocket; 2],
+    ended: &AtomicBool,
+) {
+    let [session, data] = connections;
+    let data = Arc::new(tokio::sync::Mutex::new(data));
+    let mut session = Some(session);
+    let mut sessions = JoinSet::new();
+    let mut fetching = JoinSet::new();
+    let secret = server.secret;
+    let mut server = Some(server);
+    loop {
+        tokio::select! {
+            guest = front.guest() => match guest {
+                Guest::Session(client, init) => {
+                    if let Some(session) = session.take() {
+                        sessions.spawn(forward(client, init.with_credential(&secret), session));
+                    }
+                }
+                Guest::Data(client) => {
+                    if server.is_some() {
+                        fetching.spawn(fetch(client, data.clone()));
+                    }
+                }
+            },
+            Some(_) = sessions.join_next() => {
+                ended.store(true, Ordering::Release);
+                fetching.shutdown().await;
+                if server.is_some() {
+                    close(&mut *data.lock().await).await;
+                }
+                server = None;
+            }
+            Some(_) = fetching.join_next() => {}
+        }
+    }
+}
+
+/// Closes a connection as Burn's server expects it. It panics otherwise.
+async fn close(socket: &mut WebSocket) {
+    let closed = timeout(Duration::from_secs(1), async {
+        if socket.close(None).await.is_ok() {
+            while socket.next().await.is_some() {}
+        }
+    });
+    // One that waits for a tensor that never comes does not answer.
+    let _ = closed.await;
+}
+
+/// Answers the requests of another server of this process for tensors, one after the other.
+async fn fetch(mut client: WebSocket, data: Arc<tokio::sync::Mutex<WebSocket>>) {
+    while let Ok(request) = message(&mut client).await {
+        let answer = timeout(TRANSFER, async {
+            // Burn's server answers in turn.
+            let mut data = data.lock().await;
+            data.send(Message::Binary(request)).await.ok()?;
+            message(&mut data).await.ok()
+        });
+        let Ok(Some(tensor)) = answer.await else {
+            log::error!("burn-amp-device: a tensor did not arrive on another device");
+            return;
+        };
+        if client.send(Message::Binary(tensor)).await.is_err() {
+            return;
+        }
+    }
 }
 
 impl AmpReport {
@@ -103,8 +266,10 @@ impl AmpReport {
     /// ```
     pub fn of_device(device: &Device) -> Option<Self> {
         let device = device.clone().without_autodiff();
-        let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
-        let local = list.iter().find(|local| local.device == device)?;
+        let local = {
+            let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
+            list.iter().find(|local| local.device == device)?.clone()
+        };
         match local.on.as_dispatch() {
             #[cfg(feature = "cube")]
             DispatchDevice::Cube(device) => Some(Self::in_force::<Cube>(device, local.in_force)),
@@ -113,23 +278,6 @@ impl AmpReport {
             _ => None,
         }
     }
-}
-
-/// Starts the server and connects to it.
-fn serve(server: &AmpServer, token: &[u8]) -> Result<Device, Error> {
-    // `WebSocketTransport::new` would listen on every interface.
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::Listen)?;
-    let address = listener.local_addr().map_err(Error::Listen)?;
-    let serving = server.serve_async(WebSocketTransport::from_listener(listener));
-    RUNTIME.spawn(async move {
-        if let Err(error) = serving.await {
-            log::error!("burn-amp-device: {error}");
-        }
-    });
-    let host = RemoteHost::websocket(&format!("ws://{address}")).with_credential(token);
-    let device = Device::remote_options(&host).init()?;
-    enter(&device)?;
-    Ok(device)
 }
 
 /// A function of Burn's that gives a device, with a precision.

@@ -1,10 +1,14 @@
 //! A server of devices that compute in mixed precision.
 
 use std::fmt;
+use std::net::TcpListener;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use burn::remote::CustomOpClient;
-use burn::server::{CustomOpIr, PeerAuthorizer, ServeError, Transport};
+use burn::server::{
+    AuthorizationRequest, CustomOpIr, PeerAuthorizer, ServeError, ServerLogging, Transport,
+};
 use burn::tensor::Device;
 use burn_backend::Backend;
 use burn_dispatch::DispatchDevice;
@@ -12,7 +16,7 @@ use burn_ir::BackendIr;
 use burn_remote::server::BackendServer;
 
 use crate::device::{DeviceState, InForce, session};
-use crate::{Amp, Error, Precision};
+use crate::{Amp, Error, Precision, ending, front};
 
 /// Serves devices that compute in mixed precision. The counterpart of Burn's
 /// [`RemoteServer`](burn::server::RemoteServer).
@@ -34,17 +38,20 @@ use crate::{Amp, Error, Precision};
 /// ```no_run
 /// # #[cfg(feature = "flex")] {
 /// # use burn::tensor::Device;
-/// use burn::server::{TokenAuthorizer, WebSocketTransport};
+/// use std::net::TcpListener;
+///
+/// use burn::server::TokenAuthorizer;
 /// use burn_amp_device::{AmpServer, Precision};
 ///
 /// let token = TokenAuthorizer::new("the token")?;
 /// AmpServer::new([Device::flex()], Precision::Bf16, token)?
-///     .serve(WebSocketTransport::new(3000))?;
+///     .serve_on(TcpListener::bind("0.0.0.0:3000")?)?;
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct AmpServer {
-    host: Box<dyn Host>,
+    pub(crate) host: Arc<dyn Host>,
+    pub(crate) authorizer: Arc<dyn PeerAuthorizer>,
     pub(crate) in_force: InForce,
 }
 
@@ -117,18 +124,53 @@ impl AmpServer {
         self.in_force.precision
     }
 
-    /// Serves on `transport` until the process receives Ctrl+C or `SIGTERM`. Installs Burn's
-    /// [`ServerLogging`](burn::server::ServerLogging), and blocks the calling thread.
+    /// Serves over WebSocket on `listener` until the process receives Ctrl+C or `SIGTERM`, and then
+    /// ends within 5 seconds, or at once at a second signal. Installs Burn's [`ServerLogging`], and
+    /// blocks the calling thread.
+    ///
+    /// A front comes before Burn's own server: until a connection is authorized, it may last 5
+    /// seconds and send 16 KiB beside its request, and at most 64 such connections are held. A
+    /// request of a web page is refused, and so is a request for a tensor by another server.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Listen`] and [`Error::Serve`] when the operating system refuses what a server needs.
+    pub fn serve_on(&self, listener: TcpListener) -> Result<(), Error> {
+        ServerLogging::install();
+        ending::until_signal(self.serve_on_async(listener))
+    }
+
+    /// Like [`serve_on`](AmpServer::serve_on), until the returned future is dropped, which also ends
+    /// the sessions. Requires a Tokio runtime. Installs no logging and no signal handlers.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`serve_on`](AmpServer::serve_on).
+    pub fn serve_on_async(
+        &self,
+        listener: TcpListener,
+    ) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<> {
+        front::serve(listener, self.host.clone(), self.authorizer.clone())
+    }
+
+    /// Serves on a transport of Burn's until the process receives Ctrl+C or `SIGTERM`, and then ends
+    /// as [`serve_on`](AmpServer::serve_on) does. Installs Burn's [`ServerLogging`], and blocks the
+    /// calling thread.
+    ///
+    /// Burn's own server then listens itself. Its WebSocket transport takes messages of 1 GiB from
+    /// everybody who reaches it, and has a route that asks for no token: prefer
+    /// [`serve_on`](AmpServer::serve_on).
     ///
     /// # Errors
     ///
     /// [`Error::Serve`] when the transport cannot bind, or fails.
     pub fn serve(&self, transport: impl Into<Transport>) -> Result<(), Error> {
-        Ok(self.host.serve(transport.into())?)
+        ServerLogging::install();
+        ending::until_signal(self.serve_async(transport.into()))
     }
 
-    /// Serves on `transport` until the returned future is dropped, which also ends the sessions.
-    /// Requires a Tokio runtime. Installs no logging and no signal handlers.
+    /// Like [`serve`](AmpServer::serve), until the returned future is dropped, which also ends the
+    /// sessions. Requires a Tokio runtime. Installs no logging and no signal handlers.
     ///
     /// # Errors
     ///
@@ -137,8 +179,8 @@ impl AmpServer {
         &self,
         transport: T,
     ) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<T> {
-        let serving = self.host.serve_async(transport.into());
-        async move { Ok(serving.await?) }
+        self.host
+            .serve_async(transport.into(), self.authorizer.clone())
     }
 }
 
@@ -174,14 +216,16 @@ fn hosting<B: Backend>(
         });
     }
     let in_force = in_force.ok_or(ServeError::NoDevices)?;
-    let mut server = BackendServer::<Amp<B>>::new(devices).with_authorizer(authorizer);
-    if let Scope::Sessions = scope {
-        server = server.with_custom_op(ENTER, move |_, _, _| {
-            session::set_precision(in_force.precision)
-        });
-    }
+    let session_precision = match scope {
+        Scope::Devices => None,
+        Scope::Sessions => Some(in_force.precision),
+    };
     Ok(AmpServer {
-        host: Box::new(server),
+        host: Arc::new(Hosted::<Amp<B>> {
+            devices,
+            session_precision,
+        }),
+        authorizer: Arc::new(authorizer),
         in_force,
     })
 }
@@ -195,20 +239,39 @@ pub(crate) fn enter(device: &Device) -> Result<(), Error> {
     device.sync().map_err(Error::Read)
 }
 
-type Serving = Pin<Box<dyn Future<Output = Result<(), ServeError>> + Send>>;
+pub(crate) type Serving = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
-/// A [`BackendServer`] of any backend.
-trait Host: Send + Sync {
-    fn serve(&self, transport: Transport) -> Result<(), ServeError>;
-    fn serve_async(&self, transport: Transport) -> Serving;
+/// Devices of any backend, and how Burn serves them.
+pub(crate) trait Host: Send + Sync {
+    /// How many devices.
+    fn devices(&self) -> usize;
+
+    /// Starts another server of Burn's.
+    fn serve_async(&self, transport: Transport, authorizer: Arc<dyn PeerAuthorizer>) -> Serving;
 }
 
-impl<B: BackendIr> Host for BackendServer<B> {
-    fn serve(&self, transport: Transport) -> Result<(), ServeError> {
-        BackendServer::serve(self, transport)
+struct Hosted<B: BackendIr> {
+    devices: Vec<B::Device>,
+    /// What a session is in once its client calls [`enter`], where this is not the devices' own.
+    session_precision: Option<Precision>,
+}
+
+impl<B: Backend> Host for Hosted<Amp<B>>
+where
+    Amp<B>: BackendIr<Device = B::Device>,
+{
+    fn devices(&self) -> usize {
+        self.devices.len()
     }
 
-    fn serve_async(&self, transport: Transport) -> Serving {
-        Box::pin(BackendServer::serve_async(self, transport))
+    fn serve_async(&self, transport: Transport, authorizer: Arc<dyn PeerAuthorizer>) -> Serving {
+        let authorize = move |request: AuthorizationRequest<'_>| authorizer.authorize(request);
+        let mut server =
+            BackendServer::<Amp<B>>::new(self.devices.clone()).with_authorizer(authorize);
+        if let Some(precision) = self.session_precision {
+            server = server.with_custom_op(ENTER, move |_, _, _| session::set_precision(precision));
+        }
+        let serving = server.serve_async(transport);
+        Box::pin(async move { Ok(serving.await?) })
     }
 }

@@ -49,11 +49,10 @@ fn scaler(dynamic: Dynamic) -> GradScaler {
 /// What makes a step with a gradient of `input`: taken or not, and the change of the scale.
 fn step(scaler: &GradScaler, model: &mut Weight, input: f32) -> (bool, Transition) {
     let grads = scaler.backward(model.loss(input), model);
-    let (stepped_model, stepped) = scaler
-        .step(&mut SgdConfig::new().init(), 1.0, model.clone(), grads)
-        .unwrap();
+    let mut sgd = SgdConfig::new().init();
+    let (stepped_model, stepped) = scaler.step(&mut sgd, 1.0, model.clone(), grads);
     *model = stepped_model;
-    (stepped, scaler.update().unwrap())
+    (stepped.unwrap(), scaler.update().unwrap())
 }
 
 /// A finite loss with an infinite gradient at any scale above 1: four times this is finite.
@@ -126,10 +125,8 @@ fn an_overflow_of_f16_is_a_skipped_step() {
     let x = Tensor::<2>::ones([1, 4], &device);
     let loss = (x.matmul(model.weight.val()) * 8.0).sum();
     let grads = scaler.backward(loss, &model);
-    let (model, stepped) = scaler
-        .step(&mut SgdConfig::new().init(), 1.0, model, grads)
-        .unwrap();
-    assert!(!stepped);
+    let (model, stepped) = scaler.step(&mut SgdConfig::new().init(), 1.0, model, grads);
+    assert!(!stepped.unwrap());
     assert_eq!(scaler.update().unwrap(), Transition::BackedOff);
     assert_eq!(model.values(), [1.0; 16]);
     assert_eq!((scaler.loss_scale(), scaler.skipped_steps()), (32768.0, 1));
@@ -143,8 +140,8 @@ fn a_large_finite_loss_on_an_f16_device_is_finite() {
     let model = Weight { weight };
     let grads = scaler.backward(model.loss(1e-3), &model);
     let mut optimizer = SgdConfig::new().init();
-    let (_, stepped) = scaler.step(&mut optimizer, 1.0, model, grads).unwrap();
-    assert!(stepped);
+    let (_, stepped) = scaler.step(&mut optimizer, 1.0, model, grads);
+    assert!(stepped.unwrap());
 }
 
 #[test]
@@ -173,9 +170,9 @@ fn a_skipped_step_leaves_parameters_and_optimizer_bit_for_bit() {
         };
         let take = |optimizer: &mut ModuleOptimizer, model: Linear, factor| {
             let grads = scaler.backward(loss(&model, factor), &model);
-            let stepped = scaler.step(optimizer, 1e-2, model, grads).unwrap();
+            let (model, stepped) = scaler.step(optimizer, 1e-2, model, grads);
             scaler.update().unwrap();
-            stepped
+            (model, stepped.unwrap())
         };
         let parameters = |model: &Linear| {
             let bias = model.bias.as_ref().unwrap().val().inner();
@@ -213,12 +210,11 @@ fn micro_batches_share_a_scale_and_one_non_finite_loss_skips_them_all() {
         });
         let loss = losses.next().unwrap() + losses.next().unwrap();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
-        let (stepped_model, stepped) = scaler
-            .step(&mut SgdConfig::new().init(), 1.0, model.clone(), grads)
-            .unwrap();
+        let mut sgd = SgdConfig::new().init();
+        let (stepped_model, stepped) = scaler.step(&mut sgd, 1.0, model.clone(), grads);
         model = stepped_model;
         scaler.update().unwrap();
-        (stepped, model.values())
+        (stepped.unwrap(), model.values())
     };
     assert_eq!(sum([0.25, 0.5]), (true, vec![0.25; 4]));
     assert_eq!(sum([0.25, f32::INFINITY]), (false, vec![0.25; 4]));
@@ -238,7 +234,7 @@ fn several_optimizers_and_one_update() {
     let stepped: Vec<_> = models
         .into_iter()
         .zip(grads)
-        .map(|(model, grads)| scaler.step(&mut optimizer, 1.0, model, grads).unwrap().1)
+        .map(|(model, grads)| scaler.step(&mut optimizer, 1.0, model, grads).1.unwrap())
         .collect();
     assert_eq!(stepped, [true, false]);
     assert_eq!(scaler.update().unwrap(), Transition::BackedOff);
@@ -259,7 +255,7 @@ fn misuse_is_an_error_and_changes_nothing() {
     let grads = || GradientsParams::from_grads(model.loss(1.0).backward(), &model);
     let error = scaler.unscale(&model, grads()).unwrap_err();
     assert_eq!(amp(error), AmpError::NothingScaled { call: "unscale" });
-    let error = scaler.step(&mut optimizer, 1.0, model.clone(), grads());
+    let (_, error) = scaler.step(&mut optimizer, 1.0, model.clone(), grads());
     let nothing_scaled = AmpError::NothingScaled { call: "step" };
     assert_eq!(amp(error.unwrap_err()), nothing_scaled);
 
@@ -276,7 +272,7 @@ fn misuse_is_an_error_and_changes_nothing() {
         }
     );
     let none = GradientsParams::new();
-    let error = scaler.step(&mut optimizer, 1.0, model.clone(), none);
+    let (_, error) = scaler.step(&mut optimizer, 1.0, model.clone(), none);
     let (call, given, of_model) = ("step", 0, 0);
     assert_eq!(
         amp(error.unwrap_err()),
@@ -298,12 +294,10 @@ fn misuse_is_an_error_and_changes_nothing() {
     };
     assert_eq!(amp(twice), already);
     // Unscaled once alone: the step does not unscale again.
-    let (stepped, taken) = scaler
-        .step(&mut optimizer, 1.0, model.clone(), unscaled)
-        .unwrap();
-    assert!(taken);
+    let (stepped, taken) = scaler.step(&mut optimizer, 1.0, model.clone(), unscaled);
+    assert!(taken.unwrap());
     assert_eq!(stepped.values(), [0.5; 4]);
-    let twice = scaler.step(&mut optimizer, 1.0, model.clone(), grads());
+    let (_, twice) = scaler.step(&mut optimizer, 1.0, model.clone(), grads());
     assert_eq!(
         amp(twice.unwrap_err()),
         AmpError::AlreadyStepped { parameter }
@@ -322,6 +316,43 @@ fn misuse_is_an_error_and_changes_nothing() {
 }
 
 #[test]
+fn a_step_that_is_refused_gives_the_model_back() {
+    let scaler = scaler(Dynamic::new().with_init_scale(16.0));
+    let mut optimizer = SgdConfig::new().init();
+    let mut model = Weight::new(&plain());
+    let id = model.weight.id;
+    let grads = |model: &Weight| GradientsParams::from_grads(model.loss(0.5).backward(), model);
+    let mut refused = |model: Weight, grads, values: [f32; 4]| {
+        let (model, stepped) = scaler.step(&mut optimizer, 1.0, model, grads);
+        assert_eq!((model.weight.id, model.values()), (id, values.to_vec()));
+        (model, stepped)
+    };
+    let mut error;
+    // Without a scaled loss, without gradients, and a second time in the same step.
+    let unscaled = grads(&model);
+    (model, error) = refused(model, unscaled, [1.0; 4]);
+    assert!(matches!(
+        error,
+        Err(Error::Amp(AmpError::NothingScaled { .. }))
+    ));
+    let scaled = scaler.backward(model.loss(0.5), &model);
+    (model, error) = refused(model, GradientsParams::new(), [1.0; 4]);
+    assert!(matches!(
+        error,
+        Err(Error::Amp(AmpError::ForeignGradients { .. }))
+    ));
+    let stepped;
+    (model, stepped) = scaler.step(&mut SgdConfig::new().init(), 1.0, model, scaled);
+    assert!(stepped.unwrap());
+    let again = grads(&model);
+    (_, error) = refused(model, again, [0.5; 4]);
+    assert!(matches!(
+        error,
+        Err(Error::Amp(AmpError::AlreadyStepped { .. }))
+    ));
+}
+
+#[test]
 fn disabled_it_does_nothing_but_step() {
     let scaler = GradScaler::new(LossScaleConfig::Disabled).unwrap();
     let mut model = Weight::new(&plain());
@@ -332,10 +363,10 @@ fn disabled_it_does_nothing_but_step() {
     assert_eq!(read(grads.get::<2>(model.weight.id).unwrap()), [1.0; 4]);
     let mut optimizer = SgdConfig::new().init();
     let again = GradientsParams::from_grads(model.loss(1.0).backward(), &model);
-    let (stepped, _) = scaler
-        .step(&mut optimizer, 1.0, model.clone(), grads)
-        .unwrap();
-    assert!(scaler.step(&mut optimizer, 1.0, stepped, again).is_err());
+    let (stepped, first) = scaler.step(&mut optimizer, 1.0, model.clone(), grads);
+    assert!(first.unwrap());
+    let (_, second) = scaler.step(&mut optimizer, 1.0, stepped, again);
+    assert!(second.is_err());
     assert_eq!(scaler.state().steps(), 0);
 }
 

@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::nn::LinearConfig;
 use burn::optim::SgdConfig;
@@ -17,87 +17,14 @@ use burn::remote::{ConnectError, RemoteHost};
 use burn::tensor::{Device, Tensor};
 use burn_amp_device::{Dynamic, Error, GradScaler, Precision, connect};
 
-use client::{HALVES, assert_computed_in, product, tensor, within_a_minute};
+use client::served::{MINUTE, Server, TOKEN, ends_within, program};
+use client::{HALVES, assert_computed_in, product, read, tensor, within_a_minute};
 
-const TOKEN: &str = "a token of the tests";
-const MINUTE: Duration = Duration::from_secs(60);
 /// What tells a client's process where its server is.
 const ADDRESS: &str = "BURN_AMP_TEST_ADDRESS";
 
-fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_burn-amp-server"))
-}
-
-/// A server in another process, which ends with this value.
-struct Server {
-    process: Child,
-    address: String,
-    output: BufReader<ChildStdout>,
-}
-
-impl Server {
-    /// Serves Flex on a free port, to clients that have [`TOKEN`].
-    fn start(precision: &str) -> Self {
-        let mut process = program()
-            .args(["--backend", "flex", "--precision", precision])
-            .args(["--listen", "127.0.0.1:0", "--token-file", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut input = process.stdin.take().unwrap();
-        writeln!(input, "{TOKEN}").unwrap();
-        drop(input);
-        let mut output = BufReader::new(process.stdout.take().unwrap());
-        let mut line = String::new();
-        while !line.starts_with("serving ") {
-            line.clear();
-            assert_ne!(output.read_line(&mut line).unwrap(), 0, "it did not start");
-        }
-        let (served, address) = line.trim_end().split_once(" at ").unwrap();
-        assert_eq!(served, format!("serving {precision}"));
-        Self {
-            process,
-            address: address.to_string(),
-            output,
-        }
-    }
-
-    fn host(&self) -> RemoteHost {
-        RemoteHost::websocket(&self.address).with_credential(TOKEN)
-    }
-
-    /// A client as any program on Burn is one.
-    fn device(&self) -> Device {
-        Device::remote_options(&self.host()).init().unwrap()
-    }
-
-    fn kill(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 fn ends(process: &mut Child) -> ExitStatus {
-    let patience = Instant::now() + MINUTE;
-    loop {
-        match process.try_wait().unwrap() {
-            Some(status) => return status,
-            None if Instant::now() > patience => {
-                process.kill().unwrap();
-                panic!("the process hangs");
-            }
-            None => thread::sleep(Duration::from_millis(20)),
-        }
-    }
+    ends_within(MINUTE, process)
 }
 
 /// What the program says where it does not serve.
@@ -146,6 +73,9 @@ fn the_help_names_every_option() {
         "--iroh",
         "--key",
         "--token-file",
+        "--no-token",
+        "/data",
+        "1 GiB",
         "flex",
         "RemoteHost::websocket",
     ] {
@@ -155,12 +85,14 @@ fn the_help_names_every_option() {
 
 #[test]
 fn it_does_not_listen_beyond_this_machine_without_a_token() {
-    assert_refuses(&["--listen", "0.0.0.0:0"], "requires --token-file");
-    assert_refuses(&["--listen", "[::]:0"], "requires --token-file");
+    let beyond = "reaches beyond this machine";
+    assert_refuses(&["--no-token", "--listen", "0.0.0.0:0"], beyond);
+    assert_refuses(&["--no-token", "--listen", "[::]:0"], beyond);
     let key = env::temp_dir().join(format!("burn-amp-{}.key", std::process::id()));
     let key = key.to_str().unwrap();
-    assert_refuses(&["--iroh", "--key", key], "requires --token-file");
+    assert_refuses(&["--no-token", "--iroh", "--key", key], beyond);
     assert!(!std::fs::exists(key).unwrap());
+    assert_refuses(&["--no-token", "--token-file", "-"], "cannot be used with");
     let empty = temporary("empty", "\n");
     let args = [
         "--listen",
@@ -202,6 +134,41 @@ fn a_plain_client_computes_in_half_with_the_token_alone() {
         let alone = matches!(refused, Err(ConnectError::NoSuchDevice { device_count: 1 }));
         assert!(alone, "{refused:?}");
     }
+}
+
+#[test]
+fn the_devices_of_one_server_exchange_tensors() {
+    let mut program = program();
+    program.args([
+        "--token-file",
+        "-",
+        "--device",
+        "default",
+        "--device",
+        "default",
+    ]);
+    let server = Server::start_as(program, "bf16");
+    let [first, second] = [0, 1].map(|index| {
+        let options = Device::remote_options(&server.host()).device_index(index);
+        within_a_minute(move || options.init().unwrap())
+    });
+    assert_ne!(first, second);
+    let x: Tensor<2> = tensor([4, 4], 1, &first);
+    let there = x.clone().to_device(&second) + 1.0;
+    assert_eq!(read(there), read(x + 1.0));
+}
+
+#[test]
+fn a_tensor_moves_from_one_server_to_another_through_the_client_alone() {
+    let [from, to] = ["bf16", "f16"].map(Server::start);
+    let [source, target] = [&from, &to].map(Server::device);
+    let x: Tensor<2> = tensor([4, 4], 1, &source);
+    let through = Tensor::<2>::from_data(x.clone().into_data(), &target);
+    assert_eq!(read(through), read(x.clone()));
+    // A server asks the other without a token, and is not let in: an error, and no wait.
+    let moved = x.clone().to_device(&target);
+    assert!(within_a_minute(move || moved.try_into_data()).is_err());
+    assert_eq!(within_a_minute(move || read(x)).len(), 16);
 }
 
 #[test]
@@ -265,7 +232,9 @@ fn client_process() {
             .powi_scalar(2)
             .mean();
         let grads = scaler.backward(loss, &model);
-        (model, _) = scaler.step(&mut optimizer, 1e-3, model, grads).unwrap();
+        let stepped;
+        (model, stepped) = scaler.step(&mut optimizer, 1e-3, model, grads);
+        stepped.unwrap();
         scaler.update().unwrap();
         println!("stepped");
     }
@@ -314,7 +283,7 @@ fn where_the_server_has_ended_reads_are_errors_and_nothing_hangs() {
         assert!(more.clone().inner().try_into_data().is_err());
         assert!(device.sync().is_err());
         let grads = scaler.backward(model.forward(ones).mean(), &model);
-        let stepped = scaler.step(&mut SgdConfig::new().init(), 1.0, model, grads);
+        let (_, stepped) = scaler.step(&mut SgdConfig::new().init(), 1.0, model, grads);
         assert!(matches!(stepped, Err(Error::Read(_))));
         assert_eq!(scaler.state().steps(), 0);
         // Burn's methods without `try` panic.
@@ -333,20 +302,113 @@ fn sigterm_ends_it_cleanly_while_clients_are_connected() {
     let mut server = Server::start("bf16");
     let device = server.device();
     product(&device);
-    let terminate = format!("kill -TERM {}", server.process.id());
-    // A shell has `kill` itself; a program of that name is not everywhere.
-    assert!(
-        Command::new("sh")
-            .args(["-c", &terminate])
-            .status()
-            .unwrap()
-            .success()
-    );
+    server.terminate();
     let status = ends(&mut server.process);
     assert!(status.success(), "{status}");
-    let mut said = String::new();
-    server.output.read_to_string(&mut said).unwrap();
+    let said = server.said();
     assert!(said.contains("ended"), "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn sigterm_ends_it_within_5_seconds_whatever_is_half_open() {
+    let mut server = Server::start("bf16");
+    let device = server.device();
+    product(&device);
+    let address = server.address.strip_prefix("ws://").unwrap();
+    let half_open = |request: &[u8]| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(request).unwrap();
+        stream
+    };
+    let _nothing = half_open(b"");
+    let _request = half_open(b"GET /session HTTP/1.1\r\nHo");
+    // They are accepted.
+    thread::sleep(Duration::from_millis(500));
+    server.terminate();
+    let status = ends_within(Duration::from_secs(5), &mut server.process);
+    assert!(status.success(), "{status}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_sigterm_ends_it_at_once() {
+    for signals in [1, 2] {
+        let mut server = Server::start("f32");
+        let device = server.device();
+        let ones = Tensor::<2>::ones([1024, 1024], &device);
+        // More than a minute.
+        let busy = (0..300).fold(ones.clone(), |x, _| x.matmul(ones.clone()) * 0.001);
+        thread::spawn(move || busy.try_into_data());
+        thread::sleep(Duration::from_millis(1000));
+        server.terminate();
+        let patience = match signals {
+            1 => 5000,
+            _ => {
+                thread::sleep(Duration::from_millis(200));
+                assert_eq!(server.process.try_wait().unwrap(), None);
+                server.terminate();
+                1000
+            }
+        };
+        let status = ends_within(Duration::from_millis(patience), &mut server.process);
+        assert!(status.success(), "{status}");
+    }
+}
+
+#[test]
+fn it_makes_a_token_unless_it_is_given_one_or_told_to_have_none() {
+    let connects = |server: &Server, host: RemoteHost| {
+        assert!(server.address.starts_with("ws://127.0.0.1:"));
+        within_a_minute(move || Device::remote_options(&host).init())
+    };
+    let tokens = [0, 1].map(|_| {
+        let server = Server::start_as(program(), "bf16");
+        let line = server.line("token ").unwrap();
+        let token = line.strip_prefix("token ").unwrap().to_string();
+        assert!(token.len() >= 32, "{token}");
+        let without = RemoteHost::websocket(&server.address);
+        let refused = connects(&server, without.clone());
+        assert!(
+            matches!(refused, Err(ConnectError::Unauthorized)),
+            "{refused:?}"
+        );
+        let device = connects(&server, without.with_credential(token.as_str())).unwrap();
+        assert_computed_in(Precision::Bf16, &product(&device));
+        token
+    });
+    assert_ne!(tokens[0], tokens[1]);
+
+    let mut without = program();
+    without.arg("--no-token");
+    let server = Server::start_as(without, "bf16");
+    let device = connects(&server, RemoteHost::websocket(&server.address)).unwrap();
+    assert_computed_in(Precision::Bf16, &product(&device));
+}
+
+#[test]
+fn a_web_page_is_refused_with_the_token_and_without() {
+    let upgraded = |address: &str, more: &str| {
+        let host = address.strip_prefix("ws://").unwrap();
+        let mut stream = TcpStream::connect(host).unwrap();
+        let request = format!(
+            "GET /session HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{more}\r\n"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut status = String::new();
+        BufReader::new(stream).read_line(&mut status).unwrap();
+        status
+    };
+    for argument in ["--token-file=-", "--no-token"] {
+        let mut program = program();
+        program.arg(argument);
+        let server = Server::start_as(program, "bf16");
+        let page = upgraded(&server.address, "Origin: https://example.org\r\n");
+        assert!(page.starts_with("HTTP/1.1 403"), "{page}");
+        let program = upgraded(&server.address, "");
+        assert!(program.starts_with("HTTP/1.1 101"), "{program}");
+    }
 }
 
 #[test]

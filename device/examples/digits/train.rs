@@ -59,7 +59,9 @@ pub fn train(
             let (images, labels) = batch(digits, device);
             let loss = loss_fn.forward(model.forward(images), labels);
             let grads = scaler.backward(loss.clone(), &model);
-            (model, _) = scaler.step(&mut optimizer, LEARNING_RATE, model, grads)?;
+            let stepped;
+            (model, stepped) = scaler.step(&mut optimizer, LEARNING_RATE, model, grads);
+            stepped?;
             scaler.update()?;
             let loss = loss.into_scalar::<f64>();
             losses.push(loss);

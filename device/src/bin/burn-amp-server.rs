@@ -6,10 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{fs, io};
 
-use burn::server::{
-    AllowAll, Credential, IrohIdentity, IrohTransport, ServerLogging, TokenAuthorizer, Transport,
-    WebSocketTransport,
-};
+use burn::server::{AllowAll, IrohIdentity, IrohTransport, ServerLogging, TokenAuthorizer};
 use burn::tensor::Device;
 use burn_amp_device::{AmpServer, Precision};
 use clap::{Parser, ValueEnum};
@@ -23,7 +20,18 @@ use clap::{Parser, ValueEnum};
 ///
 /// In f16 a client scales its loss with burn_amp_device::GradScaler; bf16 needs nothing.
 ///
-/// Ends on Ctrl+C or SIGTERM. RUST_LOG sets what is logged, for example RUST_LOG=debug.
+/// A client presents the token that the program prints, unless --token-file gives another one.
+/// Until it has, its connection may last 5 seconds and send 16 KiB, and at most 64 such connections
+/// are held. A web page is refused. So is Burn's route /data, which asks for no token: a tensor goes
+/// from one server to another through the client. A client with the token may do everything.
+///
+/// A message of 1 GiB or more ends a session, so a tensor is smaller. An allocation that fails on a
+/// CPU backend ends this program. Serving several devices, Burn's own server also listens on a port
+/// of the loopback interface: programs of this machine can take memory and descriptors there.
+/// Quantization works on no remote device of Burn's.
+///
+/// Ends on Ctrl+C or SIGTERM, within 5 seconds, and at once at the second. RUST_LOG sets what is
+/// logged, for example RUST_LOG=debug.
 #[derive(Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Args {
@@ -39,19 +47,22 @@ struct Args {
     #[arg(long, default_value_t)]
     precision: Precision,
     /// The address to listen on, with WebSocket: unencrypted, for this machine or a trusted
-    /// network. Beyond this machine it requires a token. Port 0 is a free port.
+    /// network. Port 0 is a free port.
     #[arg(long, default_value = "127.0.0.1:3000", value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// Listen with Iroh instead: encrypted, across any network. Requires a token.
+    /// Listen with Iroh instead: encrypted, across any network.
     #[arg(long, requires = "key", conflicts_with = "listen")]
     iroh: bool,
     /// The file of the server's Iroh identity. Created if it does not exist.
     #[arg(long, requires = "iroh", value_name = "FILE")]
     key: Option<PathBuf>,
     /// The file of the token that a client must present, or - for standard input. The line break at
-    /// its end is not part of it.
+    /// its end is not part of it. Without this option the program makes a token and prints it.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Let in every program of this machine without a token, and nobody beyond it.
+    #[arg(long, conflicts_with = "token_file")]
+    no_token: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -150,45 +161,84 @@ fn main() -> ExitCode {
 }
 
 fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
-    let token = args.token_file.as_deref().map(token).transpose()?;
-    let (transport, address) = transport(args, token.is_some())?;
+    if args.no_token {
+        require_this_machine(args)?;
+    }
+    let token = match &args.token_file {
+        Some(path) => Some(token(path)?),
+        None if args.no_token => None,
+        None => Some(new_token()?),
+    };
+    let door = Door::open(args)?;
     let devices = args.device.iter().map(|s| args.backend.device(s));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
-    let server = match token {
+    let server = match token.as_deref() {
         Some(token) => AmpServer::new(devices, args.precision, TokenAuthorizer::new(token)?)?,
         None => AmpServer::new(devices, args.precision, AllowAll)?,
     };
-    println!("serving {} at {address}", server.precision());
-    server.serve(transport)?;
+    println!("serving {} at {}", server.precision(), door.address());
+    if let (Some(token), None) = (&token, &args.token_file) {
+        println!("token {token}");
+    }
+    match door {
+        Door::WebSocket(listener, _) => server.serve_on(listener)?,
+        Door::Iroh(transport) => server.serve(transport)?,
+    }
     log::info!("ended");
     Ok(())
 }
 
-/// What clients reach the server through, and where.
-fn transport(args: &Args, has_token: bool) -> Result<(Transport, String), Box<dyn Error>> {
-    if args.iroh {
-        if !has_token {
-            return Err("--iroh reaches beyond this machine: it requires --token-file".into());
-        }
-        let key = args.key.as_deref().ok_or("--iroh requires --key")?;
-        let identity = IrohIdentity::load_or_create(key)
-            .map_err(|error| format!("cannot read the key {}: {error}", key.display()))?;
-        let transport = IrohTransport::new(identity);
-        let address = format!("iroh id {}", transport.id());
-        return Ok((transport.into(), address));
-    }
-    let listen = args.listen;
-    if !has_token && !listen.ip().is_loopback() {
-        let reason = "reaches beyond this machine: it requires --token-file";
-        return Err(format!("--listen {listen} {reason}").into());
-    }
-    let listener =
-        TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
-    let address = format!("ws://{}", listener.local_addr()?);
-    Ok((WebSocketTransport::from_listener(listener).into(), address))
+/// Fails where the server could be reached from another machine.
+fn require_this_machine(args: &Args) -> Result<(), String> {
+    let listens = match args.iroh {
+        true => "--iroh".to_string(),
+        false if args.listen.ip().is_loopback() => return Ok(()),
+        false => format!("--listen {}", args.listen),
+    };
+    Err(format!(
+        "{listens} reaches beyond this machine: leave --no-token out, or listen on 127.0.0.1"
+    ))
 }
 
-fn token(path: &Path) -> Result<Credential, String> {
+/// What clients reach the server through.
+enum Door {
+    /// With the address that it has.
+    WebSocket(TcpListener, SocketAddr),
+    Iroh(IrohTransport),
+}
+
+impl Door {
+    fn open(args: &Args) -> Result<Self, Box<dyn Error>> {
+        if args.iroh {
+            let key = args.key.as_deref().ok_or("--iroh requires --key")?;
+            let identity = IrohIdentity::load_or_create(key)
+                .map_err(|error| format!("cannot read the key {}: {error}", key.display()))?;
+            return Ok(Self::Iroh(IrohTransport::new(identity)));
+        }
+        let listen = args.listen;
+        let listener = TcpListener::bind(listen)
+            .map_err(|error| format!("cannot listen on {listen}: {error}"))?;
+        let address = listener.local_addr()?;
+        Ok(Self::WebSocket(listener, address))
+    }
+
+    fn address(&self) -> String {
+        match self {
+            Self::WebSocket(_, address) => format!("ws://{address}"),
+            Self::Iroh(transport) => format!("iroh id {}", transport.id()),
+        }
+    }
+}
+
+/// A token of 32 random bytes, in hexadecimal.
+fn new_token() -> Result<String, String> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| format!("the operating system gives no random token: {error}"))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn token(path: &Path) -> Result<String, String> {
     let text = match path.to_str() {
         Some("-") => io::read_to_string(io::stdin()),
         _ => fs::read_to_string(path),
@@ -197,6 +247,6 @@ fn token(path: &Path) -> Result<Credential, String> {
         text.map_err(|error| format!("cannot read the token {}: {error}", path.display()))?;
     match text.trim_end_matches(['\r', '\n']) {
         "" => Err(format!("the token file {} is empty", path.display())),
-        token => Ok(token.into()),
+        token => Ok(token.to_string()),
     }
 }

@@ -102,15 +102,15 @@ impl<B: Backend> AmpTensor<B> {
         let Some(copy) = self.shared_copy(dtype).filter(|_| state.shares_copies()) else {
             return converted::<B>(self.primitive, dtype, op);
         };
-        if copy.get().is_some() {
+        if let Some(made) = copy.get() {
             let elements = self.shape().num_elements();
             state.statistics().spared(op, elements, self.dtype(), dtype);
+            return made.primitive.clone();
         }
-        let made = copy.get_or_init(|| {
-            let primitive = converted::<B>(self.primitive.clone(), dtype, op);
-            HalfCopy::new(primitive, &state.statistics().copies)
-        });
-        made.primitive.clone()
+        // No lock is held while the kernel runs: a thread that waits for it may come here again.
+        let primitive = converted::<B>(self.primitive.clone(), dtype, op);
+        let made = HalfCopy::new(primitive, &state.statistics().copies);
+        copy.get_or_init(|| made).primitive.clone()
     }
 
     /// Where a half copy is kept, if there is one or another clone could use it.

@@ -1,6 +1,11 @@
 //! What the tests share: values, and how far half precision may be from FP32.
 #![allow(dead_code)]
 
+#[cfg(feature = "server")]
+pub mod served;
+#[cfg(target_os = "linux")]
+pub mod strangers;
+
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_amp_device::Precision;
 
@@ -60,9 +65,42 @@ pub fn assert_computed_in(precision: Precision, product: &[f32]) {
 
 /// What `f` gives, unless it takes longer than a minute.
 pub fn within_a_minute<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    within(60, f)
+}
+
+/// What `f` gives, unless it takes longer than so many seconds.
+#[track_caller]
+pub fn within<T: Send + 'static>(seconds: u64, f: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(f()));
     receiver
-        .recv_timeout(std::time::Duration::from_secs(60))
-        .expect("an end within a minute")
+        .recv_timeout(std::time::Duration::from_secs(seconds))
+        .unwrap_or_else(|error| panic!("no end within {seconds} s: {error}"))
+}
+
+/// The addresses that this process listens on.
+#[cfg(target_os = "linux")]
+pub fn listening() -> Vec<std::net::SocketAddr> {
+    use std::fs;
+
+    let sockets: Vec<_> = fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|fd| fs::read_link(fd.ok()?.path()).ok())
+        .map(|link| link.to_string_lossy().into_owned())
+        .collect();
+    let table = fs::read_to_string("/proc/net/tcp").unwrap();
+    let lines = table.lines().skip(1).map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        fields.into_iter().map(str::to_string).collect::<Vec<_>>()
+    });
+    // State 0A: listening.
+    let listening = lines
+        .filter(|fields| fields[3] == "0A" && sockets.contains(&format!("socket:[{}]", fields[9])));
+    let addresses = listening.map(|fields| {
+        let (address, port) = fields[1].split_once(':').unwrap();
+        // The kernel writes the bytes of an address as a number of the machine.
+        let address = u32::from_str_radix(address, 16).unwrap().to_ne_bytes();
+        (address, u16::from_str_radix(port, 16).unwrap()).into()
+    });
+    addresses.collect()
 }

@@ -1,0 +1,299 @@
+//! What listens before Burn's server does: it reads the little that a session begins with, under
+//! limits of connections, time and bytes, and forwards the connections that are authorized.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::server::{AuthorizationRequest, ClientId, Credential, PeerAuthorizer};
+use futures_util::{SinkExt, StreamExt};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncWriteExt, BufReader, copy_buf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+use tokio_tungstenite::accept_hdr_async_with_config;
+use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
+use tokio_tungstenite::tungstenite::http::StatusCode;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{Bytes, Message};
+
+use crate::Error;
+use crate::back::{self, WebSocket};
+use crate::server::Host;
+use crate::sockets;
+use crate::wire::{Init, Refusal};
+
+/// How many connections may be between their first byte and their authorization. One more ends
+/// the oldest.
+const GREETED: usize = 64;
+
+/// How long that may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The bytes of a first message: a credential and little else.
+const FIRST: usize = 16 << 10;
+
+/// What a forwarded connection is read in.
+const BUFFER: usize = 64 << 10;
+
+/// A peer that vanished is noticed after about a minute.
+const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(10))
+    .with_interval(Duration::from_secs(5));
+
+/// Whom a front lets in.
+pub(crate) struct Door {
+    pub(crate) authorizer: Arc<dyn PeerAuthorizer>,
+    /// Whether this process alone is let in. Burn's route `/data`, which asks for no token, is open
+    /// to this process and closed otherwise.
+    pub(crate) private: bool,
+}
+
+/// A connection that was let in.
+pub(crate) enum Guest {
+    /// A session that is authorized.
+    Session(WebSocket, Init),
+    /// Another server of this process, which fetches tensors.
+    Data(WebSocket),
+}
+
+/// Accepts connections, and finds out what they want.
+pub(crate) struct Front {
+    listener: TcpListener,
+    door: Arc<Door>,
+    greetings: JoinSet<Option<Guest>>,
+    /// Their handles, the oldest first.
+    ages: VecDeque<AbortHandle>,
+}
+
+impl Front {
+    /// Requires a Tokio runtime.
+    pub(crate) fn new(listener: std::net::TcpListener, door: Door) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            listener: TcpListener::from_std(listener)?,
+            door: Arc::new(door),
+            greetings: JoinSet::new(),
+            ages: VecDeque::new(),
+        })
+    }
+
+    /// The next connection that is let in. Loses none if it is dropped.
+    pub(crate) async fn guest(&mut self) -> Guest {
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, peer)) => self.greet(stream, peer),
+                    Err(error) => {
+                        // As for want of descriptors: those of strangers end soon.
+                        log::warn!("burn-amp-device: cannot accept a connection: {error}");
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                },
+                Some(greeted) = self.greetings.join_next() => {
+                    if let Ok(Some(guest)) = greeted {
+                        return guest;
+                    }
+                }
+            }
+        }
+    }
+
+    fn greet(&mut self, stream: TcpStream, peer: SocketAddr) {
+        if self.door.private && !self.is_ours(&stream, peer) {
+            log::debug!("burn-amp-device: {peer} is another program");
+            return;
+        }
+        self.ages.retain(|greeting| !greeting.is_finished());
+        if self.ages.len() >= GREETED
+            && let Some(oldest) = self.ages.pop_front()
+        {
+            oldest.abort();
+        }
+        let door = self.door.clone();
+        let greeting = self.greetings.spawn(async move {
+            match timeout(PATIENCE, greet(stream, peer, &door)).await {
+                Ok(Ok(guest)) => Some(guest),
+                Ok(Err(reason)) => {
+                    log::debug!("burn-amp-device: {peer} is not let in: {reason}");
+                    None
+                }
+                Err(_) => {
+                    log::debug!("burn-amp-device: {peer} asked for nothing within {PATIENCE:?}");
+                    None
+                }
+            }
+        });
+        self.ages.push_back(greeting);
+    }
+
+    /// Whether a connection comes from this process. Where the operating system does not tell, the
+    /// token decides alone.
+    fn is_ours(&self, stream: &TcpStream, peer: SocketAddr) -> bool {
+        let own = stream.local_addr();
+        own.is_ok_and(|own| sockets::is_within(own, peer).unwrap_or(true))
+    }
+}
+
+/// Finds out what a connection wants, and whether it may.
+#[allow(clippy::result_large_err)] // The type is tungstenite's.
+async fn greet(stream: TcpStream, peer: SocketAddr, door: &Door) -> Result<Guest, String> {
+    stream
+        .set_nodelay(true)
+        .map_err(|error| error.to_string())?;
+    // A connection works without it.
+    let _ = SockRef::from(&stream).set_tcp_keepalive(&KEEPALIVE);
+    // Where nobody can tell this process from others, nobody fetches tensors without a token.
+    let data_is_open = door.private && sockets::of_this_process().is_some();
+    let mut wants_data = false;
+    let look = |request: &Request, response: Response| {
+        if request.headers().contains_key("origin") {
+            return refuse(
+                StatusCode::FORBIDDEN,
+                "a web page is no client of this server",
+            );
+        }
+        match request.uri().path() {
+            "/session" => {}
+            "/data" if data_is_open => wants_data = true,
+            "/data" => {
+                let reason = "this server sends no tensors to other servers: read them in the \
+                              client, and send them from there";
+                return refuse(StatusCode::FORBIDDEN, reason);
+            }
+            _ => return refuse(StatusCode::NOT_FOUND, "expected /session"),
+        }
+        Ok(response)
+    };
+    let config = WebSocketConfig::default()
+        .read_buffer_size(4 << 10)
+        .max_message_size(Some(FIRST))
+        .max_frame_size(Some(FIRST));
+    let accepted = accept_hdr_async_with_config(stream, look, Some(config)).await;
+    let mut client = accepted.map_err(|error| error.to_string())?;
+    if wants_data {
+        return Ok(Guest::Data(client));
+    }
+    let first = message(&mut client).await?;
+    let admitted = Init::decode(&first).and_then(|init| {
+        let request = AuthorizationRequest {
+            client: ClientId::WebSocket(peer),
+            device_index: init.device_index,
+            credential: &Credential::from(init.credential.as_slice()),
+        };
+        match door.authorizer.authorize(request) {
+            Ok(()) => Ok(init),
+            Err(reason) => {
+                log::warn!("burn-amp-device: a session is refused: {reason}");
+                Err(Refusal::Unauthorized)
+            }
+        }
+    });
+    match admitted {
+        Ok(init) => Ok(Guest::Session(client, init)),
+        Err(refusal) => {
+            // It is refused whether it hears so or not.
+            let _ = client.send(Message::Binary(refusal.encode().into())).await;
+            let _ = client.close(None).await;
+            Err(format!("{refusal:?}"))
+        }
+    }
+}
+
+#[allow(clippy::result_large_err)] // The type is tungstenite's.
+fn refuse(status: StatusCode, reason: &str) -> Result<Response, ErrorResponse> {
+    let mut response = ErrorResponse::new(Some(reason.into()));
+    *response.status_mut() = status;
+    Err(response)
+}
+
+/// The next message with content.
+pub(crate) async fn message(socket: &mut WebSocket) -> Result<Bytes, String> {
+    loop {
+        match socket.next().await {
+            Some(Ok(Message::Binary(content))) => return Ok(content),
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+            Some(Ok(other)) => return Err(format!("expected a binary message, got {other:?}")),
+            Some(Err(error)) => return Err(error.to_string()),
+            None => return Err("the connection ended".into()),
+        }
+    }
+}
+
+/// Sends the first message of a session to Burn's server, and forwards what follows until either
+/// end closes.
+pub(crate) async fn forward(client: WebSocket, first: Vec<u8>, mut server: WebSocket) {
+    if server.send(Message::Binary(first.into())).await.is_err() {
+        return;
+    }
+    // A client waits for the answer to its first message, so nothing is read ahead yet.
+    let (mut client, mut server) = (client.into_inner(), server.into_inner());
+    let (from_client, mut to_client) = client.split();
+    let (from_server, mut to_server) = server.split();
+    let (mut from_client, mut from_server) = (
+        BufReader::with_capacity(BUFFER, from_client),
+        BufReader::with_capacity(BUFFER, from_server),
+    );
+    // A connection that breaks has ended.
+    tokio::select! {
+        _ = copy_buf(&mut from_client, &mut to_server) => {}
+        _ = copy_buf(&mut from_server, &mut to_client) => {}
+    }
+    let _ = to_client.shutdown().await;
+}
+
+/// Serves `host` on `listener`. The sessions end with the future.
+pub(crate) async fn serve(
+    listener: std::net::TcpListener,
+    host: Arc<dyn Host>,
+    authorizer: Arc<dyn PeerAuthorizer>,
+) -> Result<(), Error> {
+    let private = false;
+    let door = Door {
+        authorizer,
+        private,
+    };
+    let mut front = Front::new(listener, door).map_err(Error::Listen)?;
+    let shared = match host.devices() {
+        1 => None,
+        _ => Some(Arc::new(back::Open::start(&*host)?)),
+    };
+    let mut sessions = JoinSet::new();
+    loop {
+        tokio::select! {
+            guest = front.guest() => {
+                let (host, shared) = (host.clone(), shared.clone());
+                sessions.spawn(async move {
+                    if let Guest::Session(client, init) = guest
+                        && let Err(error) = session(client, init, &*host, shared.as_deref()).await
+                    {
+                        log::error!("burn-amp-device: {error}");
+                    }
+                });
+            }
+            Some(_) = sessions.join_next() => {}
+        }
+    }
+}
+
+async fn session(
+    client: WebSocket,
+    init: Init,
+    host: &dyn Host,
+    shared: Option<&back::Open>,
+) -> Result<(), Error> {
+    match shared {
+        Some(server) => {
+            let connection = server.session().await?;
+            forward(client, init.with_credential(&server.secret), connection).await;
+        }
+        None => {
+            let (server, [connection]) = back::Closed::start(host, ["session"]).await?;
+            forward(client, init.with_credential(&server.secret), connection).await;
+        }
+    }
+    Ok(())
+}

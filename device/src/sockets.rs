@@ -1,0 +1,94 @@
+//! Which TCP connections are this process's own. Independent of what they carry.
+
+use std::net::SocketAddr;
+
+/// A connection, as one of its ends sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) own: SocketAddr,
+    pub(crate) peer: SocketAddr,
+}
+
+/// The connections of this process. `None` where the operating system does not tell.
+#[cfg(unix)]
+pub(crate) fn of_this_process() -> Option<Vec<End>> {
+    use std::os::fd::BorrowedFd;
+
+    use socket2::SockRef;
+
+    // On Linux the second is a link to the first, which is not everywhere.
+    let listed = std::fs::read_dir("/proc/self/fd").or_else(|_| std::fs::read_dir("/dev/fd"));
+    let descriptors = listed.ok()?.filter_map(|entry| {
+        let name = entry.ok()?.file_name();
+        name.to_str()?.parse().ok()
+    });
+    let ends = descriptors.filter_map(|descriptor| {
+        // SAFETY: the number stands for an open descriptor or for none. It is asked for its
+        // addresses at once, and never closed. If another thread closes it meanwhile, or opens
+        // another one under its number, the answer is an error or that one's addresses.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let socket = SockRef::from(&descriptor);
+        Some(End {
+            own: socket.local_addr().ok()?.as_socket()?,
+            peer: socket.peer_addr().ok()?.as_socket()?,
+        })
+    });
+    Some(ends.collect())
+}
+
+/// The connections of this process. `None` where the operating system does not tell.
+#[cfg(not(unix))]
+pub(crate) fn of_this_process() -> Option<Vec<End>> {
+    None
+}
+
+/// Whether the other end of a connection is this process's too. `None` where the operating system
+/// does not tell.
+pub(crate) fn is_within(own: SocketAddr, peer: SocketAddr) -> Option<bool> {
+    let other = End {
+        own: peer,
+        peer: own,
+    };
+    Some(of_this_process()?.contains(&other))
+}
+
+/// Whether this process has accepted connections of these peers alone at an address. Also where the
+/// operating system does not tell.
+pub(crate) fn accepted_only(own: SocketAddr, peers: &[SocketAddr]) -> bool {
+    let ends = of_this_process().unwrap_or_default();
+    let mut accepted = ends.iter().filter(|end| end.own == own);
+    accepted.all(|end| peers.contains(&end.peer))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_within_this_process_is_found_while_it_is_open() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, peer) = listener.accept().unwrap();
+        let own = server.local_addr().unwrap();
+        assert_eq!(is_within(own, peer), Some(true));
+        drop(client);
+        assert_eq!(is_within(own, peer), Some(false));
+    }
+
+    #[test]
+    fn a_peer_that_nobody_expects_is_noticed_once_it_is_accepted() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = listener.local_addr().unwrap();
+        let connect = || TcpStream::connect(own).unwrap();
+        let (expected, stranger) = (connect(), connect());
+        let peers = [expected.local_addr().unwrap()];
+        let _expected = listener.accept().unwrap();
+        assert!(accepted_only(own, &peers));
+        let accepted = listener.accept().unwrap();
+        assert!(!accepted_only(own, &peers));
+        drop((stranger, accepted));
+        assert!(accepted_only(own, &peers));
+    }
+}

@@ -1,0 +1,97 @@
+//! How a session begins in Burn's protocol, in the encoding of the release that this crate pins.
+//! Burn keeps these types to itself.
+
+use serde::{Deserialize, Serialize};
+
+/// Of the protocol, as Burn counts it.
+const VERSION: u16 = 2;
+
+#[derive(Serialize, Deserialize)]
+enum Message {
+    Init(Init),
+}
+
+/// What a client asks for in its first message.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Init {
+    version: u16,
+    session_id: (u64,),
+    pub(crate) device_index: u32,
+    #[serde(with = "serde_bytes")]
+    pub(crate) credential: Vec<u8>,
+}
+
+/// Why a session is refused, as the client is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) enum Refusal {
+    Unauthorized,
+    IncompatibleProtocol { server_version: u16 },
+}
+
+#[derive(Serialize)]
+enum Content {
+    InitRefused(Refusal),
+}
+
+#[derive(Serialize)]
+struct Reply {
+    content: Content,
+    id: u64,
+}
+
+impl Init {
+    /// Reads a client's first message.
+    pub(crate) fn decode(message: &[u8]) -> Result<Self, Refusal> {
+        let messages = rmp_serde::from_slice::<[Message; 1]>(message);
+        match messages {
+            Ok([Message::Init(init)]) if init.version == VERSION => Ok(init),
+            _ => Err(Refusal::IncompatibleProtocol {
+                server_version: VERSION,
+            }),
+        }
+    }
+
+    /// The same message with another credential.
+    pub(crate) fn with_credential(mut self, credential: &[u8]) -> Vec<u8> {
+        self.credential = credential.to_vec();
+        rmp_serde::to_vec(&[Message::Init(self)]).expect("plain data has an encoding")
+    }
+}
+
+impl Refusal {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let reply = Reply {
+            content: Content::InitRefused(self),
+            id: 0,
+        };
+        rmp_serde::to_vec(&reply).expect("plain data has an encoding")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Burn 0.22.1 sends it, for session 7, device 1 and the credential "abc".
+    const FIRST: &[u8] = b"\x91\x81\xa4Init\x94\x02\x91\x07\x01\xc4\x03abc";
+
+    #[test]
+    fn a_first_message_is_read_and_written_as_burn_does() {
+        let init = Init::decode(FIRST).unwrap();
+        assert_eq!((init.device_index, &init.credential[..]), (1, &b"abc"[..]));
+        assert_eq!(init.with_credential(b"abc"), FIRST);
+    }
+
+    #[test]
+    fn another_version_and_nonsense_are_refused_as_burn_does() {
+        let mut later = FIRST.to_vec();
+        later[8] = 3;
+        for message in [&later[..], b"", b"\xc1", b"\x92", b"\xdd\xff\xff\xff\xff"] {
+            let refusal = Init::decode(message).err().unwrap();
+            let expected = b"\x92\x81\xabInitRefused\x81\xb4IncompatibleProtocol\x91\x02\x00";
+            assert_eq!(refusal.encode(), expected);
+        }
+        let expected = b"\x92\x81\xabInitRefused\xacUnauthorized\x00";
+        assert_eq!(Refusal::Unauthorized.encode(), expected);
+    }
+}

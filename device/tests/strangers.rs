@@ -1,0 +1,160 @@
+//! Programs without the token, against a server and against a device of this process: each attack
+//! is bounded, and leaves descriptors, memory and a good client as they were.
+#![cfg(all(feature = "flex", feature = "server", target_os = "linux"))]
+
+mod client;
+
+use std::env;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::remote::ConnectError;
+use burn::tensor::Device;
+use burn_amp_device::{Precision, connect, flex};
+
+use client::served::{MINUTE, Server, program};
+use client::strangers::{self, Held};
+use client::{assert_computed_in, listening, product, within};
+
+/// What tells a stranger's process where the server is.
+const ADDRESSES: &str = "BURN_AMP_TEST_ADDRESSES";
+
+/// A process without the token.
+struct Stranger {
+    process: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Stranger {
+    fn of(addresses: &[SocketAddr]) -> Self {
+        let addresses: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
+        let mut process = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "stranger_process", "--ignored", "--nocapture"])
+            .env(ADDRESSES, addresses.join(","))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        Self { process, output }
+    }
+
+    /// Has it try something, and waits until it has.
+    fn tries(&mut self, what: &str) {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{what}").unwrap();
+        let mut lines = (&mut self.output).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.ends_with("tried")));
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+#[ignore = "a stranger's process, which the other tests start"]
+fn stranger_process() {
+    let addresses = env::var(ADDRESSES).unwrap();
+    let addresses = addresses
+        .split(',')
+        .map(|a| a.parse::<SocketAddr>().unwrap());
+    let addresses: Vec<_> = addresses.collect();
+    let mut open: Vec<TcpStream> = Vec::new();
+    for what in std::io::stdin().lines().map(Result::unwrap) {
+        for &address in &addresses {
+            match what.as_str() {
+                "ask" => strangers::ask_for_nothing(address),
+                "send" => open.extend(strangers::send_much(address)),
+                "announce" => open.extend(strangers::announce_much(address)),
+                "nonsense" => strangers::send_nonsense(address),
+                "half" => open.extend(strangers::half_open(address)),
+                _ => open.clear(),
+            }
+        }
+        println!("tried");
+    }
+}
+
+/// Has a stranger try everything against `process`, which serves `good`.
+fn withstands(
+    process: &str,
+    addresses: &[SocketAddr],
+    good: &Device,
+    precision: Precision,
+    newcomer: impl Fn(),
+) {
+    let before = Held::by(process);
+    let mut stranger = Stranger::of(addresses);
+    let mut failures = Vec::new();
+    for what in ["ask", "send", "announce", "nonsense", "half"] {
+        stranger.tries(what);
+        newcomer();
+        // While the stranger's connections are open.
+        if let Some(more) = before.more(process) {
+            failures.push(format!("{what}: {more}"));
+        }
+        assert_computed_in(precision, &product(good));
+        stranger.tries("close");
+    }
+    let peak = Held::by(process).peak;
+    if peak > before.peak + 128 {
+        failures.push(format!("a peak of {peak} MiB, {} MiB before", before.peak));
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+#[test]
+fn a_client_without_the_token_costs_the_server_nothing() {
+    let mut limited = Command::new("sh");
+    let program = program().get_program().to_owned();
+    limited.args(["-c", "ulimit -n 256; exec \"$0\" --token-file - \"$@\""]);
+    limited.arg(program);
+    let server = Server::start_as(limited, "bf16");
+    let address = server.address.strip_prefix("ws://").unwrap();
+    let good = connect(&server.host(), MINUTE).unwrap();
+    assert_computed_in(Precision::Bf16, &product(&good));
+    let process = server.process.id().to_string();
+    let addresses = [address.parse().unwrap()];
+    // A client that has the token gets in meanwhile: it is told how many devices there are.
+    let newcomer = || {
+        let host = server.host();
+        let second = within(5, move || {
+            Device::remote_options(&host).device_index(1).init()
+        });
+        let answered = matches!(second, Err(ConnectError::NoSuchDevice { device_count: 1 }));
+        assert!(answered, "{second:?}");
+    };
+    withstands(&process, &addresses, &good, Precision::Bf16, newcomer);
+    let said = server.said();
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+#[test]
+fn another_program_costs_a_device_of_this_process_nothing() {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+    let good = flex(Precision::F16).unwrap();
+    let addresses = listening();
+    assert!(!addresses.is_empty());
+    assert_computed_in(Precision::F16, &product(&good));
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        // Those of the test's own thread are its failures.
+        let name = std::thread::current().name().unwrap_or_default().to_owned();
+        if !name.contains("another_program") && !name.contains("a_client_without") {
+            PANICS.fetch_add(1, Ordering::Relaxed);
+        }
+        hook(panic);
+    }));
+    withstands("self", &addresses, &good, Precision::F16, || ());
+    assert_eq!(PANICS.load(Ordering::Relaxed), 0);
+    // What it moves to another device still arrives.
+    let bf16 = flex(Precision::Bf16).unwrap();
+    let moved = client::tensor::<2>([4, 4], 1, &good).to_device(&bf16);
+    let plain = client::tensor::<2>([4, 4], 1, &Device::flex());
+    assert_eq!(client::read(moved), client::read(plain));
+}
