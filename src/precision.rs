@@ -6,15 +6,75 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Precision;
 
-thread_local! {
+/// What holds for the code that a thread runs now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Modes {
     /// The precision of the innermost region. A region covers code that a thread runs; tensors and
     /// devices have no region.
-    static REGION: Cell<Option<Precision>> = const { Cell::new(None) };
-    /// Whether the lower layer demotes nothing. Thread-local, because Burn's autodiff between the
-    /// two layers has no argument for it.
-    static KEEP_DTYPES: Cell<bool> = const { Cell::new(false) };
+    region: Option<Precision>,
+    /// Whether the lower layer demotes nothing. Burn's autodiff between the two layers has no argument
+    /// for it.
+    keep_dtypes: bool,
     /// Whether a backward pass is running. Burn runs a backward pass on the calling thread.
-    static IN_BACKWARD: Cell<bool> = const { Cell::new(false) };
+    in_backward: bool,
+    /// The scaler scopes that this thread has entered, and how many of them do not apply.
+    scopes: u32,
+    hidden_scopes: u32,
+}
+
+thread_local! {
+    static MODES: Cell<Modes> = const { Cell::new(Modes {
+        region: None,
+        keep_dtypes: false,
+        in_backward: false,
+        scopes: 0,
+        hidden_scopes: 0,
+    }) };
+}
+
+/// Runs `f` in changed modes. A panic also restores them.
+#[inline]
+fn changed<T>(change: impl FnOnce(&mut Modes), f: impl FnOnce() -> T) -> T {
+    let mut modes = MODES.get();
+    change(&mut modes);
+    let _restored = Restore::set(&MODES, modes);
+    f()
+}
+
+/// As [`in_kernel`], for an operation outside the policy: one without float tensors, or a creation.
+#[inline]
+pub(crate) fn in_kernel_of_any<T>(kernel: impl FnOnce() -> T) -> T {
+    match half_wanted() {
+        true => in_kernel(kernel),
+        false => kernel(),
+    }
+}
+
+/// Runs a kernel of the backend, with the modes of this thread put aside. A thread that waits for a
+/// kernel may run any other task meanwhile, as with rayon: the modes are not that task's.
+#[inline]
+pub(crate) fn in_kernel<T>(kernel: impl FnOnce() -> T) -> T {
+    let modes = MODES.get();
+    let aside = modes.aside();
+    // Mostly, as in FP32 without a region, there is nothing to put aside.
+    if modes == aside {
+        return kernel();
+    }
+    let _restored = Restore::set(&MODES, aside);
+    kernel()
+}
+
+impl Modes {
+    /// No mode, and no scope that applies.
+    fn aside(self) -> Self {
+        Self {
+            region: None,
+            keep_dtypes: false,
+            in_backward: false,
+            scopes: self.scopes,
+            hidden_scopes: self.scopes,
+        }
+    }
 }
 
 /// Whether half precision was ever requested in this process.
@@ -69,8 +129,7 @@ pub fn with_precision<T>(precision: Precision, f: impl FnOnce() -> T) -> T {
     if precision != Precision::F32 {
         want_half();
     }
-    let _region = Restore::set(&REGION, Some(precision));
-    f()
+    changed(|modes| modes.region = Some(precision), f)
 }
 
 /// Runs `f` in FP32: half tensors that the policy made are cast to FP32 when they are used. The
@@ -82,33 +141,43 @@ pub fn full_precision<T>(f: impl FnOnce() -> T) -> T {
 /// The precision of the innermost region of this thread.
 #[inline]
 pub(crate) fn region() -> Option<Precision> {
-    REGION.get()
+    MODES.get().region
 }
 
 /// Runs `f` with the lower layer computing in the given dtypes instead of demoting FP32. In effect
 /// while the upper layer calls through autodiff, and throughout the backward pass.
 #[inline]
 pub(crate) fn keep_dtypes<T>(f: impl FnOnce() -> T) -> T {
-    let _follow = Restore::set(&KEEP_DTYPES, true);
-    f()
+    changed(|modes| modes.keep_dtypes = true, f)
 }
 
 /// Whether the current thread is inside [`keep_dtypes`].
 #[inline]
 pub(crate) fn keeps_dtypes() -> bool {
-    KEEP_DTYPES.get()
+    MODES.get().keep_dtypes
 }
 
 /// Runs `pass`, marked as a backward pass.
 pub(crate) fn in_backward<T>(pass: impl FnOnce() -> T) -> T {
-    let _in_backward = Restore::set(&IN_BACKWARD, true);
-    pass()
+    changed(|modes| modes.in_backward = true, pass)
 }
 
 /// Whether the current thread is inside [`in_backward`].
 #[inline]
 pub(crate) fn is_in_backward() -> bool {
-    IN_BACKWARD.get()
+    MODES.get().in_backward
+}
+
+/// Runs `f` in one more scaler scope.
+pub(crate) fn in_scope<T>(f: impl FnOnce() -> T) -> T {
+    changed(|modes| modes.scopes += 1, f)
+}
+
+/// The innermost scaler scope that applies, counted from 0.
+#[inline]
+pub(crate) fn innermost_scope() -> Option<usize> {
+    let modes = MODES.get();
+    (modes.scopes > modes.hidden_scopes).then(|| modes.scopes as usize - 1)
 }
 
 #[cfg(test)]
@@ -132,6 +201,31 @@ mod tests {
         let caught = std::panic::catch_unwind(|| keep_dtypes(|| panic!("inside")));
         assert!(caught.is_err());
         assert!(!keeps_dtypes());
+    }
+
+    #[test]
+    fn a_kernel_puts_all_modes_aside_and_a_panic_brings_them_back() {
+        let everything = |f: &dyn Fn()| {
+            with_precision(Precision::F16, || {
+                keep_dtypes(|| in_backward(|| in_scope(f)))
+            });
+        };
+        everything(&|| {
+            let before = MODES.get();
+            let caught = std::panic::catch_unwind(|| {
+                in_kernel(|| {
+                    assert_eq!((region(), innermost_scope()), (None, None));
+                    assert!(!keeps_dtypes() && !is_in_backward());
+                    // A task in its own scope.
+                    in_scope(|| assert_eq!(innermost_scope(), Some(1)));
+                    panic!("inside the kernel")
+                })
+            });
+            assert!(caught.is_err());
+            assert_eq!(MODES.get(), before);
+            assert_eq!(innermost_scope(), Some(0));
+        });
+        assert_eq!(MODES.get(), Modes::default());
     }
 
     #[test]

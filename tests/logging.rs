@@ -7,6 +7,7 @@ use burn::lr_scheduler::LrScheduler;
 use burn::nn::LinearConfig;
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
+use burn::tensor::DType;
 use burn_amp::{
     AmpAutodiff, AmpConfig, AmpLrScheduler, Dynamic, GradScaler, LossScaleConfig, Precision,
     with_precision,
@@ -166,4 +167,25 @@ fn the_log_is_told_once_and_why() {
     };
     assert!(fresh.contains("it was written without AMP: the loss scale is 1"));
     assert!(dealt.contains("has 1 loss scale(s), but the training has 2 device(s)"));
+
+    // A model in half: one line, however many parameters it has.
+    let train_in_half = || {
+        with_precision(Precision::Bf16, || {
+            let half = || Tensor::<AmpAutodiff<Flex>, 2>::ones([2, 2], &Default::default());
+            let parameters = [half(), half()].map(|t| t.cast(DType::BF16).require_grad());
+            parameters
+                .map(|p| p.sum())
+                .map(|loss| drop(loss.backward()))
+        })
+    };
+    for _ in 0..2 {
+        train_in_half();
+        let [(Level::Info, widened)] = &self::lines()[..] else {
+            panic!("one line")
+        };
+        assert!(
+            widened.starts_with("burn-amp: parameters in bf16 on flex on Cpu are trained in FP32"),
+            "{widened}"
+        );
+    }
 }

@@ -24,7 +24,7 @@ struct Remembered {
 pub(crate) struct LeafInfo {
     pub dtype: DType,
     pub flags: TensorFlags,
-    /// The node id of the FP32 leaf that this leaf is a half copy of.
+    /// If the node is a half copy: the node id of its FP32 leaf.
     pub copy_of: Option<u64>,
 }
 

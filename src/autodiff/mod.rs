@@ -8,8 +8,10 @@
 
 mod gradients;
 pub(crate) mod leaves;
+pub(crate) mod master;
 mod recorded;
 pub(crate) mod replicas;
+pub(crate) mod reuse;
 #[cfg(feature = "train")]
 pub(crate) mod scaled_loss;
 pub(crate) mod seed;
@@ -25,18 +27,20 @@ use burn_autodiff::grads::Gradients;
 use burn_backend::backend::AutodiffBackend;
 #[cfg(feature = "distributed")]
 use burn_backend::distributed::{DistributedParamId, DistributedParams};
+use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
-use burn_backend::{Backend, DType};
+use burn_backend::{Backend, DType, TensorMetadata};
 
 pub use gradients::AmpGradients;
 use leaves::LeafInfo;
 pub(crate) use recorded::masked_softmax;
 use replicas::{Replicas, Vote};
+use tape::Node;
 
 use crate::device::DeviceContext;
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::Mode;
-use crate::precision::{half_wanted, in_backward, keep_dtypes};
+use crate::precision::{half_wanted, in_backward, in_kernel, keep_dtypes};
 use crate::scaler;
 use crate::tensor::{TensorFlags, at_least_f32};
 use crate::{Amp, AmpTensor, GradScaler, Outcome};
@@ -102,20 +106,19 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         };
         if !tracked || !f16 || !scaler.state().is_enabled() {
             let loss = loss.into_primitive();
+            let leaves = half_wanted().then(leaves::alive);
             let pass = || tape_of::<B, C>(loss.clone());
             let (mut tape, replicas) = match tracked && half_wanted() {
                 true => seed::with_scale(1.0, pass),
                 false => pass(),
             };
             replicas::agreed::<B>(replicas.as_deref(), &device, Vote::scaled(None));
-            let copied = match half_wanted() {
-                true => take_gradients::<B, C>(loss, &mut tape, true),
-                false => Vec::new(),
-            };
-            let copied = copied.into_iter();
+            let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
+            let copied = leaves.map(take).unwrap_or_default();
             return AmpGradients {
                 tape: Some(tape),
                 ready: copied
+                    .into_iter()
                     .map(|(id, leaf, grad)| (id, finished(leaf, grad)))
                     .collect(),
             };
@@ -163,9 +166,19 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         grads.ready.insert(tensor.primitive.node.id.value, grad);
     }
 
+    /// A leaf in the dtype in which it is trained: this is what an optimizer gets.
     fn inner(tensor: FloatTensor<Self>) -> AmpTensor<B> {
         let flags = tensor.flags();
-        AutodiffLayer::<B, C>::inner(tensor.into_primitive()).with_flags(flags)
+        let is_leaf = AutodiffLayer::<B, C>::float_is_require_grad(&tensor.primitive);
+        let inner = AutodiffLayer::<B, C>::inner(tensor.into_primitive());
+        let dtype = match is_leaf {
+            true => master::trained_dtype::<B>(inner.dtype(), &inner.device()),
+            false => inner.dtype(),
+        };
+        match dtype == inner.dtype() {
+            true => inner.with_flags(flags),
+            false => AmpTensor::plain(inner.into_dtype(dtype)),
+        }
     }
 
     same_in_each_layer! {
@@ -209,10 +222,11 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     }
 }
 
-/// A leaf's gradient as the user gets it: in the leaf's dtype, read back in the dtype that the leaf
-/// would have, and never demoted.
+/// A leaf's gradient as the user gets it: in the dtype in which the leaf is trained, read back in the
+/// dtype that the leaf would have, and never demoted.
 fn finished<B: Backend>(leaf: LeafInfo, grad: FloatTensor<B>) -> AmpTensor<B> {
-    let grad = AmpTensor::<B>::plain(grad).into_dtype(leaf.dtype);
+    let dtype = master::trained_dtype::<B>(leaf.dtype, &B::float_device(&grad));
+    let grad = AmpTensor::<B>::plain(grad).into_dtype(dtype);
     AmpTensor::new(grad, leaf.flags | TensorFlags::GRADIENT)
 }
 
@@ -222,6 +236,7 @@ fn tape_of<B: AutodiffInner, C: CheckpointStrategy>(
 ) -> (Gradients, Option<Arc<Replicas>>) {
     #[cfg(feature = "distributed")]
     let leaf = loss.clone();
+    reuse::begin_pass();
     let tape = in_backward(|| keep_dtypes(|| AutodiffLayer::<B, C>::backward(loss)));
     #[cfg(feature = "distributed")]
     if tape.is_distributed() {
@@ -261,11 +276,13 @@ fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
     mut seen: impl FnMut(u64, FloatTensor<B>),
 ) -> (HashMap<u64, AmpTensor<B>>, Option<Arc<Replicas>>) {
     let loss = loss.into_primitive();
+    let leaves = leaves::alive();
     let (mut tape, replicas) = seed::with_scale(scale, || tape_of::<B, C>(loss.clone()));
-    let grads = take_gradients::<B, C>(loss, &mut tape, false)
+    let grads = take_gradients::<B, C>(loss, &mut tape, leaves, false)
         .into_iter()
         .map(|(id, info, grad)| {
-            let unscaled = B::float_mul_scalar(grad, (1.0 / f64::from(scale)).into());
+            let factor = (1.0 / f64::from(scale)).into();
+            let unscaled = in_kernel(|| B::float_mul_scalar(grad, factor));
             seen(id, unscaled.clone());
             (id, finished(info, unscaled))
         })
@@ -274,39 +291,47 @@ fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
 }
 
 /// Takes the gradients of the leaves off the tape, in FP32 or wider: of all, or only of those with a
-/// half copy that has one. The gradient of a half copy is added to its leaf's.
+/// half copy at which the pass ended. The gradient of such a copy is added to its leaf's.
 fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
     // Autodiff looks a gradient up by nothing but the tensor's node.
     mut tensor: FloatTensor<AutodiffLayer<B, C>>,
     tape: &mut Gradients,
+    // Those alive before the pass: the tape may be all that holds a half copy.
+    leaves: Vec<(Node, LeafInfo)>,
     only_copied: bool,
 ) -> Vec<(u64, LeafInfo, FloatTensor<B>)> {
     let mut take = |node| {
         tensor.node = node;
-        let grad = AutodiffLayer::<B, C>::grad_remove(&tensor, tape)?;
-        Some(at_least_f32::<B>(grad.into_primitive()))
+        AutodiffLayer::<B, C>::grad_remove(&tensor, tape)
     };
-    let mut sum = |node, other| match (take(node), other) {
-        (Some(grad), Some(other)) => Some(B::float_add(grad, other)),
-        (grad, other) => grad.or(other),
-    };
-    let alive = leaves::alive().into_iter();
-    let (copies, leaves): (Vec<_>, Vec<_>) = alive
+    let wide = |grad: AmpTensor<B>| at_least_f32::<B>(grad.into_primitive());
+    let (copies, leaves): (Vec<_>, Vec<_>) = leaves
+        .into_iter()
         .filter_map(|(node, info)| Some((node.node.downcast().ok()?, info)))
         .partition(|(_, info)| info.copy_of.is_some());
     let mut copied = HashMap::new();
     for (node, info) in copies {
-        let grad = sum(node, copied.remove(&info.copy_of));
-        copied.extend(grad.map(|grad| (info.copy_of, grad)));
+        if let (Some(leaf), Some(grad)) = (info.copy_of, take(node)) {
+            let grad = wide(grad);
+            let sum = match copied.remove(&leaf) {
+                Some(other) => in_kernel(|| B::float_add(other, grad)),
+                None => grad,
+            };
+            copied.insert(leaf, sum);
+        }
     }
     let mut grads = Vec::new();
     for (node, info) in leaves {
         let id = node.id.value;
-        let of_copy = copied.remove(&Some(id));
+        let of_copy = copied.remove(&id);
         if of_copy.is_none() && only_copied {
             continue;
         }
-        grads.extend(sum(node, of_copy).map(|grad| (id, info, grad)));
+        let grad = match (take(node).map(wide), of_copy) {
+            (Some(grad), Some(other)) => Some(in_kernel(|| B::float_add(grad, other))),
+            (grad, other) => grad.or(other),
+        };
+        grads.extend(grad.map(|grad| (id, info, grad)));
     }
     grads
 }

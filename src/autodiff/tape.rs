@@ -17,7 +17,7 @@ use burn_autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
 };
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, DType};
 use parking_lot::Mutex;
 
 use super::recorded::{Recorded, TapeTensor};
@@ -37,13 +37,24 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
     fn cast(&self, tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B>;
 
     /// A half copy of an FP32 leaf, as a leaf of its own. The backward pass adds its gradient to the
-    /// FP32 leaf's, which has these flags.
+    /// FP32 leaf's, which has these flags. `None` if replicas reduce the gradient of the leaf.
     fn half_leaf(
         &self,
         leaf: &FloatTensor<B>,
         flags: TensorFlags,
         dtype: DType,
     ) -> Option<FloatTensor<B>>;
+
+    /// A half leaf as a node of its own, where the gradients of some uses add up. Their sum reaches
+    /// the half leaf in FP32. Gradient checkpointing keeps the node.
+    ///
+    /// If two losses share the node, the first backward pass consumes its step, and the second pass
+    /// ends at the node: the gradient there is added to the FP32 leaf's.
+    fn alias_of_half_leaf(
+        &self,
+        half_leaf: FloatTensor<B>,
+        leaf: &FloatTensor<B>,
+    ) -> FloatTensor<B>;
 
     /// A product or quotient in FP32. Keeps the operands in the dtypes `kept`; instead of the dividend
     /// keeps the quotient, in `kept_quotient`, which the next operation may keep too.
@@ -220,38 +231,6 @@ pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTen
         return tape.cast(tensor, dtype);
     }
     converted::<B>(tensor, dtype.into())
-}
-
-/// A tensor in `dtype`: by a [`cast`] on the tape or, without autodiff, through the cast cache.
-pub(crate) fn into_dtype<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> FloatTensor<B> {
-    match tensor.dtype() == dtype || !B::ad_enabled(&tensor.device()) {
-        true => tensor.into_dtype(dtype),
-        false => shared_cast(&tensor, dtype).unwrap_or_else(|| cast::<B>(tensor.primitive, dtype)),
-    }
-}
-
-/// The one cast of a tensor that is used several times. The gradients of the uses add up in its dtype:
-/// FP32 or bf16, which has the range of FP32. In f16 the sum of scaled gradients could overflow.
-///
-/// PyTorch's autocast shares the casts of parameters alone. A parameter outlives a backward pass,
-/// which consumes the node of a cast, so its half copy is a leaf too.
-fn shared_cast<B: Backend>(tensor: &AmpTensor<B>, dtype: DType) -> Option<FloatTensor<B>> {
-    if !matches!(dtype, DType::F32 | DType::BF16) {
-        return None;
-    }
-    let shared = tensor.shared_copy(dtype)?;
-    if let Some(copy) = shared.get() {
-        return Some(copy.clone());
-    }
-    let copy = match B::float_is_require_grad(&tensor.primitive) {
-        false => cast::<B>(tensor.primitive.clone(), dtype),
-        true if dtype == DType::F32 => return None,
-        true => {
-            let tape = of::<B>(&tensor.device())?;
-            tape.half_leaf(&tensor.primitive, tensor.flags(), dtype)?
-        }
-    };
-    Some(shared.get_or_init(|| copy).clone())
 }
 
 /// The node of a tensor, if its backend is an `Autodiff` over [`Amp`]. Costs as much as [`of`].

@@ -20,7 +20,7 @@ pub(crate) use statistics::CastStatistics;
 pub(crate) use trial::register as register_timing;
 
 use crate::policy::{Mode, Support};
-use crate::precision::region;
+use crate::precision::{in_kernel, region};
 use crate::{AmpError, GradScaler, Precision};
 
 /// The precision in force on a device for this thread, never `Auto`: the innermost region's, else
@@ -100,7 +100,8 @@ impl DeviceContext {
         op: TriedOp,
     ) -> Option<bool> {
         let trials = self.in_force.tried.then(|| self.state.trials(half))?;
-        Some(trials.is_exact(op, || trial::is_exact::<B>(device, half, op)))
+        let tried = || in_kernel(|| trial::is_exact::<B>(device, half, op));
+        Some(trials.is_exact(op, tried))
     }
 }
 

@@ -13,7 +13,7 @@ use super::auto::Auto;
 use super::capabilities::Capabilities;
 use super::{AmpConfig, CastStatistics, DeviceKey, InForce, key};
 use crate::GradScaler;
-use crate::precision::want_half;
+use crate::precision::{in_kernel, want_half};
 
 /// The state of a device, for all threads and for the life of the process. Backends that share the
 /// device share its state.
@@ -62,7 +62,12 @@ impl DeviceState {
 
     /// What `Auto` selects on the device. May run a trial.
     pub(crate) fn auto<B: Backend>(&self, device: &B::Device) -> &Auto {
-        self.auto.get_or_init(|| Auto::of::<B>(device))
+        // No lock is held while a trial runs: a thread that waits for a kernel may come here again.
+        if self.auto.get().is_none() {
+            let auto = in_kernel(|| Auto::of::<B>(device));
+            self.auto.set(auto).ok();
+        }
+        self.auto.get().expect("set here, or by another thread")
     }
 
     /// The configuration in force; that of `Auto` if the device was not configured.

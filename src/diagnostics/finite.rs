@@ -4,6 +4,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, get_device_settings};
 
 use crate::device::DeviceState;
+use crate::precision::in_kernel;
 use crate::tensor::at_least_f32;
 
 /// Tests tensors for non-finite values, all tensors together.
@@ -30,7 +31,7 @@ impl<B: Backend> FiniteCheck<B> {
     /// Adds a tensor, at the cost of its sum: one kernel. Reads nothing back.
     pub(crate) fn add(&mut self, tensor: FloatTensor<B>) {
         let tensor = at_least_f32::<B>(tensor);
-        self.sums.push(self.sum(tensor.clone()));
+        self.sums.push(in_kernel(|| self.sum(tensor.clone())));
         self.tensors.push(tensor);
     }
 
@@ -40,6 +41,10 @@ impl<B: Backend> FiniteCheck<B> {
     /// other sum may also come from large finite values: a second read-back then tells by the values
     /// themselves. Each backend must be tested for this.
     pub(crate) fn read(self) -> Vec<bool> {
+        in_kernel(|| self.finite())
+    }
+
+    fn finite(self) -> Vec<bool> {
         if self.sums.is_empty() {
             return Vec::new();
         }

@@ -1,14 +1,15 @@
 //! Tensor arithmetic, as in composed norms: an FP32 result of half tensors and small statistics
 //! keeps half copies for the backward pass.
 
+use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, Scalar, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata};
 
 use super::{Call, Op, fitting};
-use crate::AmpTensor;
 use crate::autodiff::tape::{Arithmetic, Reduction, Sign};
 use crate::policy::is_half;
-use crate::tensor::TensorFlags;
+use crate::tensor::{TERMS, TensorFlags};
+use crate::{Amp, AmpTensor};
 
 /// A tracked operand that is this many times smaller than the other is a statistic or a parameter
 /// of its channels: beside an operand that fits in half, its result fits in half too. An untracked
@@ -22,6 +23,11 @@ pub(super) fn sum<B: Backend>(
     lhs: AmpTensor<B>,
     rhs: AmpTensor<B>,
 ) -> AmpTensor<B> {
+    let terms = terms(&lhs, &rhs);
+    let lhs = match terms {
+        Some(terms) if terms > TERMS => Amp::<B>::float_cast(lhs, FloatDType::F32),
+        _ => lhs,
+    };
     let call = Call::new(named, &[&lhs, &rhs]);
     let widened = widened(&call, &lhs, &rhs, true);
     let tape = match lhs.shape() != rhs.shape() {
@@ -36,7 +42,22 @@ pub(super) fn sum<B: Backend>(
         (None, Sign::Plus) => B::float_add(lhs, rhs),
         (None, Sign::Minus) => B::float_sub(lhs, rhs),
     });
-    marked(call.result(out), widened)
+    let out = marked(call.result(out), widened);
+    match terms {
+        Some(terms) if is_half(out.dtype()) => {
+            let flags = out.flags().with_terms(terms);
+            out.with_flags(flags)
+        }
+        _ => out,
+    }
+}
+
+/// How many gradients this sum of two half gradients has in all. Autodiff adds up the gradients of a
+/// tensor in its dtype, and a sum of many half numbers stops growing: it goes on in FP32.
+fn terms<B: Backend>(lhs: &AmpTensor<B>, rhs: &AmpTensor<B>) -> Option<u8> {
+    let are_gradients = (lhs.flags() & rhs.flags()).contains(TensorFlags::BACKWARD);
+    let are_half = is_half(lhs.dtype()) && lhs.dtype() == rhs.dtype();
+    (are_gradients && are_half).then(|| lhs.flags().terms() + rhs.flags().terms())
 }
 
 /// A product or quotient.

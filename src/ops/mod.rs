@@ -15,11 +15,12 @@ use burn_amp_core::policy::trials::TriedOp;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
+use crate::autodiff::reuse;
 use crate::autodiff::tape::{self, TapeExtension, cast};
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
 use crate::policy::{self, Class, HalfSupport, Mode, Operands, Plan, holds, is_half, plan};
-use crate::precision::{half_wanted, keep_dtypes, keeps_dtypes};
+use crate::precision::{half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
 use crate::tensor::{AmpTensor, TensorFlags};
 
@@ -92,6 +93,8 @@ struct Call {
     scaled: Option<ScaledLoss>,
     /// Whether autodiff lies below and the policy is on.
     upper: bool,
+    /// Whether no autodiff lies below: the backend's operation is a kernel.
+    is_kernel: bool,
     /// Whether anomaly detection looks for values that are not finite.
     watched: bool,
 }
@@ -122,7 +125,8 @@ impl Call {
                 tensors.iter().fold(widest, |all, t| all.and(t.dtype()))
             }
         };
-        let upper = mode != Mode::Off && B::ad_enabled(&device);
+        let is_kernel = !B::ad_enabled(&device);
+        let upper = mode != Mode::Off && !is_kernel;
         let mut plan = match mode {
             // Half tensors that the policy made return to FP32; the user's own half tensors stay.
             Mode::Off if tensors.iter().any(|t| t.is_demoted()) => Plan {
@@ -132,6 +136,8 @@ impl Call {
                 }),
                 result: None,
             },
+            // An FP32 gradient of a parameter that is still half: both are FP32 after the step.
+            Mode::Off if is_step_in_half(tensors) => Plan::cast(operands.widest()),
             // The lower layer widens what autodiff passes down whole, so the tape keeps half.
             _ if upper && class == Class::Fp32Inside && step != Step::Composed => Plan::default(),
             mode => plan(class, operands, mode, || context.support::<B>(&device)),
@@ -139,7 +145,7 @@ impl Call {
         if class == Class::Fp32Inside
             && plan.operands == Some(DType::F32)
             && let Some(op) = named.tried
-            && !B::ad_enabled(&device)
+            && is_kernel
             && let Some(half) = operands.only_half()
             && context.is_exact::<B>(&device, half, op) == Some(true)
         {
@@ -176,7 +182,7 @@ impl Call {
             && mode != Mode::Off
             && let Some(op) = named.tried
             // Above autodiff the operands are cast to half anyway, so that the tape keeps half.
-            && !B::ad_enabled(&device)
+            && is_kernel
             && context.is_exact::<B>(&device, computed, op) == Some(false)
         {
             rounded = Some(computed);
@@ -191,6 +197,7 @@ impl Call {
             flags,
             scaled: scaled_loss(tensors),
             upper,
+            is_kernel,
             watched: is_watched(&context, tensors, &device),
         };
         if !scalars.is_empty() {
@@ -248,17 +255,18 @@ impl Call {
         self.watch(&tensor);
         match (self.plan.operands, self.rounded) {
             (None, _) => tensor.into_primitive(),
-            (Some(dtype), None) => tape::into_dtype(tensor, dtype),
-            (Some(dtype), Some(half)) => cast::<B>(tape::into_dtype(tensor, half), dtype),
+            (Some(dtype), None) => reuse::into_dtype(tensor, dtype),
+            (Some(dtype), Some(half)) => cast::<B>(reuse::into_dtype(tensor, half), dtype),
         }
     }
 
     /// Runs the backend's operation.
     #[inline(always)]
     fn run<T>(&self, op: impl FnOnce() -> T) -> T {
-        match self.upper {
-            true => keep_dtypes(op),
-            false => op(),
+        match (self.upper, self.is_kernel) {
+            (true, _) => keep_dtypes(op),
+            (false, true) => in_kernel(op),
+            (false, false) => op(),
         }
     }
 
@@ -334,6 +342,15 @@ fn scaled_loss<B: Backend>(tensors: &[&AmpTensor<B>]) -> Option<ScaledLoss> {
         )
     }
     Some(first.clone())
+}
+
+/// Whether an optimizer brings an FP32 gradient and a half parameter together.
+fn is_step_in_half<B: Backend>(tensors: &[&AmpTensor<B>]) -> bool {
+    let first = tensors[0].dtype();
+    tensors.iter().any(|t| t.dtype() != first)
+        && tensors
+            .iter()
+            .any(|t| t.flags().contains(TensorFlags::GRADIENT))
 }
 
 /// The dtype of the gradients among the operands of a formula of the backward pass, if it is half.
@@ -518,7 +535,7 @@ macro_rules! delegate {
     ($(fn $op:ident($($a:ident: $ty:ty),*) $(-> $out:ty)?;)*) => {$(
         #[inline]
         fn $op($($a: $ty),*) $(-> $out)? {
-            B::$op($($a),*)
+            $crate::precision::in_kernel_of_any(|| B::$op($($a),*))
         }
     )*};
 }

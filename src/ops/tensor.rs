@@ -12,12 +12,12 @@ use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
 use super::module::windows;
 use super::{Call, by_policy, float_ops, is_watched, op, own_ops};
-use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign};
-use crate::autodiff::{leaves, seed};
+use crate::autodiff::tape::{Arithmetic, Reduction, Sigmoidal, Sign};
+use crate::autodiff::{leaves, master, reuse, seed};
 use crate::device::{DeviceContext, registered};
 use crate::diagnostics::anomaly;
 use crate::policy::{Class, HALVES, HalfSupport, Mode, holds, is_half};
-use crate::precision::{half_wanted, keeps_dtypes};
+use crate::precision::{half_wanted, in_kernel_of_any, keeps_dtypes};
 use crate::tensor::{TensorFlags, converted, to_user_data};
 use crate::{Amp, AmpTensor};
 
@@ -26,7 +26,9 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
         registered::<B>(device);
-        AmpTensor::plain(B::float_from_data(data, device.inner()))
+        AmpTensor::plain(in_kernel_of_any(|| {
+            B::float_from_data(data, device.inner())
+        }))
     }
 
     fn float_random(
@@ -45,9 +47,11 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         };
         // Burn's backends decide on zero or one before they convert, so every dtype gets the same.
         if !is_half(asked) || is_binary && support == HalfSupport::Arithmetic {
-            return AmpTensor::new(B::float_random(shape, distribution, device, dtype), flags);
+            let draw = || B::float_random(shape, distribution, device, dtype);
+            return AmpTensor::new(in_kernel_of_any(draw), flags);
         }
-        let drawn = B::float_random(shape, distribution, device, FloatDType::F32);
+        let draw = || B::float_random(shape, distribution, device, FloatDType::F32);
+        let drawn = in_kernel_of_any(draw);
         AmpTensor::new(converted::<B>(drawn, dtype), flags)
     }
 
@@ -129,7 +133,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
         let scaled = tensor.scaled().cloned();
         let watched = is_half(DType::from(dtype)) && half_wanted() && watches_cast(&tensor);
-        let cast = tape::into_dtype(tensor, dtype.into());
+        let cast = reuse::into_dtype(tensor, dtype.into());
         if watched {
             anomaly::result::<B>("float_cast", Class::Keep, &cast);
         }
@@ -146,6 +150,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
+        let tensor = match require_grad {
+            true => master::trained(tensor),
+            false => tensor,
+        };
         if require_grad && B::float_is_require_grad(&tensor.primitive) {
             return tensor;
         }
@@ -343,8 +351,8 @@ pub(super) fn create<B: Backend>(
     let asked = DType::from(dtype);
     let only_stored = is_half(asked) && support.of(asked) == HalfSupport::Contractions;
     AmpTensor::plain(match only_stored {
-        true => converted::<B>(make(device, FloatDType::F32), dtype),
-        false => make(device, dtype),
+        true => converted::<B>(in_kernel_of_any(|| make(device, FloatDType::F32)), dtype),
+        false => in_kernel_of_any(|| make(device, dtype)),
     })
 }
 

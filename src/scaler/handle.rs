@@ -13,6 +13,7 @@ use std::sync::Weak;
 use burn_amp_core::{NonFinite, RecordedStep};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::precision;
 use crate::{AmpError, LastStep, LossScaleConfig, LossScaler, Outcome, ScaleHistory, Transition};
 
 /// A handle to a loss scaler. Cheap to clone; all clones share one state, on any thread.
@@ -123,7 +124,7 @@ pub(crate) trait Listener: Send + Sync {
 
 thread_local! {
     /// The scalers of this thread's active scopes, innermost last. Like a precision region, a scope
-    /// covers the code that runs inside it.
+    /// covers the code that runs inside it: `precision` knows which scopes apply.
     static IN_SCOPE: RefCell<Vec<GradScaler>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -148,7 +149,7 @@ impl GradScaler {
         }
         IN_SCOPE.with_borrow_mut(|scalers| scalers.push(self.clone()));
         let _leave = Leave;
-        f()
+        precision::in_scope(f)
     }
 
     /// A copy of the state as it is now.
@@ -379,7 +380,8 @@ impl ScaledLoss {
 
 /// The scaler of the innermost scope of this thread.
 pub(crate) fn in_scope() -> Option<GradScaler> {
-    IN_SCOPE.with_borrow(|scalers| scalers.last().cloned())
+    let innermost = precision::innermost_scope()?;
+    IN_SCOPE.with_borrow(|scalers| scalers.get(innermost).cloned())
 }
 
 #[cfg(test)]

@@ -33,10 +33,23 @@ bitflags! {
         /// A gradient of the running backward pass. An operation on it gives its dtype, so that a
         /// gradient arrives in the dtype of the tensor it belongs to.
         const BACKWARD = 1 << 9;
+        /// How many gradients a half gradient is the sum of, less one.
+        const TERMS = 0b1_1111 << 10;
     }
 }
 
 impl TensorFlags {
+    /// How many gradients a half gradient is the sum of.
+    pub(crate) fn terms(self) -> u8 {
+        ((self & Self::TERMS).bits() >> 10) as u8 + 1
+    }
+
+    /// The flags of a sum of so many gradients.
+    pub(crate) fn with_terms(self, terms: u8) -> Self {
+        let bits = Self::from_bits_truncate(u16::from(terms - 1) << 10);
+        (self - Self::TERMS) | (bits & Self::TERMS)
+    }
+
     /// The flag for FP32 that fits in this half dtype.
     pub(crate) fn widened(half: DType) -> Self {
         match half {

@@ -9,13 +9,14 @@ use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata
 
 use crate::device::{CastStatistics, DeviceState};
 use crate::policy::is_half;
-use crate::precision::half_wanted;
+use crate::precision::{half_wanted, in_kernel};
 use crate::scaler::ScaledLoss;
 use tail::Tail;
 
 mod amp;
 mod flags;
 mod tail;
+mod uses;
 
 /// What `tail` is made of. Its test with `loom` puts loom's types in their place.
 mod sync {
@@ -25,6 +26,7 @@ mod sync {
 
 pub use amp::Amp;
 pub(crate) use flags::TensorFlags;
+pub(crate) use uses::{TERMS, Use, Uses};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -41,6 +43,8 @@ struct Shared<B: Backend> {
     f32: OnceLock<FloatTensor<B>>,
     f16: OnceLock<FloatTensor<B>>,
     bf16: OnceLock<FloatTensor<B>>,
+    /// With autodiff, the nodes for the uses of a leaf in half. Boxed: most tensors have none.
+    in_half: OnceLock<Box<Uses<FloatTensor<B>>>>,
     /// The scaler of a scaled loss.
     scaled: Option<ScaledLoss>,
 }
@@ -127,9 +131,12 @@ impl<B: Backend> AmpTensor<B> {
             return self.primitive;
         }
         match self.shared_copy(dtype) {
-            Some(copy) => copy
-                .get_or_init(|| converted::<B>(self.primitive.clone(), dtype.into()))
-                .clone(),
+            // No lock is held while the kernel runs: a thread that waits for it may come here again.
+            Some(shared) => shared.get().cloned().unwrap_or_else(|| {
+                let copy = converted::<B>(self.primitive.clone(), dtype.into());
+                shared.set(copy.clone()).ok();
+                copy
+            }),
             // No other clone could reuse the cast; do not cache.
             None => converted::<B>(self.primitive, dtype.into()),
         }
@@ -141,6 +148,11 @@ impl<B: Backend> AmpTensor<B> {
     pub(crate) fn shared_copy(&self, dtype: DType) -> Option<&OnceLock<FloatTensor<B>>> {
         let copy = self.tail.shared()?.copy(self.dtype(), dtype)?;
         (copy.get().is_some() || !self.tail.is_alone()).then_some(copy)
+    }
+
+    /// The nodes that serve the uses of an FP32 leaf in half. `None` before the first clone.
+    pub(crate) fn uses_in_half(&self) -> Option<&Uses<FloatTensor<B>>> {
+        Some(self.tail.shared()?.in_half.get_or_init(Box::default))
     }
 
     /// Keeps the FP32 values that a half gradient was rounded from, for a formula that sums in FP32:
@@ -187,6 +199,7 @@ impl<B: Backend> Shared<B> {
             f32: OnceLock::new(),
             f16: OnceLock::new(),
             bf16: OnceLock::new(),
+            in_half: OnceLock::new(),
             scaled,
         }
     }
@@ -254,11 +267,12 @@ fn counted<B: Backend>(
     statistics: impl FnOnce(&B::Device) -> &'static CastStatistics,
 ) -> FloatTensor<B> {
     let device = B::float_device(&tensor);
-    if !B::ad_enabled(&device) {
-        let elements = tensor.shape().num_elements();
-        statistics(&device).cast(elements, tensor.dtype(), dtype.into());
+    if B::ad_enabled(&device) {
+        return B::float_cast(tensor, dtype);
     }
-    B::float_cast(tensor, dtype)
+    let elements = tensor.shape().num_elements();
+    statistics(&device).cast(elements, tensor.dtype(), dtype.into());
+    in_kernel(|| B::float_cast(tensor, dtype))
 }
 
 /// Data as the user reads it: FP32 if the policy had demoted the tensor.

@@ -10,6 +10,7 @@ use burn_train::{
     SupervisedTraining, TrainingStrategy,
 };
 
+use super::masters;
 use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
 use crate::autodiff::AutodiffInner;
 use crate::scaler::Listener;
@@ -156,7 +157,7 @@ where
     /// Where [`SupervisedTraining::launch`] panics.
     pub fn launch(
         self,
-        learner: Learner<LC>,
+        mut learner: Learner<LC>,
     ) -> Result<LearningResult<LC::InferenceModel>, AmpError> {
         let given = match self.devices.is_empty() {
             true => learner.model().devices(),
@@ -194,6 +195,10 @@ where
         }
         if self.config.when_stuck() == WhenStuck::Stop {
             scalers.iter().for_each(|scaler| scaler.listen(&stop));
+        }
+        // Loaded before the devices were configured.
+        if masters::is_half(&learner.model()) {
+            learner.load_model(masters::with_masters(learner.model()).into_record());
         }
         Ok(training.launch(learner))
     }

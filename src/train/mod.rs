@@ -5,6 +5,7 @@ mod explicit;
 mod gradients;
 mod learner;
 mod lr_scheduler;
+mod masters;
 mod metrics;
 mod mixed_precision;
 mod optimizer;

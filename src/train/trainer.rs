@@ -14,6 +14,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::explicit::is_amp;
+use super::masters::with_masters;
 use super::{MixedPrecision, gradients};
 use crate::scaler::PendingStepRecord;
 use crate::{
@@ -180,7 +181,7 @@ where
             _ => Some(scaler),
         };
         Ok(Self {
-            model: Some(model),
+            model: Some(with_precision(precision, || with_masters(model))),
             optimizer,
             scheduler: 1e-3,
             mixed: MixedPrecision::of(precision, scaler)?,
@@ -417,7 +418,8 @@ where
     /// then.
     pub fn load_record(&mut self, record: TrainerRecord<B, M, O, S>) {
         let (model, optimizer, (scheduler, scaler), accumulation) = record;
-        let model = self.model().clone().load_record(model);
+        let load = || self.model().clone().load_record(model);
+        let model = self.mixed.forward_context(|| with_masters(load()));
         self.optimizer = self.optimizer.clone().load_record(optimizer);
         self.scheduler = self.scheduler.clone().load_record(scheduler);
         self.mixed.load_state(scaler);

@@ -1,15 +1,19 @@
 //! `SupervisedTraining` with a precision: what is configured, and what is refused before a step.
 
 use burn::backend::NdArray;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::Optimizer;
+use burn::prelude::Backend;
+use burn::tensor::{DType, Tensor};
 use burn::train::{ExecutionStrategy, Interrupter, Learner, MultiDeviceOptim};
 use burn_amp::{
     AmpAutodiff, AmpConfig, AmpError, AmpOptimizer, AmpTrainingExt, Dynamic, GradScaler,
-    LossScaleConfig, Precision, WhenStuck, precision_of,
+    LossScaleConfig, Precision, WhenStuck, full_precision, precision_of,
 };
 use burn_backend::DTypeUsageSet;
 
 use crate::checked::{Checked, CheckedDevice};
+use crate::common::mlp::parameters;
 use crate::harness::{
     A, Model, SgdOf, Spy, Training, Watch, alone, folder, samples, sgd, training,
 };
@@ -268,4 +272,34 @@ fn it_can_be_stopped_from_elsewhere() {
         .launch(Learner::new(Model::new(), spy, 0.1))
         .unwrap();
     assert_eq!(seen.all().len(), 1);
+}
+
+#[test]
+fn a_model_in_half_is_trained_in_fp32() {
+    struct Cast(DType);
+    impl<B: Backend> ModuleMapper<B> for Cast {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            param.map(|tensor| {
+                let cast = tensor.set_require_grad(false).cast(self.0);
+                cast.set_require_grad(true)
+            })
+        }
+    }
+    let _alone = alone();
+    for precision in [Precision::F16, Precision::Bf16] {
+        let half = full_precision(|| {
+            let dtype = precision.compute_dtype().unwrap();
+            Model::<A>::new().map(&mut Cast(dtype))
+        });
+        let widened = full_precision(|| half.clone().map(&mut Cast(DType::F32)));
+        let [half, widened] = [half, widened].map(|model| {
+            let training: Training<A, f64, Sgd> = training(&folder("launch-half"), samples(5, &[]));
+            let result = training
+                .with_amp(in_precision(precision))
+                .launch(Learner::new(model, sgd(), 0.1))
+                .unwrap();
+            parameters(&result.model)
+        });
+        assert_eq!(half, widened, "{precision}");
+    }
 }

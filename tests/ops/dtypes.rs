@@ -1,7 +1,7 @@
 //! What users see of half tensors: `dtype()` is true, what the policy made half leaves as FP32, and
 //! what the user made half, or FP64, leaves as it is.
 
-use burn::module::{AutodiffModule, Param};
+use burn::module::{AutodiffModule, Param, ParamId};
 use burn::nn::LinearConfig;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Distribution, Int, Tensor, Transaction, activation as act};
@@ -214,14 +214,23 @@ fn inner_and_back_carry_the_dtype_over() {
                 assert_dtypes("inner", x.clone().inner(), dtype, dtype);
                 let back = Tensor::<Amp, 1>::from_inner(x.clone().inner());
                 assert_dtypes("from_inner", back, dtype, dtype);
-                assert_dtypes("require_grad", x.clone().require_grad(), dtype, dtype);
+                let leaf = trained(dtype);
+                assert_dtypes("require_grad", x.clone().require_grad(), leaf, leaf);
                 assert_dtypes("detach", x.detach(), dtype, dtype);
             }
         });
     }
 }
 
-/// Also the user's half leaf, and an FP64 one, get a gradient in their own dtype.
+/// The dtype in which a tensor of this dtype is trained.
+fn trained(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    }
+}
+
+/// Also an FP64 leaf. The user's half leaf is trained in FP32.
 #[test]
 fn gradients_are_in_the_dtype_of_their_leaf() {
     for precision in halves() {
@@ -232,7 +241,8 @@ fn gradients_are_in_the_dtype_of_their_leaf() {
                 // A sum's gradient is the loss scale itself, at first beyond f16.
                 let grads = out.mean().backward();
                 let grad = x.grad(&grads).expect("a gradient");
-                assert_dtypes("the gradient", grad.clone(), dtype, dtype);
+                assert_eq!(x.dtype(), trained(dtype));
+                assert_dtypes("the gradient", grad.clone(), x.dtype(), x.dtype());
                 assert_eq!(values(grad), [0.25; 4]);
             }
         });
@@ -251,8 +261,12 @@ fn modules_keep_their_dtypes_when_valid() {
             assert_dtypes("its output", out, half, DType::F32);
             for dtype in users() {
                 let param = Param::from_tensor(tensor::<Amp, 1>(&X, [4], dtype));
-                assert_dtypes("a parameter", param.val(), dtype, dtype);
-                assert_dtypes("a valid parameter", param.valid().val(), dtype, dtype);
+                let leaf = trained(dtype);
+                assert_dtypes("a parameter", param.val(), leaf, leaf);
+                assert_dtypes("a valid parameter", param.valid().val(), leaf, leaf);
+                let frozen = Param::initialized(ParamId::new(), tensor::<Amp, 1>(&X, [4], dtype));
+                assert_dtypes("a frozen parameter", frozen.val(), dtype, dtype);
+                assert_dtypes("a valid frozen one", frozen.valid().val(), dtype, dtype);
             }
         });
     }

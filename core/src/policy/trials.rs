@@ -94,10 +94,15 @@ impl Default for TrialResults {
 }
 
 impl TrialResults {
-    /// Whether the device computes an operation exactly. `tried` tells, the first time; other threads
-    /// wait for it.
+    /// Whether the device computes an operation exactly. `tried` tells, the first time. Nothing is
+    /// locked meanwhile: a thread that waits for the trial's kernels may come here again, and a second
+    /// trial does no harm.
     pub fn is_exact(&self, op: TriedOp, tried: impl FnOnce() -> bool) -> bool {
-        *self.exact[op.0].get_or_init(tried)
+        let known = &self.exact[op.0];
+        known.get().copied().unwrap_or_else(|| {
+            let found = tried();
+            *known.get_or_init(|| found)
+        })
     }
 
     /// Operations that the policy runs in half and that the device is not shown to compute exactly.
@@ -376,6 +381,19 @@ mod tests {
             tried("gelu_backward", HalfSupport::Contractions, untried),
             ["", ""]
         );
+    }
+
+    #[test]
+    fn a_trial_within_a_trial_of_the_same_operation_ends() {
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let op = TriedOp::named("conv2d").unwrap();
+            let results = TrialResults::default();
+            let found = results.is_exact(op, || results.is_exact(op, || true));
+            done.send(found).unwrap();
+        });
+        let ended = ended.recv_timeout(std::time::Duration::from_secs(60));
+        assert_eq!(ended, Ok(true));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A cast. Its gradient is cast back.
+//! A cast, whose gradient is cast back, and an alias.
 
 use super::*;
 
@@ -14,6 +14,20 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| cast(grad, from));
             },
         )
+    }
+
+    /// The same tensor as a node of its own, with its gradient in FP32.
+    pub(super) fn record_alias(tensor: TapeTensor<B>) -> TapeTensor<B> {
+        // Another thread's backward pass frees nodes that nothing holds.
+        let _held = tensor.rc.clone();
+        let step = |ops: Ops<(), 1>, grads: &mut _, _: &mut Checkpointer| {
+            unary::<Amp<B>, _>(ops.parents, ops.node, grads, widened);
+        };
+        let prep = Closure(step, PhantomData).prepare::<C>([tensor.node.clone()]);
+        match prep.compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((), tensor.primitive),
+            OpsKind::UnTracked(prep) => prep.finish(tensor.primitive),
+        }
     }
 }
 
@@ -31,7 +45,7 @@ pub(super) fn operand_grad<B: Backend>(
     dtype: DType,
     formula: impl FnOnce(AmpTensor<B>) -> AmpTensor<B>,
 ) -> AmpTensor<B> {
-    let flags = grad.flags();
+    let flags = grad.flags() - TensorFlags::TERMS;
     let inside = grad.with_flags(flags - TensorFlags::BACKWARD);
     let wide = formula(inside);
     let kept = (wide.dtype() != dtype).then(|| wide.primitive.clone());

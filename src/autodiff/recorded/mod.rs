@@ -60,7 +60,6 @@ impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for R
         flags: TensorFlags,
         dtype: DType,
     ) -> Option<TapeTensor<B>> {
-        // Replicas reduce the gradient of a parameter's own node.
         #[cfg(feature = "distributed")]
         if leaf.node.distributed_params.is_some() {
             return None;
@@ -73,6 +72,16 @@ impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for R
         };
         leaves::add(WeakNode::of(&copy), info);
         Some(copy)
+    }
+
+    fn alias_of_half_leaf(&self, half_leaf: TapeTensor<B>, leaf: &TapeTensor<B>) -> TapeTensor<B> {
+        let alias = Self::record_alias(half_leaf);
+        let info = LeafInfo {
+            copy_of: Some(leaf.node.id.value),
+            ..LeafInfo::of(&leaf.primitive)
+        };
+        leaves::add(WeakNode::of(&alias), info);
+        alias
     }
 
     fn arithmetic(

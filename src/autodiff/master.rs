@@ -1,0 +1,52 @@
+//! FP32 master weights for parameters that are half, for example from a file in half precision.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn_backend::{Backend, DType, TensorMetadata};
+
+use super::reuse::passes;
+use crate::AmpTensor;
+use crate::device::{self, DeviceContext};
+use crate::policy::{Mode, is_half};
+use crate::tensor::converted;
+
+/// The dtype in which a leaf of this dtype is trained. Where the policy is on, a leaf in half is
+/// trained in FP32: in half, its updates would be rounded away. PyTorch's `GradScaler` refuses such a
+/// parameter ("Attempting to unscale FP16 gradients").
+pub(crate) fn trained_dtype<B: Backend>(dtype: DType, device: &B::Device) -> DType {
+    match is_half(dtype) && DeviceContext::of::<B>(device).mode != Mode::Off {
+        true => DType::F32,
+        false => dtype,
+    }
+}
+
+/// A tensor that becomes a leaf, in the dtype in which it is trained.
+pub(crate) fn trained<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
+    let (from, device) = (tensor.dtype(), tensor.device());
+    let dtype = trained_dtype::<B>(from, &device);
+    if dtype == from || !B::ad_enabled(&device) {
+        return tensor;
+    }
+    log_once::<B>(from, &device);
+    let tensor = tensor.into_primitive();
+    // The cast of a leaf would be no leaf.
+    let tensor = match B::float_is_require_grad(&tensor) {
+        true => B::float_set_require_grad(tensor, false),
+        false => tensor,
+    };
+    AmpTensor::plain(converted::<B>(tensor, dtype.into()))
+}
+
+/// Logs one line for a model: one between two backward passes.
+fn log_once<B: Backend>(from: DType, device: &B::Device) {
+    static LOGGED_AFTER: AtomicU64 = AtomicU64::new(u64::MAX);
+    let passes = passes();
+    if LOGGED_AFTER.swap(passes, Ordering::Relaxed) != passes {
+        log::info!(
+            "burn-amp: parameters in {} on {} are trained in FP32, for example those of a file in half \
+             precision: an update in half would be rounded away",
+            from.name(),
+            device::name::<B>(device)
+        );
+    }
+}

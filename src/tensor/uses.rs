@@ -1,0 +1,149 @@
+//! The nodes that serve the uses of a parameter in half. Independent of tensors and of autodiff.
+//!
+//! Autodiff adds up the gradients of a node in the node's dtype, and a sum of many half numbers
+//! stops growing: a sum of ones in bf16 at 256. So one node serves a few uses, and the next uses get
+//! another node. The gradients of all nodes are added up in FP32.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+
+/// The terms of a sum in half: its error is that of so few.
+pub(crate) const TERMS: u8 = 16;
+
+/// The nodes that are kept.
+const KEPT: usize = 1024;
+
+/// Counts the uses between two backward passes, and keeps the nodes that serve them.
+#[derive(Debug)]
+pub(crate) struct Uses<T>(Mutex<State<T>>);
+
+#[derive(Debug)]
+struct State<T> {
+    /// The backward passes of the process before these uses. A pass consumes nodes.
+    passes: u64,
+    count: u32,
+    /// The last nodes. If nothing held a node that two losses share, the backward pass of one loss
+    /// would free the other.
+    nodes: VecDeque<T>,
+    /// How many nodes there have been.
+    made: usize,
+    /// How many of them before the last pass: the place of the first node after it.
+    root: usize,
+}
+
+/// What serves a use.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Use<T> {
+    /// The node of the use before.
+    Again(T),
+    /// A new node, besides the first node since the last pass, if there is one.
+    New(Option<T>),
+}
+
+impl<T> Default for Uses<T> {
+    fn default() -> Self {
+        Self(Mutex::new(State {
+            passes: 0,
+            count: 0,
+            nodes: VecDeque::new(),
+            made: 0,
+            root: 0,
+        }))
+    }
+}
+
+impl<T: Clone> Uses<T> {
+    /// Counts a use after so many backward passes. The caller makes a new node, and gives it to
+    /// [`keep`](Uses::keep).
+    pub fn next(&self, passes: u64) -> Use<T> {
+        let state = &mut *self.0.lock();
+        if state.passes != passes {
+            (state.passes, state.count) = (passes, 0);
+            state.root = state.made;
+        }
+        let nth = state.count;
+        state.count = nth.wrapping_add(1);
+        match state.nodes.back() {
+            Some(node) if state.has_node() && !nth.is_multiple_of(TERMS.into()) => {
+                Use::Again(node.clone())
+            }
+            _ => Use::New(state.root()),
+        }
+    }
+
+    /// Keeps a new node for the next uses.
+    pub fn keep(&self, node: &T) {
+        let state = &mut *self.0.lock();
+        match state.nodes.len() {
+            // Most parameters have one.
+            0 => state.nodes.reserve_exact(1),
+            KEPT => drop(state.nodes.pop_front()),
+            _ => {}
+        }
+        state.nodes.push_back(node.clone());
+        state.made += 1;
+    }
+}
+
+impl<T: Clone> State<T> {
+    /// Whether there is a node since the last pass.
+    fn has_node(&self) -> bool {
+        self.made > self.root
+    }
+
+    /// The first node since the last pass, if there is one and it is still kept.
+    fn root(&self) -> Option<T> {
+        let dropped = self.made - self.nodes.len();
+        self.nodes.get(self.root.checked_sub(dropped)?).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_serves_sixteen_uses() {
+        let uses = Uses::default();
+        for nth in 0..100 {
+            match uses.next(0) {
+                Use::Again(node) => assert_eq!(node, nth / 16 * 16),
+                Use::New(root) => {
+                    assert_eq!(nth % 16, 0, "{nth}");
+                    assert_eq!(root, (nth > 0).then_some(0));
+                    uses.keep(&nth);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_backward_pass_consumes_the_nodes() {
+        let uses = Uses::default();
+        assert_eq!(uses.next(3), Use::New(None));
+        uses.keep(&7);
+        assert_eq!(uses.next(3), Use::Again(7));
+        assert_eq!(uses.next(4), Use::New(None));
+    }
+
+    #[test]
+    fn uses_without_a_backward_pass_keep_so_many_nodes() {
+        let uses = Uses::default();
+        for _ in 0..20 * KEPT {
+            if let Use::New(_) = uses.next(0) {
+                uses.keep(&0);
+            }
+        }
+        assert_eq!(uses.0.lock().nodes.len(), KEPT);
+    }
+
+    #[test]
+    fn the_count_starts_over_with_a_new_node() {
+        let uses = Uses::default();
+        uses.keep(&5);
+        uses.0.lock().count = u32::MAX;
+        assert_eq!(uses.next(0), Use::Again(5));
+        assert_eq!(uses.next(0), Use::New(Some(5)));
+    }
+}
