@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The models of `cargo xtask bench` in PyTorch: what a step takes, keeps and peaks at.
 
-Run by `cargo xtask bench speed --pytorch`. Requests come by standard input, and each has one answer on
+Run by `cargo xtask bench --pytorch`. Requests come by standard input, and each has one answer on
 standard output, both a line of JSON: {"ask": "time", "model": "mlp", "precision": "bf16", "runs": 3}
 """
 

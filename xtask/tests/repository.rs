@@ -85,10 +85,8 @@ fn both_packages_have_the_same_licenses() {
 }
 
 #[test]
-fn the_readme_is_short_and_its_links_lead_to_the_web_or_into_the_package() {
+fn the_links_of_the_readme_lead_to_the_web_or_into_the_package() {
     let readme = fs::read_to_string(Path::new(ROOT).join("README.md")).expect("a README");
-    let lines = readme.lines().count();
-    assert!(lines <= 150, "{lines} lines");
     let files = package(&["burn-amp"], &["--list"]);
     let links = readme.split("](").skip(1);
     for link in links.filter_map(|rest| Some(rest.split_once(')')?.0)) {

@@ -11,13 +11,13 @@ use burn::backend::autodiff::checkpoint::strategy::{
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_amp::{AmpAutodiff, Precision, with_precision};
+use burn_amp::{AmpAutodiff, with_precision};
 use serde_json::{Value, json};
 
+use super::Options;
 use super::alloc::Mark;
 use super::backend::{Measured, precisions};
 use super::models::{Batch, Dims, Model, Net, Size};
-use super::{Options, pytorch};
 use crate::plot;
 
 /// What a training step holds, in bytes.
@@ -31,45 +31,35 @@ struct Held {
 }
 
 pub fn memory<B: Measured>(options: &Options) -> Vec<Value> {
-    strategy::<B, NoCheckpointing>(options, "no checkpointing", true)
+    strategy::<B, NoCheckpointing>(options, "no checkpointing")
 }
 
 pub fn balanced<B: Measured>(options: &Options) -> Vec<Value> {
-    strategy::<B, BalancedCheckpointing>(options, "balanced checkpointing", false)
+    strategy::<B, BalancedCheckpointing>(options, "balanced checkpointing")
 }
 
-fn strategy<B: Measured, C: CheckpointStrategy>(
-    options: &Options,
-    name: &str,
-    marks: bool,
-) -> Vec<Value> {
+fn strategy<B: Measured, C: CheckpointStrategy>(options: &Options, name: &str) -> Vec<Value> {
     println!(
-        "\n{name}\n{:<12} {:<10} {:>12} {:>7} {:>12} {:>7} {:>12}",
-        "model", "precision", "kept MiB", "ratio", "peak MiB", "ratio", "PyTorch MiB"
+        "\n{name}\n{:<12} {:<10} {:>12} {:>7} {:>12} {:>7}",
+        "model", "precision", "kept MiB", "ratio", "peak MiB", "ratio"
     );
-    let marks = marks && options.size == Size::Small;
     let models = options.models();
-    let rows = models.flat_map(|model| one::<B, C>(options, model, marks));
+    let rows = models.flat_map(|model| one::<B, C>(options, model));
     rows.collect()
 }
 
-fn one<B: Measured, C: CheckpointStrategy>(
-    options: &Options,
-    model: Model,
-    marks: bool,
-) -> Vec<Value> {
+fn one<B: Measured, C: CheckpointStrategy>(options: &Options, model: Model) -> Vec<Value> {
     let dims = model.dims(options.size);
     let plain = held::<B, Autodiff<B, C>>(model, dims);
-    let row = |precision: &str, held: &Held, mark: f64| {
+    let row = |precision: &str, held: &Held| {
         let ratio = held.kept as f64 / plain.kept as f64;
         let peak_ratio = Option::zip(held.peak, plain.peak).map(|(a, b)| a as f64 / b as f64);
         println!(
-            "{:<12} {precision:<10} {:>12.1} {ratio:>7.3} {:>12} {:>7} {:>12}",
+            "{:<12} {precision:<10} {:>12.1} {ratio:>7.3} {:>12} {:>7}",
             model.name(),
             mib(held.kept),
             or_dash(held.peak.map(mib), 1),
             or_dash(peak_ratio, 3),
-            or_dash(marks.then_some(mark), 1),
         );
         if options.detail {
             detail(&held.blocks);
@@ -81,18 +71,12 @@ fn one<B: Measured, C: CheckpointStrategy>(
             "peak_bytes": held.peak,
             "ratio": ratio,
             "peak_ratio": peak_ratio,
-            "pytorch_kept_mib": marks.then_some(mark),
         })
     };
-    let (full, autocast) = pytorch::kept_mib(model);
-    let mut rows = vec![row("burn", &plain, full)];
+    let mut rows = vec![row("burn", &plain)];
     for precision in precisions::<B>() {
         let held = with_precision(precision, || held::<B, AmpAutodiff<B, C>>(model, dims));
-        let mark = match precision {
-            Precision::F32 => full,
-            _ => autocast,
-        };
-        rows.push(row(&precision.to_string(), &held, mark));
+        rows.push(row(&precision.to_string(), &held));
     }
     rows
 }

@@ -79,7 +79,7 @@ pub struct Options {
     /// operation.
     #[arg(long)]
     detail: bool,
-    /// Also measures `speed` and `convergence` with PyTorch, where it is installed.
+    /// Also measures `memory`, `speed` and `convergence` with PyTorch, where it is installed.
     #[arg(long)]
     pytorch: bool,
     /// Also writes the figures to a file, in the place of what it has from the same backend. With
@@ -169,26 +169,25 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     } else if options.measures(Kind::Casts) {
         add("casts", casts::casts::<B>(options));
     }
+    let of_pytorch = options.measures(Kind::Memory) || options.measures(Kind::Speed);
+    let pytorch = match options.pytorch && of_pytorch {
+        true => PyTorch::start(options)?,
+        false => None,
+    };
     if options.measures(Kind::Memory) && !B::COUNTED {
         println!("\nmemory is not measured: tensors of this backend are not counted");
     } else if options.measures(Kind::Memory) {
         add("memory", memory::memory::<B>(options));
         add("memory_balanced", memory::balanced::<B>(options));
+        if let Some(pytorch) = &pytorch {
+            add("pytorch_memory", pytorch.memory(options)?);
+        }
         if options.model.is_none() {
             memory::growth::<B>(&folder)?;
         }
     }
-    let mut pytorch_version = None;
     if options.measures(Kind::Speed) {
-        let pytorch = match options.pytorch {
-            true => PyTorch::start(options)?,
-            false => None,
-        };
         add("speed", speed::speed::<B>(options, pytorch.as_ref()));
-        if let Some(pytorch) = pytorch {
-            add("pytorch_memory", pytorch.memory(options)?);
-            pytorch_version = Some(pytorch.version.clone());
-        }
     }
     if options.measures(Kind::Flat) {
         add("flat", flat::flat::<B>());
@@ -198,7 +197,8 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
         add("convergence", rows);
     }
     if let Some(path) = &options.json {
-        measurements::renew(path, runs(options, &report, pytorch_version)?)?;
+        let version = pytorch.map(|pytorch| pytorch.version.clone());
+        measurements::renew(path, runs(options, &report, version)?)?;
     }
     let report = Value::from(report);
     if options.check {
@@ -224,7 +224,6 @@ fn runs(
         let mut head = head.clone();
         head.versions.pytorch = match bench.as_str() {
             "speed" | "pytorch_memory" => pytorch.clone(),
-            "memory" if options.size == Size::Small => Some(pytorch::KEPT_VERSION.into()),
             _ => None,
         };
         Run {

@@ -1,5 +1,5 @@
-//! What PyTorch does with the same models: what it keeps and casts, and, where it is installed, how
-//! long a step takes and what it learns.
+//! What PyTorch does with the same models: what it casts, and, where it is installed, what it keeps,
+//! how long a step takes and what it learns.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
@@ -15,19 +15,6 @@ use serde_json::{Value, json};
 use super::Options;
 use super::backend::Choice;
 use super::models::{Dims, Model};
-
-/// The version that [`kept_mib`] is of.
-pub const KEPT_VERSION: &str = "2.15";
-
-/// MiB that PyTorch saves for the backward pass of the small models, in FP32 and under autocast.
-pub fn kept_mib(model: Model) -> (f64, f64) {
-    match model {
-        Model::Transformer => (244.0, 178.0),
-        Model::Cnn => (28.4, 14.7),
-        Model::Mlp => (56.2, 30.7),
-        Model::Lstm => (16.0, 10.1),
-    }
-}
 
 /// The casts of a step under `torch.autocast` on CUDA, of the models as `bench.py` has them.
 pub struct Autocast {

@@ -9,58 +9,83 @@ use crate::plot::{Group, Panel};
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// What is kept for the backward pass, as the README has it.
+/// What is kept for the backward pass and held at the peak, as the README has it.
 pub fn memory(runs: &[Run]) -> anyhow::Result<String> {
     tables(of(runs, "memory"), |run| {
-        let half = half(run)?;
         let rows = models(run).map(|model| {
+            let held = |precision, bytes| mib(Some(run), model, precision, bytes);
             [
                 model.description(run.size),
-                mib(run, model, "burn"),
-                mib(run, model, half),
-                number(run.figure(model, half, "ratio"), 2),
+                held("burn", "kept_bytes"),
+                held("bf16", "kept_bytes"),
+                held("f16", "kept_bytes"),
+                held("burn", "peak_bytes"),
+                held("bf16", "peak_bytes"),
+                held("f16", "peak_bytes"),
             ]
         });
-        let amp = format!("burn-amp in {half}");
-        let header = [&place(run), "Burn", &amp, "ratio"];
+        let header = [
+            &place(run),
+            "kept, Burn",
+            "in bf16",
+            "in f16",
+            "peak, Burn",
+            "in bf16",
+            "in f16",
+        ];
         Ok(aligned(header, &rows.collect::<Vec<_>>()))
     })
 }
 
-/// The same with gradient checkpointing and what PyTorch keeps.
+/// The same, a table each, with gradient checkpointing and beside PyTorch.
 pub fn memory_in_full(runs: &[Run]) -> anyhow::Result<String> {
     tables(of(runs, "memory"), |run| {
-        let half = half(run)?;
-        let balanced = of(runs, "memory_balanced")
-            .find(|balanced| (balanced.backend, balanced.size) == (run.backend, run.size));
-        let rows = models(run).map(|model| {
-            let checkpointing =
-                |precision| balanced.map_or_else(none, |run| mib(run, model, precision));
-            let pytorch = |precision| number(run.figure(model, precision, "pytorch_kept_mib"), 1);
-            [
-                model.description(run.size),
-                mib(run, model, "burn"),
-                mib(run, model, "f16"),
-                mib(run, model, "bf16"),
-                number(run.figure(model, half, "ratio"), 2),
-                checkpointing("burn"),
-                checkpointing(half),
-                pytorch("burn"),
-                pytorch(half),
-            ]
-        });
-        let header = [
-            "model",
-            "Burn",
-            "AMP in f16",
-            "AMP in bf16",
-            "ratio",
-            "Burn, checkpointing",
-            "AMP, checkpointing",
-            "PyTorch",
-            "PyTorch autocast",
-        ];
-        Ok(under_head(run, &aligned(header, &rows.collect::<Vec<_>>())))
+        let beside = |bench| {
+            of(runs, bench).find(|other| (other.backend, other.size) == (run.backend, run.size))
+        };
+        let (balanced, pytorch) = (beside("memory_balanced"), beside("pytorch_memory"));
+        let table = |title, ours, pytorchs| {
+            let rows = models(run).map(|model| {
+                let held = |run, precision, bytes| mib(run, model, precision, bytes);
+                [
+                    model.description(run.size),
+                    held(Some(run), "burn", ours),
+                    held(Some(run), "bf16", ours),
+                    held(Some(run), "f16", ours),
+                    held(balanced, "burn", ours),
+                    held(balanced, "bf16", ours),
+                    held(balanced, "f16", ours),
+                    held(pytorch, "fp32", pytorchs),
+                    held(pytorch, "bf16", pytorchs),
+                ]
+            });
+            let header = [
+                title,
+                "Burn",
+                "AMP in bf16",
+                "AMP in f16",
+                "Burn, checkpointing",
+                "AMP in bf16",
+                "AMP in f16",
+                "PyTorch",
+                "autocast in bf16",
+            ];
+            aligned(header, &rows.collect::<Vec<_>>())
+        };
+        let kept = table("kept", "kept_bytes", "saved_bytes");
+        let peak = table("peak", "peak_bytes", "peak_bytes");
+        let mut text = under_head(run, &format!("{kept}\n{peak}"));
+        // PyTorch may have been measured at another time.
+        if let Some(Run { head, .. }) = pytorch {
+            let version = head.versions.pytorch.as_ref();
+            let version = version.context("PyTorch without its version")?;
+            text += &format!(
+                "\nPyTorch {version}: {}, {}.\n",
+                cpu(&head.machine),
+                head.date
+            );
+        }
+        Ok(text)
     })
 }
 
@@ -236,9 +261,16 @@ fn models(run: &Run) -> impl Iterator<Item = Model> {
     Model::ALL.into_iter().filter(measured)
 }
 
-fn mib(run: &Run, model: Model, precision: &str) -> String {
-    let bytes = run.figure(model, precision, "kept_bytes");
-    number(bytes.map(|bytes| bytes / MIB), 1)
+/// A figure in MiB; in another precision than FP32 also what part of FP32's it is.
+fn mib(run: Option<&Run>, model: Model, precision: &str, bytes: &str) -> String {
+    let of = |precision: &str| Some(run?.figure(model, precision, bytes)? / MIB);
+    let mib = number(of(precision), 1);
+    // Burn's name and PyTorch's.
+    let fp32 = of("burn").or_else(|| of("fp32"));
+    match (precision, of(precision).zip(fp32)) {
+        ("bf16" | "f16", Some((half, fp32))) => format!("{mib} ({:.2})", half / fp32),
+        _ => mib,
+    }
 }
 
 fn ms(run: &Run, model: Model, precision: &str) -> String {
@@ -265,9 +297,20 @@ mod tests {
     use crate::bench::backend::Choice;
     use crate::measurements::tests::run;
 
-    fn kept(precision: &str, mib: f64, ratio: f64) -> Value {
-        let bytes = mib * MIB;
-        json!({"model": "cnn", "precision": precision, "kept_bytes": bytes, "ratio": ratio})
+    fn held(precision: &str, kept: f64, peak: f64) -> Value {
+        let [kept, peak] = [kept, peak].map(|mib| mib * MIB);
+        json!({"model": "cnn", "precision": precision, "kept_bytes": kept, "peak_bytes": peak})
+    }
+
+    fn pytorch(version: &str) -> Run {
+        let saved = |precision: &str, mib: f64| {
+            let bytes = mib * MIB;
+            json!({"model": "cnn", "precision": precision, "saved_bytes": bytes, "peak_bytes": null})
+        };
+        let rows = json!([saved("fp32", 28.0), saved("bf16", 14.0)]);
+        let mut run = run("pytorch_memory", Choice::Flex, rows);
+        run.head.versions.pytorch = Some(version.into());
+        run
     }
 
     fn timed(precision: &str, ms: f64, speedup: f64) -> Value {
@@ -278,7 +321,7 @@ mod tests {
     }
 
     fn runs() -> Vec<Run> {
-        let memory = json!([kept("burn", 70.25, 1.0), kept("f16", 28.0, 0.4)]);
+        let memory = json!([held("burn", 70.25, 72.0), held("f16", 28.1, 36.0)]);
         let speed = [timed("burn", 30.0, 1.0), timed("bf16", 20.0, 1.5)];
         vec![
             run("memory", Choice::Flex, memory),
@@ -294,8 +337,9 @@ mod tests {
         assert_eq!(
             memory(&runs()).unwrap(),
             format!(
-                "| {:<56} | Burn | burn-amp in f16 | ratio |\n|{}|------|-----------------|-------|\n\
-                 | {cnn} | 70.2 | 28.0            | 0.40  |\n",
+                "| {:<56} | kept, Burn | in bf16 | in f16      | peak, Burn | in bf16 | in f16      |\n\
+                 |{}|------------|---------|-------------|------------|---------|-------------|\n\
+                 | {cnn} | 70.2       | —       | 28.1 (0.40) | 72.0       | —       | 36.0 (0.50) |\n",
                 "Flex, Abacus with 2 cores, 2026-01-02",
                 "-".repeat(58)
             )
@@ -317,6 +361,25 @@ mod tests {
             ["", "LSTM", "30.0", "20.0", "1.50", "—", "—", "—", ""]
         );
         assert!(memory(&[]).is_err());
+    }
+
+    #[test]
+    fn pytorchs_memory_is_what_was_measured_or_a_dash() {
+        let ends = |runs: &[Run], ends: [&str; 2]| {
+            let text = memory_in_full(runs).unwrap().replace(' ', "");
+            let rows = text.lines().filter(|line| line.starts_with("|CNN"));
+            assert!(
+                rows.zip(ends).all(|(row, end)| row.ends_with(end)),
+                "{text}"
+            );
+        };
+        ends(&runs(), ["|—|—|"; 2]);
+        let mut measured = runs();
+        measured.push(pytorch("2.9.0"));
+        ends(&measured, ["|28.0|14.0(0.50)|", "|—|—|"]);
+        let text = memory_in_full(&measured).unwrap();
+        let from = "\nPyTorch 2.9.0: Abacus with 2 cores, 2026-01-02.\n";
+        assert!(text.ends_with(from), "{text}");
     }
 
     #[test]
