@@ -41,19 +41,14 @@ fn changed<T>(change: impl FnOnce(&mut Modes), f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// As [`in_kernel`], for an operation outside the policy: one without float tensors, or a creation.
-#[inline]
-pub(crate) fn in_kernel_of_any<T>(kernel: impl FnOnce() -> T) -> T {
-    match half_wanted() {
-        true => in_kernel(kernel),
-        false => kernel(),
-    }
-}
-
 /// Runs a kernel of the backend, with the modes of this thread put aside. A thread that waits for a
 /// kernel may run any other task meanwhile, as with rayon: the modes are not that task's.
 #[inline]
 pub(crate) fn in_kernel<T>(kernel: impl FnOnce() -> T) -> T {
+    // No mode changes anything before half precision is requested.
+    if !half_wanted() {
+        return kernel();
+    }
     let modes = MODES.get();
     let aside = modes.aside();
     // Mostly, as in FP32 without a region, there is nothing to put aside.

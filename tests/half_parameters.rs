@@ -5,7 +5,8 @@ mod common;
 use burn::backend::Flex;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_amp::{
@@ -181,21 +182,27 @@ fn it_does_not_matter_whether_what_is_loaded_was_trained() {
     }
 }
 
+type Trainer = MixedPrecisionTrainer<B, Model<B>, OptimizerAdaptor<AdamW, Model<B>, B>>;
+
+fn trainer(model: Model<B>, precision: Precision) -> Trainer {
+    let (optimizer, loss_scale) = (AdamWConfig::new().init(), LossScaleConfig::default());
+    Trainer::new(model, optimizer, precision, loss_scale).unwrap()
+}
+
+/// The parameters after so many steps.
+fn stepped(mut trainer: Trainer, steps: usize) -> Vec<f32> {
+    for _ in 0..steps {
+        let step = trainer.train_step((), (), |model, (), ()| model.loss());
+        step.unwrap();
+    }
+    parameters(trainer.model())
+}
+
 #[test]
 fn a_trainer_widens_the_parameters_of_its_model() {
     for precision in HALVES {
-        let [half, widened] = half_and_widened(precision).map(|model| {
-            let optimizer = AdamWConfig::new().init();
-            let config = LossScaleConfig::default();
-            let mut trainer =
-                MixedPrecisionTrainer::<B, _, _>::new(model, optimizer, precision, config).unwrap();
-            for _ in 0..5 {
-                trainer
-                    .train_step((), (), |model: &Model<B>, (), ()| model.loss())
-                    .unwrap();
-            }
-            parameters(trainer.model())
-        });
+        let models = half_and_widened(precision);
+        let [half, widened] = models.map(|model| stepped(trainer(model, precision), 5));
         assert_eq!(half, widened, "{precision}");
     }
 }
@@ -204,18 +211,10 @@ fn a_trainer_widens_the_parameters_of_its_model() {
 fn a_trainer_widens_the_parameters_of_a_record() {
     for precision in HALVES {
         let [half, widened] = half_and_widened(precision).map(|model| {
-            let trainer = |model| {
-                let optimizer = AdamWConfig::new().init();
-                let config = LossScaleConfig::default();
-                MixedPrecisionTrainer::<B, _, _>::new(model, optimizer, precision, config).unwrap()
-            };
-            let (_, optimizer, scheduler, window) = trainer(model.clone()).to_record();
-            let mut resumed = trainer(Model::new());
+            let (_, optimizer, scheduler, window) = trainer(model.clone(), precision).to_record();
+            let mut resumed = trainer(Model::new(), precision);
             resumed.load_record((model.into_record(), optimizer, scheduler, window));
-            resumed
-                .train_step((), (), |model: &Model<B>, (), ()| model.loss())
-                .unwrap();
-            parameters(resumed.model())
+            stepped(resumed, 1)
         });
         assert_eq!(half, widened, "{precision}");
     }

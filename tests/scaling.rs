@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::fs;
 use std::io::{self, BufWriter, Cursor, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::backend::Flex;
 use burn::record::{
@@ -21,6 +21,7 @@ use burn_amp::{
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use tempfile::{TempDir, tempdir};
 
 use Outcome::{Finite, NonFiniteLoss, Overflow};
 
@@ -559,43 +560,17 @@ fn the_states_differ_from_a_fresh_one_in_every_field() {
     }
 }
 
-/// A folder of a test's own, for as long as the test runs.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(test: &str) -> Self {
-        let name = format!("scaling-{test}-{}", std::process::id());
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        fs::create_dir_all(&folder).unwrap();
-        Self(folder)
-    }
-}
-
-impl std::ops::Deref for Folder {
-    type Target = Path;
-
-    fn deref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).ok();
-    }
-}
-
 fn through_bytes<R: BytesRecorder<B, Vec<u8>>>(recorder: &R, state: LossScaler) -> LossScaler {
     let bytes = recorder.record(state, ()).unwrap();
     recorder.load(bytes, &Default::default()).unwrap()
 }
 
 fn through_file<R: FileRecorder<B>>(
-    folder: &Folder,
+    folder: &TempDir,
     recorder: &R,
     state: LossScaler,
 ) -> LossScaler {
-    let path = folder.join("state");
+    let path = folder.path().join("state");
     recorder.record(state, path.clone()).unwrap();
     recorder.load(path, &Default::default()).unwrap()
 }
@@ -603,7 +578,7 @@ fn through_file<R: FileRecorder<B>>(
 /// Through every recorder that `$settings` can be given to.
 macro_rules! recorders_restore {
     ($($settings:ty),+) => {
-        let folder = Folder::new("recorders");
+        let folder = tempdir().unwrap();
         for state in states() {
             $(
                 assert_eq!(through_bytes(&BinBytesRecorder::<$settings>::new(), state), state);
@@ -630,7 +605,7 @@ fn every_recorder_restores_every_field_whatever_its_precision() {
 
 #[test]
 fn burns_default_recorders_restore_every_field() {
-    let folder = Folder::new("default-recorders");
+    let folder = tempdir().unwrap();
     for state in states() {
         assert_eq!(through_file(&folder, &DefaultRecorder::new(), state), state);
         assert_eq!(through_file(&folder, &CompactRecorder::new(), state), state);
@@ -685,9 +660,9 @@ fn assert_refused(path: &Path, reason: &str) {
 
 #[test]
 fn a_file_or_a_writer_keeps_everything() {
-    let folder = Folder::new("whole");
+    let folder = tempdir().unwrap();
     for (i, state) in states().into_iter().enumerate() {
-        let path = folder.join(format!("{i}.json"));
+        let path = folder.path().join(format!("{i}.json"));
         // A second save replaces the first.
         running().save(&path).unwrap();
         GradScaler::from(state).save(&path).unwrap();
@@ -700,7 +675,7 @@ fn a_file_or_a_writer_keeps_everything() {
         assert_eq!(read.state(), state);
         assert_eq!(fs::read(&path).unwrap(), json_of(state));
     }
-    let names: Vec<_> = fs::read_dir(&*folder)
+    let names: Vec<_> = fs::read_dir(&folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
         .collect();
@@ -709,9 +684,9 @@ fn a_file_or_a_writer_keeps_everything() {
 
 #[test]
 fn what_is_no_state_is_refused() {
-    let folder = Folder::new("no-state");
-    assert_refused(&folder.join("missing.json"), "No such file");
-    assert_refused(&folder, "directory");
+    let folder = tempdir().unwrap();
+    assert_refused(&folder.path().join("missing.json"), "No such file");
+    assert_refused(folder.path(), "directory");
     for (name, bytes, reason) in [
         ("empty.json", &b""[..], "EOF"),
         ("text.json", b"loss scale 65536", "expected value"),
@@ -719,7 +694,7 @@ fn what_is_no_state_is_refused() {
         ("list.json", b"[1, 2, 3]", "expected value"),
         ("binary.json", b"\xff\xfe\x00\x01", "expected value"),
     ] {
-        let path = folder.join(name);
+        let path = folder.path().join(name);
         fs::write(&path, bytes).unwrap();
         assert_refused(&path, reason);
         let scaler = running();
@@ -729,7 +704,7 @@ fn what_is_no_state_is_refused() {
     }
     let mut more = json_of(saved());
     more.extend(b"{}");
-    let path = folder.join("more.json");
+    let path = folder.path().join("more.json");
     fs::write(&path, more).unwrap();
     assert_refused(&path, "trailing");
 }
@@ -737,8 +712,8 @@ fn what_is_no_state_is_refused() {
 #[test]
 fn a_state_cut_short_is_refused_wherever_it_is_cut() {
     let bytes = json_of(saved());
-    let folder = Folder::new("cut");
-    let path = folder.join("state.json");
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("state.json");
     for length in 0..bytes.len() {
         fs::write(&path, &bytes[..length]).unwrap();
         assert_refused(&path, "EOF");
@@ -784,7 +759,7 @@ fn a_reader_or_a_writer_that_fails_is_an_error() {
 /// A newer version will have fields that this one does not know: it is the version that is named.
 #[test]
 fn a_newer_version_is_refused_by_its_version() {
-    let folder = Folder::new("newer");
+    let folder = tempdir().unwrap();
     let text = String::from_utf8(json_of(saved())).unwrap();
     let reason = "the state has version 2, but this burn-amp only reads versions up to 1";
     for (name, newer) in [
@@ -801,7 +776,7 @@ fn a_newer_version_is_refused_by_its_version() {
     ] {
         let newer = newer.replace("\"version\": 1,", "\"version\": 2,");
         assert_ne!(newer, text);
-        let path = folder.join(name);
+        let path = folder.path().join(name);
         fs::write(&path, &newer).unwrap();
         assert_refused(&path, reason);
         let error = running().from_reader(newer.as_bytes()).unwrap_err();
@@ -811,15 +786,15 @@ fn a_newer_version_is_refused_by_its_version() {
 
 #[test]
 fn a_save_that_fails_leaves_the_file_that_was_there() {
-    let folder = Folder::new("unwritable");
+    let folder = tempdir().unwrap();
     let scaler = running();
-    let good = folder.join("good.json");
+    let good = folder.path().join("good.json");
     GradScaler::from(saved()).save(&good).unwrap();
     let whole = fs::read(&good).unwrap();
 
     let below_a_file = good.join("state.json");
-    let no_folder = folder.join("no/such/folder/state.json");
-    let a_folder = folder.join("folder");
+    let no_folder = folder.path().join("no/such/folder/state.json");
+    let a_folder = folder.path().join("folder");
     fs::create_dir_all(&a_folder).unwrap();
     for (path, reason) in [
         (below_a_file, "Not a directory"),
@@ -831,7 +806,7 @@ fn a_save_that_fails_leaves_the_file_that_was_there() {
     }
     assert!(a_folder.is_dir());
 
-    let mut names: Vec<_> = fs::read_dir(&*folder)
+    let mut names: Vec<_> = fs::read_dir(&folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
         .collect();
@@ -893,8 +868,8 @@ fn mutations<E: Debug>(
 
 #[test]
 fn a_mutated_json_file_is_refused_or_is_the_same_state() {
-    let folder = Folder::new("mutated-json");
-    let path = folder.join("state.json");
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("state.json");
     mutations("JSON", &json_of(saved()), 0, |bytes| {
         let from_reader = running().from_reader(&bytes[..]);
         fs::write(&path, bytes).unwrap();
@@ -910,8 +885,8 @@ fn a_mutated_json_file_is_refused_or_is_the_same_state() {
 
 /// The bytes of a file that a recorder wrote, and how it reads other bytes.
 fn mutated_files<R: FileRecorder<B>>(format: &str, recorder: R, from: impl Fn(&[u8]) -> usize) {
-    let folder = Folder::new(format);
-    let path = folder.join("state");
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("state");
     recorder.record(saved(), path.clone()).unwrap();
     let file = path.with_extension(R::file_extension());
     let bytes = fs::read(&file).unwrap();

@@ -46,45 +46,15 @@ fn new_folder_beside(path: &Path) -> io::Result<PathBuf> {
 }
 
 #[cfg(test)]
-pub(crate) mod testing {
-    use super::*;
-
-    /// A folder of a test's own, for as long as the test runs.
-    pub struct Folder(PathBuf);
-
-    impl Folder {
-        pub fn new(test: &str) -> Self {
-            let name = format!("burn-amp-core-{test}-{}", std::process::id());
-            let folder = std::env::temp_dir().join(name);
-            fs::create_dir_all(&folder).unwrap();
-            Self(folder)
-        }
-    }
-
-    impl std::ops::Deref for Folder {
-        type Target = Path;
-
-        fn deref(&self) -> &Path {
-            &self.0
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            fs::remove_dir_all(&self.0).ok();
-        }
-    }
-}
-
-#[cfg(test)]
 mod tests {
-    use super::testing::Folder;
+    use tempfile::tempdir;
+
     use super::*;
 
     #[test]
     fn a_replacement_that_fails_leaves_the_old_file_alone() {
-        let folder = Folder::new("fails");
-        let path = folder.join("file.tar.gz");
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("file.tar.gz");
         replace_file(&path, |part| fs::write(part, "old")).unwrap();
         let error = replace_file(&path, |part| {
             assert_eq!(part.file_name(), path.file_name());
@@ -95,6 +65,6 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
         replace_file(&path, |part| fs::write(part, "new")).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
-        assert_eq!(fs::read_dir(&*folder).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
     }
 }

@@ -2,12 +2,14 @@
 //! configuration once for a process, so each is a process of its own.
 #![cfg(all(feature = "flex", target_os = "linux"))]
 
+mod client;
+
 use std::path::Path;
-use std::process::Command;
 use std::{env, fs};
 
 use burn_amp_device::{Precision, flex};
 use burn_std::config::{BurnConfig, RuntimeConfig};
+use client::process::own_test;
 
 /// Has the program set a configuration itself.
 const SETS: &str = "BURN_AMP_TEST_SETS";
@@ -29,10 +31,8 @@ fn program_process() {
 
 /// The thresholds of a program in this folder: of operations and of bytes.
 fn found(folder: &Path, sets: bool) -> (usize, usize) {
-    let mut program = Command::new(env::current_exe().unwrap());
-    program
-        .args(["--exact", "program_process", "--ignored", "--nocapture"])
-        .current_dir(folder);
+    let mut program = own_test("program_process");
+    program.current_dir(folder);
     if sets {
         program.env(SETS, "1");
     }

@@ -7,7 +7,7 @@ use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use burn::remote::{ConnectError, RemoteHost};
 use burn::tensor::{Device, Tensor};
 use burn_amp_device::{Dynamic, Error, GradScaler, Precision, connect};
 
+use client::process::{Process, own_test};
 use client::served::{MINUTE, Server, TOKEN, ends_within, program};
 use client::{HALVES, assert_computed_in, product, read, tensor, within_a_minute};
 
@@ -181,41 +182,14 @@ fn two_clients_at_once_do_not_see_each_other() {
         assert_computed_in(Precision::Bf16, &product(&device));
     }
     for mut client in clients {
-        client.wait_for_steps(3);
+        client.wait_for("stepped", 3);
     }
 }
 
 /// A process that trains without an end.
-struct Client {
-    process: Child,
-    output: BufReader<ChildStdout>,
-}
-
-fn training(address: &str) -> Client {
-    let mut process = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "client_process", "--ignored", "--nocapture"])
-        .env(ADDRESS, address)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let output = BufReader::new(process.stdout.take().unwrap());
-    Client { process, output }
-}
-
-impl Client {
-    fn wait_for_steps(&mut self, steps: usize) {
-        let lines = (&mut self.output).lines().map(Result::unwrap);
-        let stepped = lines.filter(|line| line.ends_with("stepped"));
-        assert_eq!(stepped.take(steps).count(), steps);
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+fn training(address: &str) -> Process {
+    let mut client = own_test("client_process");
+    Process::spawn(client.env(ADDRESS, address).stderr(Stdio::piped()))
 }
 
 #[test]
@@ -245,9 +219,9 @@ fn a_client_that_dies_within_a_step_does_not_trouble_the_next() {
     let server = Server::start("f16");
     for _ in 0..3 {
         let mut client = training(&server.address);
-        client.wait_for_steps(2);
+        client.wait_for("stepped", 2);
         // It steps on, so it dies within a step.
-        client.process.kill().unwrap();
+        client.child.kill().unwrap();
     }
     let device = server.device();
     assert_computed_in(Precision::F16, &product(&device));
@@ -257,12 +231,12 @@ fn a_client_that_dies_within_a_step_does_not_trouble_the_next() {
 fn a_client_whose_server_dies_within_a_step_ends_with_an_error() {
     let mut server = Server::start("bf16");
     let mut client = training(&server.address);
-    client.wait_for_steps(2);
+    client.wait_for("stepped", 2);
     server.kill();
-    let status = ends(&mut client.process);
+    let status = ends(&mut client.child);
     assert!(!status.success());
     let mut said = String::new();
-    let mut stderr = client.process.stderr.take().unwrap();
+    let mut stderr = client.child.stderr.take().unwrap();
     stderr.read_to_string(&mut said).unwrap();
     // `GradScaler::step` gives the error, and the client unwraps it.
     assert!(said.contains("Read("), "{said}");

@@ -5,15 +5,16 @@
 mod client;
 
 use std::env;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::remote::ConnectError;
 use burn::tensor::Device;
 use burn_amp_device::{Precision, connect, flex};
 
+use client::process::{Process, own_test};
 use client::served::{MINUTE, Server, program};
 use client::strangers::{self, Held};
 use client::{assert_computed_in, listening, product, within};
@@ -22,37 +23,20 @@ use client::{assert_computed_in, listening, product, within};
 const ADDRESSES: &str = "BURN_AMP_TEST_ADDRESSES";
 
 /// A process without the token.
-struct Stranger {
-    process: Child,
-    output: BufReader<ChildStdout>,
-}
+struct Stranger(Process);
 
 impl Stranger {
     fn of(addresses: &[SocketAddr]) -> Self {
         let addresses: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
-        let mut process = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "stranger_process", "--ignored", "--nocapture"])
-            .env(ADDRESSES, addresses.join(","))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(process.stdout.take().unwrap());
-        Self { process, output }
+        let mut stranger = own_test("stranger_process");
+        stranger.env(ADDRESSES, addresses.join(","));
+        Self(Process::spawn(stranger.stdin(Stdio::piped())))
     }
 
     /// Has it try something, and waits until it has.
     fn tries(&mut self, what: &str) {
-        writeln!(self.process.stdin.as_mut().unwrap(), "{what}").unwrap();
-        let mut lines = (&mut self.output).lines().map(Result::unwrap);
-        assert!(lines.any(|line| line.ends_with("tried")));
-    }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        writeln!(self.0.child.stdin.as_mut().unwrap(), "{what}").unwrap();
+        self.0.wait_for("tried", 1);
     }
 }
 

@@ -535,7 +535,7 @@ macro_rules! delegate {
     ($(fn $op:ident($($a:ident: $ty:ty),*) $(-> $out:ty)?;)*) => {$(
         #[inline]
         fn $op($($a: $ty),*) $(-> $out)? {
-            $crate::precision::in_kernel_of_any(|| B::$op($($a),*))
+            $crate::precision::in_kernel(|| B::$op($($a),*))
         }
     )*};
 }

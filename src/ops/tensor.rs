@@ -17,7 +17,7 @@ use crate::autodiff::{leaves, master, reuse, seed};
 use crate::device::{DeviceContext, registered};
 use crate::diagnostics::anomaly;
 use crate::policy::{Class, HALVES, HalfSupport, Mode, holds, is_half};
-use crate::precision::{half_wanted, in_kernel_of_any, keeps_dtypes};
+use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
 use crate::tensor::{TensorFlags, converted, to_user_data};
 use crate::{Amp, AmpTensor};
 
@@ -26,9 +26,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
         registered::<B>(device);
-        AmpTensor::plain(in_kernel_of_any(|| {
-            B::float_from_data(data, device.inner())
-        }))
+        AmpTensor::plain(in_kernel(|| B::float_from_data(data, device.inner())))
     }
 
     fn float_random(
@@ -48,10 +46,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         // Burn's backends decide on zero or one before they convert, so every dtype gets the same.
         if !is_half(asked) || is_binary && support == HalfSupport::Arithmetic {
             let draw = || B::float_random(shape, distribution, device, dtype);
-            return AmpTensor::new(in_kernel_of_any(draw), flags);
+            return AmpTensor::new(in_kernel(draw), flags);
         }
         let draw = || B::float_random(shape, distribution, device, FloatDType::F32);
-        let drawn = in_kernel_of_any(draw);
+        let drawn = in_kernel(draw);
         AmpTensor::new(converted::<B>(drawn, dtype), flags)
     }
 
@@ -351,8 +349,8 @@ pub(super) fn create<B: Backend>(
     let asked = DType::from(dtype);
     let only_stored = is_half(asked) && support.of(asked) == HalfSupport::Contractions;
     AmpTensor::plain(match only_stored {
-        true => converted::<B>(in_kernel_of_any(|| make(device, FloatDType::F32)), dtype),
-        false => in_kernel_of_any(|| make(device, dtype)),
+        true => converted::<B>(in_kernel(|| make(device, FloatDType::F32)), dtype),
+        false => in_kernel(|| make(device, dtype)),
     })
 }
 

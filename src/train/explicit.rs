@@ -50,14 +50,14 @@ impl GradScaler {
         };
         if scaled && given.is_multiple_of(MANY_LOSSES) {
             self.read_losses();
-        }
-        if scaled && given == MANY_LOSSES {
-            log::warn!(
-                "burn-amp: {given} losses were scaled since the last update. If the loop calls the \
-                 optimizer itself, its gradients are not checked, and the first overflow reaches the \
-                 parameters: call scaler.step(..) and scaler.update(), or on AmpAutodiff \
-                 loss.backward() without scaler.scale(..)"
-            );
+            if given == MANY_LOSSES {
+                log::warn!(
+                    "burn-amp: {given} losses were scaled since the last update. If the loop calls the \
+                     optimizer itself, its gradients are not checked, and the first overflow reaches the \
+                     parameters: call scaler.step(..) and scaler.update(), or on AmpAutodiff \
+                     loss.backward() without scaler.scale(..)"
+                );
+            }
         }
         if is_amp::<B>(&device) {
             let scaler = self.clone();

@@ -81,9 +81,10 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
+    use tempfile::tempdir;
+
     use super::*;
     use crate::Outcome;
-    use crate::file::testing::Folder;
 
     #[test]
     fn a_state_comes_back_from_bytes() {
@@ -106,8 +107,8 @@ mod tests {
         let seconds = std::env::var("BURN_AMP_SAVING_SECONDS");
         let seconds = seconds.map_or(0.5, |seconds| seconds.parse().unwrap());
         let end = Instant::now() + Duration::from_secs_f64(seconds);
-        let folder = Folder::new("many");
-        let path = folder.join("state.json");
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("state.json");
         LossScaler::default().save(&path).unwrap();
         let run = |act: &dyn Fn() -> Result<(), AmpError>| {
             let (mut done, mut failed) = (0, Vec::new());
@@ -137,7 +138,7 @@ mod tests {
             assert_eq!(failed, 0, "of {done}: {last:?}");
         }
         assert_eq!(
-            fs::read_dir(&*folder).unwrap().count(),
+            fs::read_dir(&folder).unwrap().count(),
             1,
             "nothing else stays"
         );
@@ -147,12 +148,15 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_save_follows_no_link() {
-        let folder = Folder::new("links");
-        let (path, victim) = (folder.join("state.json"), folder.join("victim"));
+        let folder = tempdir().unwrap();
+        let (path, victim) = (
+            folder.path().join("state.json"),
+            folder.path().join("victim"),
+        );
         fs::write(&victim, "untouched").unwrap();
         let names = (0..1000).map(|i| format!("state.json.{}-{i}.part", std::process::id()));
         for name in names.chain(["state.json.part".into()]) {
-            std::os::unix::fs::symlink(&victim, folder.join(name)).unwrap();
+            std::os::unix::fs::symlink(&victim, folder.path().join(name)).unwrap();
         }
         LossScaler::default().save(&path).unwrap();
         assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
@@ -161,8 +165,8 @@ mod tests {
 
     #[test]
     fn what_is_too_large_is_refused_without_reading_it() {
-        let folder = Folder::new("large");
-        let path = folder.join("state.json");
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("state.json");
         let file = File::create(&path).unwrap();
         file.set_len(1 << 40).unwrap();
         let reason = "it is larger than 64 KiB, and no state is";

@@ -1,6 +1,7 @@
 //! What the tests share: values, and how far half precision may be from FP32.
 #![allow(dead_code)]
 
+pub mod process;
 #[cfg(feature = "server")]
 pub mod served;
 #[cfg(target_os = "linux")]
