@@ -9,19 +9,22 @@ use burn_backend::DType;
 
 use burn_amp_core::FloatDType;
 #[doc(inline)]
-pub use burn_amp_core::policy::{Class, Row, rows};
-pub(crate) use burn_amp_core::policy::{
-    HalfSupport, Support, class, class_when, holds, is_half, is_recorded, plan,
-};
+pub use burn_amp_core::policy::{Case, Class, Row};
+pub(crate) use burn_amp_core::policy::{HalfSupport, Op, Site, Support, TERMS, holds, is_half};
 
 /// How the policy is applied.
 pub(crate) type Mode = burn_amp_core::policy::Mode<DType>;
 
-/// The float dtypes among an operation's operands.
-pub(crate) type Operands = burn_amp_core::policy::Operands<DType>;
+/// A float operand of an operation.
+pub(crate) type Operand = burn_amp_core::policy::Operand<DType>;
 
-/// The casts of an operation's operands and result.
-pub(crate) type Plan = burn_amp_core::policy::Plan<DType>;
+/// Everything that happens to an operation.
+pub(crate) type Decision = burn_amp_core::policy::Decision<DType>;
 
 /// The half dtypes.
 pub(crate) const HALVES: [DType; 2] = <DType as FloatDType>::HALVES;
+
+/// The operations of this Burn, in the table's order.
+pub fn rows() -> impl Iterator<Item = Row> {
+    burn_amp_core::policy::rows("0.21")
+}

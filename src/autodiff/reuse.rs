@@ -41,13 +41,13 @@ fn shared_cast<B: Backend>(tensor: &AmpTensor<B>, dtype: DType) -> Option<FloatT
     }
     let shared = tensor.shared_copy(dtype)?;
     if let Some(copy) = shared.get() {
-        return Some(copy.clone());
+        return Some((**copy).clone());
     }
     if B::float_is_require_grad(&tensor.primitive) {
         return half_copy(tensor, dtype);
     }
     let copy = cast::<B>(tensor.primitive.clone(), dtype);
-    Some(shared.get_or_init(|| copy).clone())
+    Some((**shared.get_or_init(|| copy.into())).clone())
 }
 
 /// The half copy of a leaf, for one use.

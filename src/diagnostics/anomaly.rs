@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Scalar, TensorMetadata, try_read_sync};
+use burn_backend::{Backend, TensorMetadata, try_read_sync};
 
 use super::FiniteCheck;
 use crate::policy::Class;
@@ -70,10 +70,9 @@ pub(crate) fn operand<B: Backend>(tensor: &AmpTensor<B>) {
 
 /// Adds the scalars of the current operation. An infinite scalar is the user's own.
 #[cold]
-pub(crate) fn scalars(scalars: &[Scalar]) {
+pub(crate) fn scalars(scalars: &[f64]) {
     WATCHED.with_borrow_mut(|watched| {
         for scalar in scalars {
-            let scalar = scalar.elem::<f64>();
             watched.largest = watched.largest.max(scalar.abs() as f32);
             watched.finite &= scalar.is_finite();
         }

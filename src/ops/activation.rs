@@ -5,29 +5,26 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::arithmetic::kept;
-use super::{Call, Op, float_ops, op, own_ops};
+use super::{Call, float_ops, op, own_ops};
 use crate::autodiff::tape::{Sigmoidal, Softmax};
-use crate::policy::is_half;
+use crate::policy::{Op, is_half};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend> ActivationOps<Self> for Amp<B> {
     own_ops! {
-        relu([tensor]) -> FloatTensor => relu(tensor);
-        sigmoid([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Sigmoid, op!(sigmoid), tensor);
-        softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Plain, op!(softmax), tensor, dim, B::softmax);
-        log_softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Log, op!(log_softmax), tensor, dim, B::log_softmax);
-        softmin([tensor], dim: usize) -> FloatTensor => softmin(tensor, dim);
-        prelu([tensor], [alpha]) -> FloatTensor => prelu(tensor, alpha);
-    }
+    relu([tensor]) -> FloatTensor => relu(tensor);
+    sigmoid([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Sigmoid, op!(sigmoid), tensor);
+    softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Plain, op!(softmax), tensor, dim, B::softmax);
+    log_softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Log, op!(log_softmax), tensor, dim, B::log_softmax);
+    softmin([tensor], dim: usize) -> FloatTensor => softmin(tensor, dim);
+        }
 
-    float_ops! { Forward;
+    float_ops! {
+        prelu([tensor], [alpha]) -> FloatTensor;
         gelu([tensor]) -> FloatTensor;
         log_sigmoid([tensor]) -> FloatTensor;
         leaky_relu([tensor], {negative_slope}) -> FloatTensor;
         hard_sigmoid([tensor], {alpha}, {beta}) -> FloatTensor;
-    }
-
-    float_ops! { Backward;
         relu_backward([output], [grad]) -> FloatTensor;
         gelu_backward([x], [grad]) -> FloatTensor;
         sigmoid_backward([output], [grad]) -> FloatTensor;
@@ -36,8 +33,8 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
 }
 
 fn relu<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
-    let call = Call::new(op!(relu), &[&tensor]);
-    let tape = call.recording(&[&tensor]);
+    let call = Call::new(op!(relu), [&tensor]);
+    let tape = call.recording(&tensor);
     let tensor = call.operand(tensor);
     call.result(call.run(|| match tape {
         Some((tape, _)) => tape.relu(tensor),
@@ -46,13 +43,9 @@ fn relu<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
 }
 
 /// A sigmoid or a hyperbolic tangent. Of a half operand, the result is kept for the backward pass.
-pub(super) fn sigmoidal<B: Backend>(
-    kind: Sigmoidal,
-    named: Op,
-    tensor: AmpTensor<B>,
-) -> AmpTensor<B> {
-    let call = Call::new(named, &[&tensor]);
-    let tape = call.recording(&[&tensor]);
+pub(super) fn sigmoidal<B: Backend>(kind: Sigmoidal, op: Op, tensor: AmpTensor<B>) -> AmpTensor<B> {
+    let call = Call::new(op, [&tensor]);
+    let tape = call.recording(&tensor);
     let tensor = call.operand(tensor);
     call.result(call.run(|| match (tape, kind) {
         (Some((tape, _)), _) if is_half(tensor.dtype()) => tape.sigmoidal(kind, tensor),
@@ -62,26 +55,12 @@ pub(super) fn sigmoidal<B: Backend>(
 }
 
 fn softmin<B: Backend>(tensor: AmpTensor<B>, dim: usize) -> AmpTensor<B> {
-    let call = Call::new(op!(softmin), &[&tensor]);
-    if call.recording(&[&tensor]).is_some() {
+    let call = Call::new(op!(softmin), [&tensor]);
+    if call.recording(&tensor).is_some() {
         return Amp::<B>::softmax(Amp::<B>::float_neg(tensor), dim);
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::softmin(tensor, dim)))
-}
-
-/// Not a contraction: a device that only multiplies matrices in half runs `prelu` in FP32.
-fn prelu<B: Backend>(tensor: AmpTensor<B>, alpha: AmpTensor<B>) -> AmpTensor<B> {
-    let call = Call::new(op!(prelu), &[&tensor, &alpha]);
-    let call = match call.is_bare_contraction(&tensor) {
-        true => {
-            let named = op!(prelu, "on a device that only contracts in half");
-            Call::new(named, &[&tensor, &alpha])
-        }
-        false => call,
-    };
-    let (tensor, alpha) = (call.operand(tensor), call.operand(alpha));
-    call.result(call.run(|| B::prelu(tensor, alpha)))
 }
 
 /// The most classes whose logarithms are kept in FP32: half probabilities of so few would save less
@@ -92,21 +71,22 @@ const FEW_CLASSES: usize = 64;
 /// the logarithm over a few classes, the result itself.
 fn probabilities<B: Backend>(
     kind: Softmax,
-    named: Op,
+    op: Op,
     tensor: AmpTensor<B>,
     dim: usize,
-    op: impl FnOnce(FloatTensor<B>, usize) -> FloatTensor<B>,
+    run: impl FnOnce(FloatTensor<B>, usize) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let call = Call::new(named, &[&tensor]);
-    if let Some((tape, half)) = call.recording(&[&tensor]) {
+    let call = Call::new(op, [&tensor]);
+    if let Some((tape, half)) = call.recording(&tensor) {
         call.watch(&tensor);
-        let kept = match kind == Softmax::Log && tensor.shape()[dim] <= FEW_CLASSES {
-            true => DType::F32,
-            false => kept(&tensor, half),
+        let kept = if kind == Softmax::Log && tensor.shape()[dim] <= FEW_CLASSES {
+            DType::F32
+        } else {
+            kept(&tensor, half)
         };
         let tensor = tensor.into_primitive();
         return call.recorded(call.run(|| tape.softmax(kind, tensor, dim, kept)));
     }
     let tensor = call.operand(tensor);
-    call.result(call.run(|| op(tensor, dim)))
+    call.result(call.run(|| run(tensor, dim)))
 }

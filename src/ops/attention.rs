@@ -24,14 +24,14 @@ pub(super) fn attention<B: Backend>(
     mut options: AttentionModuleOptions,
 ) -> AmpTensor<B> {
     let bias = attn_bias.as_ref().unwrap_or(&value);
-    let call = Call::new(op!(attention), &[&query, &key, &value, bias]);
-    if let Some(half) = call.plan.operands.filter(|dtype| is_half(*dtype)) {
+    let call = Call::new(op!(attention), [&query, &key, &value, bias]);
+    if let Some(half) = call.decision.operands.filter(|dtype| is_half(*dtype)) {
         // Scale the query instead of the scores: unscaled scores may exceed 65504.
         let head = query.shape()[query.rank() - 1] as f64;
         let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
         query = Amp::<B>::float_mul_scalar(query, scale.into());
         let whole = !B::ad_enabled(&query.device())
-            && !call.is_bare_contraction(&query)
+            && !call.decision.only_contracts
             && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half);
         if !whole {
             let out = scaled_dot_product(&call, query, key, value, mask, attn_bias, options);
@@ -77,9 +77,9 @@ fn scaled_dot_product<B: Backend>(
         scores = A::<B>::float_add(scores, bias);
     }
     let dim = scores.rank() - 1;
-    let probabilities = match call.recording(&[&scores]) {
+    let probabilities = match call.recording(&scores) {
         Some((tape, half)) => {
-            let flags = scores.flags() - TensorFlags::WIDENED;
+            let flags = scores.flags() - TensorFlags::FITS;
             let kept = kept(&scores, half);
             let scaled = scores.scaled().cloned();
             let scores = scores.into_primitive();

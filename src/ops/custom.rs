@@ -3,9 +3,11 @@
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-use super::{Op, Step, checked};
+use burn_amp_core::policy::Role;
+
+use super::checked;
 use crate::Amp;
-use crate::policy::Class;
+use crate::policy::{Class, Op};
 
 impl<B: Backend> Amp<B> {
     /// Runs your own operation on the backend below, under the policy of its `class`. Use it where
@@ -58,7 +60,7 @@ impl<B: Backend> Amp<B> {
         operands: [FloatTensor<Self>; N],
         op: impl FnOnce([FloatTensor<B>; N]) -> [FloatTensor<B>; M],
     ) -> [FloatTensor<Self>; M] {
-        checked(Step::Forward, Op::new(name, class), operands, op)
+        checked(Op::custom(name, class, Role::Forward), operands, op)
     }
 
     /// As [`custom_op`](Amp::custom_op), for the backward function of such an operation, which
@@ -75,6 +77,6 @@ impl<B: Backend> Amp<B> {
         operands: [FloatTensor<Self>; N],
         op: impl FnOnce([FloatTensor<B>; N]) -> [FloatTensor<B>; M],
     ) -> [FloatTensor<Self>; M] {
-        checked(Step::Backward, Op::new(name, class), operands, op)
+        checked(Op::custom(name, class, Role::Backward), operands, op)
     }
 }

@@ -11,88 +11,29 @@ mod qtensor;
 mod tensor;
 mod transaction;
 
+use burn_amp_core::policy::decide;
 use burn_amp_core::policy::trials::TriedOp;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, Scalar, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 
 use crate::autodiff::reuse;
 use crate::autodiff::tape::{self, TapeExtension, cast};
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
-use crate::policy::{self, Class, HalfSupport, Mode, Operands, Plan, holds, is_half, plan};
+use crate::policy::{Decision, Mode, Op, Operand, Site, Support};
 use crate::precision::{half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
-use crate::tensor::{AmpTensor, TensorFlags};
-
-/// An operation's name and class.
-#[derive(Clone, Copy)]
-struct Op {
-    name: &'static str,
-    class: Class,
-    /// The operation as trials of devices know it, if it is tried.
-    tried: Option<TriedOp>,
-    /// Whether the policy records the operation in a form of its own.
-    is_recorded: bool,
-}
-
-impl Op {
-    /// The user's own operation.
-    const fn new(name: &'static str, class: Class) -> Self {
-        Self {
-            name,
-            class,
-            tried: None,
-            is_recorded: false,
-        }
-    }
-
-    /// An operation of the policy table.
-    const fn of_table(name: &'static str) -> Self {
-        Self {
-            name,
-            class: policy::class(name),
-            tried: TriedOp::named(name),
-            is_recorded: policy::is_recorded(name),
-        }
-    }
-
-    /// An operation of the policy table, in the case that its row names.
-    const fn when(name: &'static str, case: &str) -> Self {
-        Self {
-            class: policy::class_when(name, case),
-            ..Self::of_table(name)
-        }
-    }
-}
-
-/// How an operation stands to autodiff.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// One step of the tape: `Fp32Inside` restores the first operand's dtype.
-    Forward,
-    /// A backward function: `Fp32Inside` returns the widest dtype. Any other step that a formula of
-    /// the backward pass takes on a gradient returns the gradient's dtype.
-    Backward,
-    /// Autodiff composes the operation of others. `Fp32Inside` is widened above autodiff; otherwise
-    /// the composing steps would run in half.
-    Composed,
-}
+use crate::tensor::AmpTensor;
 
 /// A tape, and the half dtype in force.
 type TapeInHalf<B> = (&'static dyn TapeExtension<B>, DType);
 
-/// The decision on one operation: how its operands are cast, and the dtype and flags of its result.
+/// An operation, and what becomes of it.
 struct Call {
     op: Op,
-    context: DeviceContext,
-    plan: Plan,
-    /// The half dtype that operands are rounded to before the operation computes in FP32.
-    rounded: Option<DType>,
-    flags: TensorFlags,
+    decision: Decision,
     /// The scaler of the scaled loss among the operands, if any.
     scaled: Option<ScaledLoss>,
-    /// Whether autodiff lies below and the policy is on.
-    upper: bool,
     /// Whether no autodiff lies below: the backend's operation is a kernel.
     is_kernel: bool,
     /// Whether anomaly detection looks for values that are not finite.
@@ -100,160 +41,51 @@ struct Call {
 }
 
 impl Call {
-    /// Decides a step of the tape on these operands. Another operand may stand in for an absent one.
-    fn new<B: Backend>(named: Op, tensors: &[&AmpTensor<B>]) -> Self {
-        Self::decide(Step::Forward, named, tensors, &[])
+    /// An operation on these operands. Another operand may stand in for an absent one.
+    fn new<B: Backend, const N: usize>(op: Op, tensors: [&AmpTensor<B>; N]) -> Self {
+        Self::of(op, &tensors, &tensors.map(AmpTensor::operand), &[])
     }
 
-    /// Decides an operation. If the first operand's dtype does not hold a scalar, the operation runs
-    /// in FP32.
+    /// An operation on these operands, which are those of the tensors, and on these scalars.
     #[inline(never)]
-    fn decide<B: Backend>(
-        step: Step,
-        named: Op,
+    fn of<B: Backend>(
+        op: Op,
         tensors: &[&AmpTensor<B>],
-        scalars: &[Scalar],
+        operands: &[Operand],
+        scalars: &[f64],
     ) -> Self {
-        let class = named.class;
         let device = tensors[0].device();
         let context = DeviceContext::of::<B>(&device);
-        let mode = mode(&context, tensors);
-        let operands = match step {
-            Step::Forward | Step::Composed => operands(tensors, mode),
-            Step::Backward => {
-                let widest = Operands::one(operands(tensors, mode).widest());
-                tensors.iter().fold(widest, |all, t| all.and(t.dtype()))
-            }
-        };
-        let is_kernel = !B::ad_enabled(&device);
-        let upper = mode != Mode::Off && !is_kernel;
-        let mut plan = match mode {
-            // Half tensors that the policy made return to FP32; the user's own half tensors stay.
-            Mode::Off if tensors.iter().any(|t| t.is_demoted()) => Plan {
-                operands: (class != Class::Move).then_some(match operands.widest() {
-                    DType::F64 => DType::F64,
-                    _ => DType::F32,
-                }),
-                result: None,
-            },
-            // An FP32 gradient of a parameter that is still half: both are FP32 after the step.
-            Mode::Off if is_step_in_half(tensors) => Plan::cast(operands.widest()),
-            // The lower layer widens what autodiff passes down whole, so the tape keeps half.
-            _ if upper && class == Class::Fp32Inside && step != Step::Composed => Plan::default(),
-            mode => plan(class, operands, mode, || context.support::<B>(&device)),
-        };
-        if class == Class::Fp32Inside
-            && plan.operands == Some(DType::F32)
-            && let Some(op) = named.tried
-            && is_kernel
-            && let Some(half) = operands.only_half()
-            && context.is_exact::<B>(&device, half, op) == Some(true)
-        {
-            plan = Plan::default();
-        }
-        let all = tensors.iter().map(|t| t.flags());
-        let any: TensorFlags = all.clone().collect();
-        let common = all.fold(TensorFlags::all(), |common, flags| common & flags);
-        if step != Step::Backward
-            && any.contains(TensorFlags::BACKWARD)
-            && let Some(half) = half_gradient(tensors)
-            && !matches!(class, Class::Move | Class::LowerPrecision)
-            && context.support::<B>(&device).of(half) == HalfSupport::Arithmetic
-        {
-            plan.result = Some(half);
-        }
-        let mut flags =
-            any & (TensorFlags::GRADIENT | TensorFlags::FROM_F16 | TensorFlags::BACKWARD);
-        flags |= match class {
-            Class::Move => common & (TensorFlags::WIDENED | TensorFlags::CONSTANT),
-            Class::Keep | Class::Activation => common & TensorFlags::WIDENED,
-            Class::Promote | Class::PromoteSum => any & fitting(tensors),
-            _ => TensorFlags::empty(),
-        };
-        let by_choice = tensors.iter().all(|t| t.is_half_by_choice());
-        flags.set(TensorFlags::DEMOTED, !by_choice);
-        if plan.operands == Some(DType::F16) {
-            flags |= TensorFlags::FROM_F16;
-        }
-        let computed = plan.operands.unwrap_or(tensors[0].dtype());
-        let mut rounded = None;
-        if is_half(computed)
-            && class != Class::Fp32Inside
-            && mode != Mode::Off
-            && let Some(op) = named.tried
-            // Above autodiff the operands are cast to half anyway, so that the tape keeps half.
-            && is_kernel
-            && context.is_exact::<B>(&device, computed, op) == Some(false)
-        {
-            rounded = Some(computed);
-            plan.operands = Some(DType::F32);
-            plan.result = plan.result.or(rounded);
-        }
-        let mut call = Self {
-            op: named,
+        let at = At {
+            tensors,
             context,
-            plan,
-            rounded,
-            flags,
-            scaled: scaled_loss(tensors),
-            upper,
-            is_kernel,
-            watched: is_watched(&context, tensors, &device),
+            is_kernel: !B::ad_enabled(&device),
+            device,
         };
-        if !scalars.is_empty() {
-            call.hold(scalars, tensors[0].dtype(), mode);
-        }
-        call
-    }
-
-    /// Widens the operation if half does not hold its scalars.
-    fn hold(&mut self, scalars: &[Scalar], dtype: DType, mode: Mode) {
-        if self.watched {
+        let watched = is_watched(&context, tensors, &at.device);
+        if watched {
             anomaly::scalars(scalars);
         }
-        let held = |dtype| scalars.iter().all(|s| holds(dtype, s.elem::<f64>()));
-        if self.flags.intersects(TensorFlags::WIDENED) {
-            self.flags -= TensorFlags::widened_where(|half| !held(half));
-        }
-        if is_half(dtype) && !held(dtype) && mode != Mode::Off {
-            let is_gradient = self.flags.contains(TensorFlags::BACKWARD);
-            self.plan = Plan {
-                result: self.plan.result.filter(|_| is_gradient),
-                ..Plan::cast(DType::F32)
-            };
+        Self {
+            op,
+            decision: decide(&op, operands, scalars, &at),
+            scaled: scaled_loss(tensors),
+            is_kernel: at.is_kernel,
+            watched,
         }
     }
 
-    /// As [`tape`](Call::tape), if the policy itself records the operation.
-    fn recording<B: Backend>(&self, tensors: &[&AmpTensor<B>]) -> Option<TapeInHalf<B>> {
-        self.op.is_recorded.then(|| self.tape(tensors))?
-    }
-
-    /// The tape of these operands, if the policy can record an operation on them.
-    fn tape<B: Backend>(&self, tensors: &[&AmpTensor<B>]) -> Option<TapeInHalf<B>> {
-        let device = tensors[0].device();
-        let ours = |t: &&AmpTensor<B>| matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16);
-        match mode(&self.context, tensors) {
-            Mode::On(half) if B::ad_enabled(&device) && tensors.iter().all(ours) => {
-                Some((tape::of::<B>(&device)?, half))
-            }
-            _ => None,
-        }
-    }
-
-    /// Whether the operation runs in half on a device that only multiplies matrices in half.
-    fn is_bare_contraction<B: Backend>(&self, tensor: &AmpTensor<B>) -> bool {
-        self.plan.operands.is_some_and(|dtype| {
-            let support = self.context.support::<B>(&tensor.device());
-            support.of(dtype) == HalfSupport::Contractions
-        })
+    /// The tape of a tensor, if the policy itself records the operation there.
+    fn recording<B: Backend>(&self, tensor: &AmpTensor<B>) -> Option<TapeInHalf<B>> {
+        let half = self.decision.recorded?;
+        Some((tape::of::<B>(&tensor.device())?, half))
     }
 
     /// Casts an operand for the backend's operation.
     #[inline(always)]
     fn operand<B: Backend>(&self, tensor: AmpTensor<B>) -> FloatTensor<B> {
         self.watch(&tensor);
-        match (self.plan.operands, self.rounded) {
+        match (self.decision.operands, self.decision.rounded) {
             (None, _) => tensor.into_primitive(),
             (Some(dtype), None) => reuse::into_dtype(tensor, dtype),
             (Some(dtype), Some(half)) => cast::<B>(reuse::into_dtype(tensor, half), dtype),
@@ -263,10 +95,12 @@ impl Call {
     /// Runs the backend's operation.
     #[inline(always)]
     fn run<T>(&self, op: impl FnOnce() -> T) -> T {
-        match (self.upper, self.is_kernel) {
-            (true, _) => keep_dtypes(op),
-            (false, true) => in_kernel(op),
-            (false, false) => op(),
+        if self.is_kernel {
+            in_kernel(op)
+        } else if self.decision.keeps_dtypes {
+            keep_dtypes(op)
+        } else {
+            op()
         }
     }
 
@@ -282,10 +116,7 @@ impl Call {
     /// Wraps a float result of the backend's operation.
     #[inline(always)]
     fn result<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
-        let is_gradient = self.op.class == Class::Fp32Inside
-            && self.flags.contains(TensorFlags::BACKWARD)
-            && self.plan.result.is_some_and(is_half);
-        let is_wide = is_gradient && primitive.dtype() == DType::F32;
+        let is_wide = self.decision.keeps_wide && primitive.dtype() == DType::F32;
         let wide = is_wide.then(|| primitive.clone());
         self.recorded(self.in_result_dtype::<B>(primitive))
             .with_wide(wide)
@@ -294,7 +125,7 @@ impl Call {
     /// Casts a result to the dtype that the policy gives it.
     #[inline(always)]
     fn in_result_dtype<B: Backend>(&self, primitive: FloatTensor<B>) -> FloatTensor<B> {
-        match self.plan.result {
+        match self.decision.result {
             Some(dtype) if primitive.dtype() != dtype => cast::<B>(primitive, dtype),
             _ => primitive,
         }
@@ -304,7 +135,7 @@ impl Call {
     #[inline(always)]
     fn recorded<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
         if self.watched {
-            anomaly::result::<B>(self.op.name, self.op.class, &primitive);
+            anomaly::result::<B>(self.op.name, self.op.class(), &primitive);
         }
         self.marked(primitive)
     }
@@ -312,7 +143,52 @@ impl Call {
     /// A tensor with the flags and the scaler of the result.
     #[inline(always)]
     fn marked<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
-        AmpTensor::new(primitive, self.flags).with_scaled(self.scaled.clone())
+        AmpTensor::new(primitive, self.decision.flags).with_scaled(self.scaled.clone())
+    }
+}
+
+/// Where an operation runs.
+struct At<'a, B: Backend> {
+    tensors: &'a [&'a AmpTensor<B>],
+    context: DeviceContext,
+    device: B::Device,
+    is_kernel: bool,
+}
+
+impl<B: Backend> Site<DType> for At<'_, B> {
+    fn mode(&self) -> Mode {
+        if keeps_dtypes() {
+            Mode::KeepDtypes
+        } else {
+            self.context.mode
+        }
+    }
+
+    fn is_kernel(&self) -> bool {
+        self.is_kernel
+    }
+
+    fn support(&self) -> Support {
+        self.context.support::<B>(&self.device)
+    }
+
+    fn is_exact(&self, op: TriedOp, half: DType) -> Option<bool> {
+        self.context.is_exact::<B>(&self.device, half, op)
+    }
+
+    fn elements(&self, operand: usize) -> usize {
+        self.tensors[operand].shape().num_elements()
+    }
+
+    fn is_tracked(&self, operand: usize) -> Option<bool> {
+        let is_tracked =
+            |tape: &'static dyn TapeExtension<B>| tape.is_tracked(&self.tensors[operand].primitive);
+        Some(!self.is_kernel && tape::of::<B>(&self.device).is_some_and(is_tracked))
+    }
+
+    /// The user's dtype is the real one.
+    fn gradient_dtype(&self) -> Option<DType> {
+        None
     }
 }
 
@@ -344,56 +220,6 @@ fn scaled_loss<B: Backend>(tensors: &[&AmpTensor<B>]) -> Option<ScaledLoss> {
     Some(first.clone())
 }
 
-/// Whether an optimizer brings an FP32 gradient and a half parameter together.
-fn is_step_in_half<B: Backend>(tensors: &[&AmpTensor<B>]) -> bool {
-    let first = tensors[0].dtype();
-    tensors.iter().any(|t| t.dtype() != first)
-        && tensors
-            .iter()
-            .any(|t| t.flags().contains(TensorFlags::GRADIENT))
-}
-
-/// The dtype of the gradients among the operands of a formula of the backward pass, if it is half.
-fn half_gradient<B: Backend>(tensors: &[&AmpTensor<B>]) -> Option<DType> {
-    let is_gradient = |t: &&&AmpTensor<B>| t.flags().contains(TensorFlags::BACKWARD);
-    let mut dtypes = tensors.iter().filter(is_gradient).map(|t| t.dtype());
-    let first = dtypes.next().filter(|dtype| is_half(*dtype))?;
-    dtypes.all(|dtype| dtype == first).then_some(first)
-}
-
-/// The widened flags of each half dtype in which all operands fit.
-fn fitting<B: Backend>(tensors: &[&AmpTensor<B>]) -> TensorFlags {
-    TensorFlags::widened_where(|half| tensors.iter().all(|t| t.fits(half)))
-}
-
-/// The dtypes of an operation's operands.
-fn operands<B: Backend>(tensors: &[&AmpTensor<B>], mode: Mode) -> Operands {
-    let (first, others) = tensors.split_first().expect("an operand");
-    let is_constant = |t: &AmpTensor<B>| t.flags().contains(TensorFlags::CONSTANT);
-    let is_widened = |t: &AmpTensor<B>| match mode {
-        Mode::On(half) => t.flags().contains(TensorFlags::widened(half)),
-        Mode::Off | Mode::KeepDtypes => false,
-    };
-    let first = match first.dtype() {
-        DType::F32 if is_widened(first) => Operands::widened(),
-        dtype if is_constant(first) => Operands::constant(dtype),
-        dtype => Operands::one(dtype),
-    };
-    others.iter().fold(first, |all, t| match is_constant(t) {
-        true => all.and_constant(t.dtype()),
-        false => all.and(t.dtype()),
-    })
-}
-
-/// How the policy applies to these operands.
-fn mode<B: Backend>(context: &DeviceContext, tensors: &[&AmpTensor<B>]) -> Mode {
-    let is_gradient = |t: &&AmpTensor<B>| t.flags().contains(TensorFlags::GRADIENT);
-    match keeps_dtypes() || tensors.iter().any(is_gradient) {
-        true => Mode::KeepDtypes,
-        false => context.mode,
-    }
-}
-
 /// Operands, with the first in place of each absent one.
 #[inline(always)]
 fn present<B: Backend, const N: usize>(tensors: [Option<&AmpTensor<B>>; N]) -> [&AmpTensor<B>; N] {
@@ -410,30 +236,25 @@ fn by_policy<T>(op: impl FnOnce() -> T) -> T {
 
 /// Runs an operation that follows its class, after the check for a policy.
 fn checked<B: Backend, const N: usize, const M: usize>(
-    step: Step,
-    named: Op,
+    op: Op,
     operands: [AmpTensor<B>; N],
-    op: impl FnOnce([FloatTensor<B>; N]) -> [FloatTensor<B>; M],
+    run: impl FnOnce([FloatTensor<B>; N]) -> [FloatTensor<B>; M],
 ) -> [AmpTensor<B>; M] {
     const { assert!(N > 0, "an operation needs an operand") };
-    match half_wanted() {
-        false => op(operands.map(AmpTensor::into_primitive)).map(AmpTensor::plain),
-        true => by_policy(|| {
-            let call = Call::decide(step, named, &operands.each_ref(), &[]);
-            let operands = operands.map(|operand| call.operand(operand));
-            call.run(|| op(operands)).map(|result| call.result(result))
-        }),
+    if !half_wanted() {
+        return run(operands.map(AmpTensor::into_primitive)).map(AmpTensor::plain);
     }
+    by_policy(|| {
+        let call = Call::new(op, operands.each_ref());
+        let operands = operands.map(|operand| call.operand(operand));
+        call.run(|| run(operands)).map(|result| call.result(result))
+    })
 }
 
-/// The operation of this name, or the case of it that its row names. Its class is looked up at
-/// compile time.
+/// The operation of this name. Its row is looked up at compile time.
 macro_rules! op {
     ($op:ident) => {
-        const { $crate::ops::Op::of_table(stringify!($op)) }
-    };
-    ($op:ident, $case:literal) => {
-        const { $crate::ops::Op::when(stringify!($op), $case) }
+        const { $crate::policy::Op::named(stringify!($op)) }
     };
 }
 
@@ -468,17 +289,17 @@ macro_rules! own_ops {
     )*};
 }
 
-/// Operations that follow their class, one per line, in the notation of [`own_ops`]. The [`Step`]
-/// comes first. The half dtype of the first tensor must hold the scalars `{x}`.
+/// Operations that follow their row, one per line, in the notation of [`own_ops`].
 macro_rules! float_ops {
-    ($step:ident; $($op:ident($(
+    ($($op:ident($(
         $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
     ),+) -> $out:ident;)*) => {$(
         $crate::ops::own_ops! {
             $op($($([$t])? $([?$o])? $({$s})? $($a: $ty)?),+) -> $out => {
                 let tensors = $crate::ops::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
-                let step = $crate::ops::Step::$step;
-                let call = $crate::ops::Call::decide(step, op!($op), &tensors, &[$($($s,)?)+]);
+                let operands = tensors.map($crate::AmpTensor::operand);
+                let scalars = [$($($s.elem::<f64>(),)?)+];
+                let call = $crate::ops::Call::of(op!($op), &tensors, &operands, &scalars);
                 $(
                     $(let $t = call.operand($t);)?
                     $(let $o = $o.map(|tensor| call.operand(tensor));)?

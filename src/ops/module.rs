@@ -10,8 +10,8 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 
 use super::arithmetic::kept;
 use super::attention::attention;
-use super::{Call, Op, Step, checked, float_ops, op, own_ops, present};
-use crate::policy::is_half;
+use super::{Call, checked, float_ops, op, own_ops, present};
+use crate::policy::{Op, is_half};
 use crate::{Amp, AmpTensor};
 
 /// Convolutions, each with the gradient of its bias.
@@ -49,15 +49,14 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         attention([query], [key], [value], mask: Option<BoolTensor<Self>>, [?attn_bias], options: AttentionModuleOptions) -> FloatTensor => attention(query, key, value, mask, attn_bias, options);
         layer_norm([tensor], [gamma], [?beta], epsilon: f64) -> FloatTensor => layer_norm(tensor, gamma, beta, epsilon);
         deform_conv2d_backward([x], [offset], [weight], [?mask], [?bias], [output_grad], options: DeformConvOptions<2>) -> DeformConv2dBackward => deform_conv2d_backward(x, offset, weight, mask, bias, output_grad, options);
-        unfold4d([x], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor => windows([op!(unfold4d), op!(unfold4d, "without autodiff")], x, |x| B::unfold4d(x, kernel_size, options));
     }
 
     fn linear_x_backward(
         weight: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let (named, operands) = (op!(linear_x_backward), [weight, output_grad]);
-        let [x_grad] = checked(Step::Forward, named, operands, |[weight, output_grad]| {
+        let (op, operands) = (op!(linear_x_backward), [weight, output_grad]);
+        let [x_grad] = checked(op, operands, |[weight, output_grad]| {
             [by_rows::<B>(output_grad, |grad| {
                 B::linear_x_backward(weight, grad)
             })]
@@ -70,8 +69,8 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         x: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let (named, operands) = (op!(linear_weight_backward), [x, output_grad]);
-        let [weight_grad] = checked(Step::Forward, named, operands, |[x, output_grad]| {
+        let (op, operands) = (op!(linear_weight_backward), [x, output_grad]);
+        let [weight_grad] = checked(op, operands, |[x, output_grad]| {
             [B::linear_weight_backward(
                 rows::<B>(x),
                 rows::<B>(output_grad),
@@ -82,14 +81,14 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
 
     /// In half, one sum: each sum rounds.
     fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (named, operands) = (op!(linear_bias_backward), [output_grad]);
-        let [bias_grad] = checked(Step::Backward, named, operands, |[output_grad]| {
+        let (op, operands) = (op!(linear_bias_backward), [output_grad]);
+        let [bias_grad] = checked(op, operands, |[output_grad]| {
             [B::linear_bias_backward(rows::<B>(output_grad))]
         });
         bias_grad
     }
 
-    float_ops! { Forward;
+    float_ops! {
         conv1d_x_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor;
         conv1d_weight_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor;
         conv2d_x_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor;
@@ -104,6 +103,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         conv_transpose3d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor;
         embedding([weights], indices: IntTensor<Self>) -> FloatTensor;
         embedding_backward([weights], [output_grad], indices: IntTensor<Self>) -> FloatTensor;
+        unfold4d([x], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor;
         interpolate([x], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
         adaptive_avg_pool1d([x], output_size: usize) -> FloatTensor;
         adaptive_avg_pool2d([x], output_size: [usize; 2]) -> FloatTensor;
@@ -117,9 +117,6 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         max_pool1d_with_indices([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool) -> MaxPool1dWithIndices;
         max_pool2d_with_indices([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool) -> MaxPool2dWithIndices;
         rfft([signal], dim: usize, n: Option<usize>) -> Spectrum;
-    }
-
-    float_ops! { Backward;
         interpolate_backward([x], [grad], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
         adaptive_avg_pool1d_backward([x], [grad]) -> FloatTensor;
         adaptive_avg_pool2d_backward([x], [grad]) -> FloatTensor;
@@ -140,12 +137,11 @@ fn rows<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let shape = tensor.shape();
     let features = shape[shape.num_dims() - 1];
     let folds = shape.num_dims() > 2 && is_half(tensor.dtype());
-    match folds && !B::ad_enabled(&B::float_device(&tensor)) {
-        true => {
-            let rows = shape.num_elements() / features.max(1);
-            B::float_reshape(tensor, Shape::new([rows, features]))
-        }
-        false => tensor,
+    if folds && !B::ad_enabled(&B::float_device(&tensor)) {
+        let rows = shape.num_elements() / features.max(1);
+        B::float_reshape(tensor, Shape::new([rows, features]))
+    } else {
+        tensor
     }
 }
 
@@ -158,13 +154,11 @@ fn by_rows<B: Backend>(
     let mut shape = tensor.shape();
     let out = product(rows::<B>(tensor));
     let last = shape.num_dims() - 1;
-    match out.rank() == shape.num_dims() {
-        true => out,
-        false => {
-            shape[last] = out.shape()[out.rank() - 1];
-            B::float_reshape(out, shape)
-        }
+    if out.rank() == shape.num_dims() {
+        return out;
     }
+    shape[last] = out.shape()[out.rank() - 1];
+    B::float_reshape(out, shape)
 }
 
 fn linear<B: Backend>(
@@ -181,22 +175,6 @@ fn linear<B: Backend>(
 /// The real and the imaginary part.
 type Spectrum<B> = (FloatTensor<B>, FloatTensor<B>);
 
-/// The windows of a tensor. Only autodiff sums, so the operation is one of two: the first with
-/// autodiff, the second without.
-pub(super) fn windows<B: Backend>(
-    [summed, moved]: [Op; 2],
-    tensor: AmpTensor<B>,
-    op: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
-) -> AmpTensor<B> {
-    let (step, named) = match B::ad_enabled(&tensor.device()) {
-        true => (Step::Composed, summed),
-        false => (Step::Forward, moved),
-    };
-    let call = Call::decide(step, named, &[&tensor], &[]);
-    let tensor = call.operand(tensor);
-    call.result(call.run(|| op(tensor)))
-}
-
 fn layer_norm<B: Backend>(
     tensor: AmpTensor<B>,
     gamma: AmpTensor<B>,
@@ -204,8 +182,8 @@ fn layer_norm<B: Backend>(
     epsilon: f64,
 ) -> AmpTensor<B> {
     let operands = [&tensor, &gamma, beta.as_ref().unwrap_or(&gamma)];
-    let call = Call::decide(Step::Composed, op!(layer_norm), &operands, &[]);
-    if let Some((tape, half)) = call.recording(&operands) {
+    let call = Call::new(op!(layer_norm), operands);
+    if let Some((tape, half)) = call.recording(&tensor) {
         let kept = kept(&tensor, half);
         [&tensor, &gamma].into_iter().for_each(|t| call.watch(t));
         let shape = tensor.shape();
@@ -237,7 +215,6 @@ fn deform_conv2d_backward<B: Backend>(
     output_grad: AmpTensor<B>,
     options: DeformConvOptions<2>,
 ) -> DeformConv2dBackward<Amp<B>> {
-    let named = op!(deform_conv2d_backward);
     let tensors = present([
         Some(&x),
         Some(&offset),
@@ -246,7 +223,7 @@ fn deform_conv2d_backward<B: Backend>(
         bias.as_ref(),
         Some(&output_grad),
     ]);
-    let call = Call::decide(Step::Backward, named, &tensors, &[]);
+    let call = Call::new(op!(deform_conv2d_backward), tensors);
     let dtypes = tensors.map(|tensor| tensor.dtype());
     let [x, offset, weight] = [x, offset, weight].map(|operand| call.operand(operand));
     let [mask, bias] = [mask, bias].map(|operand| operand.map(|operand| call.operand(operand)));
@@ -275,20 +252,21 @@ fn shifted<B: Backend>(tensor: AmpTensor<B>, dim: usize, bias: AmpTensor<B>) -> 
 /// The gradient of a convolution's bias. Only the shapes of `x` and the bias matter: the output
 /// gradient stands in for a half `x`, which saves a cast.
 fn bias_backward<B: Backend>(
-    named: Op,
+    op: Op,
     x: AmpTensor<B>,
     bias: AmpTensor<B>,
     output_grad: AmpTensor<B>,
-    op: impl FnOnce(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+    run: impl FnOnce(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
     let stand_in = x.dtype() != output_grad.dtype() || is_half(x.dtype());
     let operands = [bias, output_grad];
-    let [bias_grad] = checked(Step::Backward, named, operands, |[bias, output_grad]| {
-        let x = match stand_in {
-            true => output_grad.clone(),
-            false => x.into_primitive(),
+    let [bias_grad] = checked(op, operands, |[bias, output_grad]| {
+        let x = if stand_in {
+            output_grad.clone()
+        } else {
+            x.into_primitive()
         };
-        [op(x, bias, output_grad)]
+        [run(x, bias, output_grad)]
     });
     bias_grad
 }
@@ -297,24 +275,23 @@ fn bias_backward<B: Backend>(
 ///
 /// A device that only multiplies matrices in half cannot add a half bias: it adds the bias in FP32.
 fn contraction<B: Backend>(
-    named: Op,
+    op: Op,
     channels: usize,
     x: AmpTensor<B>,
     weight: AmpTensor<B>,
     bias: Option<AmpTensor<B>>,
-    op: impl FnOnce(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
+    run: impl FnOnce(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let call = Call::new(named, &[&x, &weight, bias.as_ref().unwrap_or(&weight)]);
+    let call = Call::new(op, [&x, &weight, bias.as_ref().unwrap_or(&weight)]);
+    let (x, weight) = (call.operand(x), call.operand(weight));
     match bias {
-        Some(bias) if call.is_bare_contraction(&x) => shifted(
-            contraction(named, channels, x, weight, None, op),
-            channels,
-            bias,
-        ),
+        Some(bias) if call.decision.only_contracts => {
+            let out = call.result(call.run(|| run(x, weight, None)));
+            shifted(out, channels, bias)
+        }
         bias => {
-            let (x, weight) = (call.operand(x), call.operand(weight));
             let bias = bias.map(|bias| call.operand(bias));
-            call.result(call.run(|| op(x, weight, bias)))
+            call.result(call.run(|| run(x, weight, bias)))
         }
     }
 }

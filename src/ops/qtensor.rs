@@ -36,14 +36,14 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
         match half_wanted() {
             false => quantize(tensor.into_primitive(), qparams.scales.into_primitive()),
             true => by_policy(|| {
-                let call = Call::new(op!(quantize), &[&tensor, &qparams.scales]);
+                let call = Call::new(op!(quantize), [&tensor, &qparams.scales]);
                 let (tensor, scales) = (call.operand(tensor), call.operand(qparams.scales));
                 call.run(|| quantize(tensor, scales))
             }),
         }
     }
 
-    float_ops! { Forward;
+    float_ops! {
         quantize_dynamic([tensor], scheme: &QuantScheme) -> QuantizedTensor;
     }
 
@@ -61,7 +61,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
             TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
             TensorPrimitive::Float(tensor) => TensorPrimitive::Float(match half_wanted() {
                 false => tensor.into_primitive(),
-                true => by_policy(|| Call::new(op!(q_matmul), &[&tensor]).operand(tensor)),
+                true => by_policy(|| Call::new(op!(q_matmul), [&tensor]).operand(tensor)),
             }),
         };
         raised(B::q_matmul(lower(lhs), lower(rhs)))

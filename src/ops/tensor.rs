@@ -10,7 +10,6 @@ use burn_backend::{
 
 use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
-use super::module::windows;
 use super::{Call, by_policy, float_ops, is_watched, op, own_ops};
 use crate::autodiff::tape::{Arithmetic, Reduction, Sigmoidal, Sign};
 use crate::autodiff::{leaves, master, reuse, seed};
@@ -177,12 +176,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_mean_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean_dim), tensor, Some(dim), |t| B::float_mean_dim(t, dim));
         float_tanh([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Tanh, op!(float_tanh), tensor);
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => scatter(data, indices, values, reduction);
-        float_unfold([tensor], dim: usize, size: usize, step: usize) -> FloatTensor => windows([op!(float_unfold), op!(float_unfold, "without autodiff")], tensor, |t| B::float_unfold(t, dim, size, step));
     }
 
-    float_ops! { Forward;
+    float_ops! {
         float_matmul([lhs], [rhs]) -> FloatTensor;
         float_cross([lhs], [rhs], dim: usize) -> FloatTensor;
+        float_unfold([tensor], dim: usize, size: usize, step: usize) -> FloatTensor;
 
         float_remainder([lhs], [rhs]) -> FloatTensor;
         float_atan2([lhs], [rhs]) -> FloatTensor;
@@ -285,25 +284,22 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_max_dim_with_indices([tensor], dim: usize, indices_dtype: IntDType) -> WithIndices;
         float_min_dim_with_indices([tensor], dim: usize, indices_dtype: IntDType) -> WithIndices;
         float_sort_with_indices([tensor], dim: usize, descending: bool, indices_dtype: IntDType) -> WithIndices;
-    }
-
-    float_ops! { Composed;
         float_grid_sample_2d([tensor], [grid], options: GridSampleOptions) -> FloatTensor;
     }
 
     #[inline(never)]
     fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
-        match half_wanted() {
-            false => {
-                let tensors = tensors.into_iter().map(AmpTensor::into_primitive);
-                AmpTensor::plain(B::float_cat(tensors.collect(), dim))
-            }
-            true => by_policy(|| {
-                let call = Call::new(op!(float_cat), &tensors.iter().collect::<Vec<_>>());
-                let tensors = tensors.into_iter().map(|t| call.operand(t)).collect();
-                call.result(call.run(|| B::float_cat(tensors, dim)))
-            }),
+        if !half_wanted() {
+            let tensors = tensors.into_iter().map(AmpTensor::into_primitive);
+            return AmpTensor::plain(B::float_cat(tensors.collect(), dim));
         }
+        by_policy(|| {
+            let operands: Vec<_> = tensors.iter().map(AmpTensor::operand).collect();
+            let all: Vec<_> = tensors.iter().collect();
+            let call = Call::of(op!(float_cat), &all, &operands, &[]);
+            let tensors = tensors.into_iter().map(|t| call.operand(t)).collect();
+            call.result(call.run(|| B::float_cat(tensors, dim)))
+        })
     }
 }
 
@@ -326,13 +322,11 @@ fn scatter<B: Backend>(
     values: AmpTensor<B>,
     reduction: IndexingUpdateOp,
 ) -> AmpTensor<B> {
-    let named = match reduction {
-        IndexingUpdateOp::Add | IndexingUpdateOp::Mul => {
-            op!(float_scatter_nd, "where it accumulates")
-        }
+    let op = match reduction {
+        IndexingUpdateOp::Add | IndexingUpdateOp::Mul => op!(float_scatter_nd).that_accumulates(),
         _ => op!(float_scatter_nd),
     };
-    let call = Call::new(named, &[&data, &values]);
+    let call = Call::new(op, [&data, &values]);
     let (data, values) = (call.operand(data), call.operand(values));
     call.result(call.run(|| B::float_scatter_nd(data, indices, values, reduction)))
 }

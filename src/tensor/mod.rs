@@ -2,31 +2,23 @@
 //! it. Independent of individual operations.
 
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+
+pub(crate) use burn_amp_core::policy::TensorFlags;
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
 use crate::device::{CastStatistics, DeviceState};
-use crate::policy::is_half;
+use crate::policy::{Operand, is_half};
 use crate::precision::{half_wanted, in_kernel};
 use crate::scaler::ScaledLoss;
-use tail::Tail;
 
 mod amp;
-mod flags;
-mod tail;
 mod uses;
 
-/// What `tail` is made of. Its test with `loom` puts loom's types in their place.
-mod sync {
-    pub(super) use std::sync::Arc;
-    pub(super) use std::sync::atomic::{AtomicPtr, Ordering};
-}
-
 pub use amp::Amp;
-pub(crate) use flags::TensorFlags;
-pub(crate) use uses::{TERMS, Use, Uses};
+pub(crate) use uses::{Use, Uses};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -34,27 +26,33 @@ pub(crate) use uses::{TERMS, Use, Uses};
 /// Clones share the data and its copies in other dtypes (the cast cache).
 pub struct AmpTensor<B: Backend> {
     pub(crate) primitive: FloatTensor<B>,
-    tail: Tail<Shared<B>>,
+    flags: TensorFlags,
+    /// Unset before the first clone, unless the tensor is a scaled loss.
+    shared: OnceLock<Arc<Shared<B>>>,
 }
 
 /// State that the clones of a tensor share, dropped with the last clone.
 struct Shared<B: Backend> {
     /// The cast cache: half copies of an FP32 tensor and, with autodiff, the FP32 copy of a half one.
-    f32: OnceLock<FloatTensor<B>>,
-    f16: OnceLock<FloatTensor<B>>,
-    bf16: OnceLock<FloatTensor<B>>,
-    /// With autodiff, the nodes for the uses of a leaf in half. Boxed: most tensors have none.
+    f32: Copied<B>,
+    f16: Copied<B>,
+    bf16: Copied<B>,
+    /// With autodiff, the nodes for the uses of a leaf in half.
     in_half: OnceLock<Box<Uses<FloatTensor<B>>>>,
     /// The scaler of a scaled loss.
     scaled: Option<ScaledLoss>,
 }
+
+/// A copy in another dtype. Boxed: most tensors have none.
+type Copied<B> = OnceLock<Box<FloatTensor<B>>>;
 
 impl<B: Backend> AmpTensor<B> {
     #[inline(always)]
     pub(crate) fn new(primitive: FloatTensor<B>, flags: TensorFlags) -> Self {
         Self {
             primitive,
-            tail: Tail::new(flags.bits()),
+            flags,
+            shared: OnceLock::new(),
         }
     }
 
@@ -73,33 +71,29 @@ impl<B: Backend> AmpTensor<B> {
 
     #[inline(always)]
     pub(crate) fn flags(&self) -> TensorFlags {
-        TensorFlags::from_bits_truncate(self.tail.flags())
+        self.flags
     }
 
     #[inline(always)]
     pub(crate) fn with_flags(self, flags: TensorFlags) -> Self {
-        if self.flags() == flags {
-            return self;
-        }
-        let scaled = self.scaled().cloned();
-        Self::new(self.primitive, flags).with_scaled(scaled)
+        Self { flags, ..self }
     }
 
     /// The scaler, if the tensor is a scaled loss or was computed from one.
     #[inline(always)]
     pub(crate) fn scaled(&self) -> Option<&ScaledLoss> {
-        self.tail.shared().and_then(|shared| shared.scaled.as_ref())
+        self.shared.get()?.scaled.as_ref()
     }
 
     /// Marks the tensor as a scaled loss, if there is a scaler.
     #[inline(always)]
     pub(crate) fn with_scaled(self, scaled: Option<ScaledLoss>) -> Self {
-        match scaled {
-            None => self,
-            Some(_) => Self {
-                tail: Tail::with(self.tail.flags(), Shared::new(scaled)),
-                primitive: self.primitive,
-            },
+        if scaled.is_none() {
+            return self;
+        }
+        Self {
+            shared: OnceLock::from(Arc::new(Shared::new(scaled))),
+            ..self
         }
     }
 
@@ -113,15 +107,18 @@ impl<B: Backend> AmpTensor<B> {
         self.flags().contains(TensorFlags::DEMOTED) && is_half(self.dtype())
     }
 
-    /// Whether the user made the tensor half.
+    /// The tensor as the policy sees it.
     #[inline(always)]
-    pub(crate) fn is_half_by_choice(&self) -> bool {
-        !self.flags().contains(TensorFlags::DEMOTED) && is_half(self.dtype())
+    pub(crate) fn operand(&self) -> Operand {
+        Operand {
+            dtype: self.dtype(),
+            flags: self.flags,
+        }
     }
 
     /// Whether the dtype is `half`, or FP32 that fits in `half`.
     pub(crate) fn fits(&self, half: DType) -> bool {
-        self.dtype() == half || self.flags().contains(TensorFlags::widened(half))
+        self.operand().fits(half)
     }
 
     /// The backend's tensor in `dtype`. FP32 is cast to each half dtype once for all clones; the
@@ -132,11 +129,14 @@ impl<B: Backend> AmpTensor<B> {
         }
         match self.shared_copy(dtype) {
             // No lock is held while the kernel runs: a thread that waits for it may come here again.
-            Some(shared) => shared.get().cloned().unwrap_or_else(|| {
-                let copy = converted::<B>(self.primitive.clone(), dtype.into());
-                shared.set(copy.clone()).ok();
-                copy
-            }),
+            Some(shared) => match shared.get() {
+                Some(copy) => (**copy).clone(),
+                None => {
+                    let copy = converted::<B>(self.primitive.clone(), dtype.into());
+                    shared.set(copy.clone().into()).ok();
+                    copy
+                }
+            },
             // No other clone could reuse the cast; do not cache.
             None => converted::<B>(self.primitive, dtype.into()),
         }
@@ -145,26 +145,24 @@ impl<B: Backend> AmpTensor<B> {
 
 impl<B: Backend> AmpTensor<B> {
     /// Where a copy in `dtype` is kept, if there is one or another clone could use it.
-    pub(crate) fn shared_copy(&self, dtype: DType) -> Option<&OnceLock<FloatTensor<B>>> {
-        let copy = self.tail.shared()?.copy(self.dtype(), dtype)?;
-        (copy.get().is_some() || !self.tail.is_alone()).then_some(copy)
+    pub(crate) fn shared_copy(&self, dtype: DType) -> Option<&Copied<B>> {
+        let shared = self.shared.get()?;
+        let copy = shared.copy(self.dtype(), dtype)?;
+        (copy.get().is_some() || Arc::strong_count(shared) > 1).then_some(copy)
     }
 
     /// The nodes that serve the uses of an FP32 leaf in half. `None` before the first clone.
     pub(crate) fn uses_in_half(&self) -> Option<&Uses<FloatTensor<B>>> {
-        Some(self.tail.shared()?.in_half.get_or_init(Box::default))
+        Some(self.shared.get()?.in_half.get_or_init(Box::default))
     }
 
     /// Keeps the FP32 values that a half gradient was rounded from, for a formula that sums in FP32:
     /// no cast back, and one rounding less.
     pub(crate) fn with_wide(self, wide: Option<FloatTensor<B>>) -> Self {
         if let Some(wide) = wide
-            && let Some(copy) = self
-                .tail
-                .share(|| Shared::new(None))
-                .copy(self.dtype(), wide.dtype())
+            && let Some(copy) = self.share().copy(self.dtype(), wide.dtype())
         {
-            copy.set(wide).ok();
+            copy.set(wide.into()).ok();
         }
         self
     }
@@ -175,8 +173,12 @@ impl<B: Backend> AmpTensor<B> {
     fn share_copies(&self) {
         let is_gradient = || self.flags().contains(TensorFlags::BACKWARD);
         if self.dtype() == DType::F32 || is_gradient() || B::ad_enabled(&self.device()) {
-            self.tail.share(|| Shared::new(None));
+            self.share();
         }
+    }
+
+    fn share(&self) -> &Shared<B> {
+        self.shared.get_or_init(|| Arc::new(Shared::new(None)))
     }
 }
 
@@ -188,7 +190,8 @@ impl<B: Backend> Clone for AmpTensor<B> {
         }
         Self {
             primitive: self.primitive.clone(),
-            tail: self.tail.clone(),
+            flags: self.flags,
+            shared: self.shared.clone(),
         }
     }
 }
@@ -205,7 +208,7 @@ impl<B: Backend> Shared<B> {
     }
 
     /// The cache slot for a cast between FP32 and a half dtype; `None` for any other cast.
-    fn copy(&self, from: DType, to: DType) -> Option<&OnceLock<FloatTensor<B>>> {
+    fn copy(&self, from: DType, to: DType) -> Option<&Copied<B>> {
         match (from, to) {
             (DType::F16 | DType::BF16, DType::F32) => Some(&self.f32),
             (DType::F32, DType::F16) => Some(&self.f16),
@@ -219,7 +222,7 @@ impl<B: Backend> fmt::Debug for AmpTensor<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AmpTensor")
             .field("primitive", &self.primitive)
-            .field("flags", &self.flags())
+            .field("flags", &self.flags)
             .finish_non_exhaustive()
     }
 }
@@ -280,37 +283,5 @@ pub(crate) fn to_user_data(data: TensorData, demoted: bool) -> TensorData {
     match demoted && is_half(data.dtype) {
         true => data.convert_dtype(DType::F32),
         false => data,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::sync::Arc;
-    use super::tail::Tail;
-
-    #[test]
-    fn flags_stay_whatever_is_shared() {
-        let tail = Tail::<String>::new(0x1ff);
-        assert!(tail.shared().is_none() && tail.is_alone());
-        assert_eq!(tail.flags(), 0x1ff);
-        assert_eq!(tail.share(|| "one".into()), "one");
-        assert_eq!(tail.share(|| unreachable!()), "one");
-        assert_eq!(tail.flags(), 0x1ff);
-        assert_eq!(tail.clone().flags(), 0x1ff);
-        assert_eq!(size_of::<Tail<String>>(), size_of::<usize>());
-    }
-
-    #[test]
-    fn what_is_shared_goes_with_the_last_clone() {
-        let value = Arc::new(());
-        let tail = Tail::new(0);
-        tail.share(|| value.clone());
-        let clone = tail.clone();
-        assert!(!tail.is_alone());
-        drop(tail);
-        assert!(clone.is_alone());
-        assert_eq!(Arc::strong_count(&value), 2);
-        drop(clone);
-        assert_eq!(Arc::strong_count(&value), 1);
     }
 }

@@ -8,8 +8,7 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-/// The terms of a sum in half: its error is that of so few.
-pub(crate) const TERMS: u8 = 16;
+use crate::policy::TERMS;
 
 /// The nodes that are kept.
 const KEPT: usize = 1024;

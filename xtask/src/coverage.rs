@@ -39,7 +39,7 @@ pub fn coverage(table: bool) -> anyhow::Result<()> {
     }
     if table {
         println!("\n| operation | class | otherwise | why |\n|---|---|---|---|");
-        for row in policy::rows_0_22() {
+        for row in policy::rows("0.22") {
             let otherwise = row
                 .otherwise
                 .map(|(class, when)| format!("{class:?} {when}"));
@@ -76,7 +76,7 @@ fn burn_0_21() -> anyhow::Result<Line> {
         whole: &["Backend", "AutodiffBackend"],
         traits: traits(&folder)?,
         overridden: overridden(&repository().join("src"))?,
-        table: policy::rows().collect(),
+        table: policy::rows("0.21").collect(),
         elsewhere: BTreeSet::new(),
     })
 }
@@ -91,7 +91,7 @@ fn burn_0_22() -> anyhow::Result<Line> {
         whole: &["Backend", "DistributedOps"],
         traits: traits(&folder)?,
         overridden: overridden(&repository().join("device/src"))?,
-        table: policy::rows_0_22().collect(),
+        table: policy::rows("0.22").collect(),
         elsewhere: traits(&before)?
             .into_values()
             .flat_map(Methods::into_keys)

@@ -1,8 +1,9 @@
-//! The decision: which casts an operation needs, given the dtypes of its operands.
+//! The decision: everything that happens to an operation.
 
 use std::ops::RangeInclusive;
 
-use super::Class;
+use super::trials::TriedOp;
+use super::{Case, Class, Fits, Op, Role, TensorFlags};
 use crate::FloatDType;
 
 /// Whether a dtype is one of [`HALVES`](FloatDType::HALVES).
@@ -56,13 +57,259 @@ pub enum Mode<D> {
     KeepDtypes,
 }
 
-/// The float dtypes among an operation's operands.
+/// A float operand of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Operands<D> {
+pub struct Operand<D> {
+    /// Its real dtype.
+    pub dtype: D,
+    /// What the policy knows about it.
+    pub flags: TensorFlags,
+}
+
+impl<D: FloatDType> Operand<D> {
+    /// Whether the dtype is `half`, or FP32 that fits in `half`.
+    pub fn fits(self, half: D) -> bool {
+        self.dtype == half || self.dtype == D::F32 && self.has(TensorFlags::fits(half))
+    }
+
+    fn has(self, flag: TensorFlags) -> bool {
+        self.flags.contains(flag)
+    }
+
+    fn is_demoted(self) -> bool {
+        self.has(TensorFlags::DEMOTED) && is_half(self.dtype)
+    }
+}
+
+/// Where an operation runs. The decision asks for no more than it needs.
+pub trait Site<D> {
+    /// How the policy applies, before the operands are considered.
+    fn mode(&self) -> Mode<D>;
+
+    /// Whether no autodiff lies below: the backend's operation is a kernel.
+    fn is_kernel(&self) -> bool;
+
+    /// What the device supports.
+    fn support(&self) -> Support;
+
+    /// Whether a trial showed the device to be exact in an operation in `half`; `None` if the device
+    /// is not to be tried.
+    fn is_exact(&self, op: TriedOp, half: D) -> Option<bool>;
+
+    /// The number of elements of an operand, by its place.
+    fn elements(&self, operand: usize) -> usize;
+
+    /// Whether a gradient flows to an operand, by its place; `None` if autodiff runs elsewhere, so
+    /// that nothing tells.
+    fn is_tracked(&self, operand: usize) -> Option<bool>;
+
+    /// The dtype that the gradient of a parameter has to have; `None` if any will do.
+    fn gradient_dtype(&self) -> Option<D>;
+}
+
+/// Everything that happens to an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision<D> {
+    /// Every operand is rounded to this half dtype first: the device is not exact in it.
+    pub rounded: Option<D>,
+    /// Every operand is cast to this dtype; `None` casts no operand.
+    pub operands: Option<D>,
+    /// The result is cast to this dtype; `None` leaves it.
+    pub result: Option<D>,
+    /// The flags of the result.
+    pub flags: TensorFlags,
+    /// The half dtype in force, if the policy itself records the operation.
+    pub recorded: Option<D>,
+    /// Whether the layer below autodiff keeps the dtypes that this decision gives it.
+    pub keeps_dtypes: bool,
+    /// Whether the operation contracts in half on a device that does nothing else in half.
+    pub only_contracts: bool,
+    /// Whether the FP32 values of a half result are kept for a formula that sums in FP32: no cast
+    /// back, and one rounding less.
+    pub keeps_wide: bool,
+}
+
+/// The most terms of a sum in half: autodiff adds up the gradients of a tensor in its dtype, and a
+/// sum of many half numbers stops growing. Its error is that of so few.
+pub const TERMS: u8 = 16;
+
+/// A tracked operand that is this many times smaller than the other is a statistic or a parameter
+/// of its channels.
+const SMALL: usize = 16;
+
+/// Decides an operation on these operands, of which there is at least one, and these scalars.
+///
+/// - The mode is the site's, but gradients are never demoted.
+/// - The class is the row's, or the one that its row names for a case that holds.
+/// - Casts follow from class, mode and dtypes. A device that is exact in an operation that the class
+///   widens gets no casts. A device that is not exact in half computes in FP32, from operands that
+///   are rounded to half, and gives half: the values of an exact device.
+/// - Above autodiff an operation of class `Fp32Inside` gets no casts: the layer below widens what
+///   autodiff passes down whole, so that the tape keeps half.
+/// - A step of a backward formula on a half gradient gives half.
+/// - Nothing overrides the decision afterwards.
+pub fn decide<D: FloatDType>(
+    op: &Op,
+    operands: &[Operand<D>],
+    scalars: &[f64],
+    site: &impl Site<D>,
+) -> Decision<D> {
+    let row = &op.row;
+    let any = |flag| operands.iter().any(|o| o.has(flag));
+    let mode = if any(TensorFlags::GRADIENT) {
+        Mode::KeepDtypes
+    } else {
+        site.mode()
+    };
+    let seen = Seen::of(operands, mode, row.role);
+    let computes_in = |half| site.support().of(half) == HalfSupport::Arithmetic;
+    let is_held = |half| scalars.iter().all(|scalar| holds(half, *scalar));
+
+    let mut class = row.class;
+    let mut casts = seen.casts(class, mode, computes_in);
+    if let Some((other, case)) = row.otherwise {
+        let first = operands[0].dtype;
+        let holds = match case {
+            Case::UnheldScalar => {
+                mode != Mode::Off && !(is_held(first) && is_held(casts.operands.unwrap_or(first)))
+            }
+            Case::OnlyContracts => casts.only_contracts(class),
+            Case::WithoutAutodiff => site.is_kernel(),
+            Case::Accumulates => false,
+        };
+        if holds {
+            class = other;
+            casts = seen.casts(class, mode, computes_in);
+        }
+    }
+    let only_contracts = casts.only_contracts(class);
+
+    // Above autodiff nothing is tried: the operands are cast to half anyway, so that the tape keeps
+    // half.
+    let tried = op.tried.filter(|_| site.is_kernel() && mode != Mode::Off);
+    let mut rounded = None;
+    if class == Class::Fp32Inside {
+        let is_composed = row.role == Role::Composed;
+        let is_exact = |op| {
+            let half = seen.only_half().filter(|_| casts.operands == Some(D::F32));
+            half.and_then(|half| site.is_exact(op, half)) == Some(true)
+        };
+        if mode != Mode::Off && !site.is_kernel() && !is_composed || tried.is_some_and(is_exact) {
+            casts = Casts::NONE;
+        }
+    }
+    if row.role == Role::ParameterGradient && mode != Mode::Off {
+        casts.result = site.gradient_dtype().or(casts.result);
+    }
+    let is_step = matches!(row.role, Role::Forward | Role::Composed);
+    if is_step
+        && !matches!(class, Class::Move | Class::LowerPrecision)
+        && let Some(half) = half_gradient(operands).filter(|half| computes_in(*half))
+    {
+        casts.result = Some(half);
+    }
+    let terms = terms(operands).filter(|_| class == Class::PromoteSum);
+    if terms.is_some_and(|terms| terms > TERMS) {
+        casts = Casts::of(D::F32);
+    }
+    let computed = casts.operands.unwrap_or(operands[0].dtype);
+    if class != Class::Fp32Inside
+        && is_half(computed)
+        && tried.is_some_and(|op| site.is_exact(op, computed) == Some(false))
+    {
+        rounded = Some(computed);
+        casts = Casts {
+            operands: Some(D::F32),
+            result: casts.result.or(rounded),
+        };
+    }
+
+    let mut flags = kept_flags(operands);
+    if (rounded.or(casts.operands)) == Some(D::F16) {
+        flags |= TensorFlags::FROM_F16;
+    }
+    flags.set(
+        TensorFlags::DEMOTED,
+        !operands.iter().all(|o| is_half(o.dtype) && !o.is_demoted()),
+    );
+    flags.set(
+        TensorFlags::CONSTANT,
+        class == Class::Move && operands.iter().all(|o| o.has(TensorFlags::CONSTANT)),
+    );
+    for half in D::HALVES {
+        let fits = is_held(half) && fits(row.fits, operands, half, mode, site);
+        flags.set(TensorFlags::fits(half), fits);
+    }
+    if let Some(terms) = terms.filter(|terms| *terms <= TERMS) {
+        flags = flags.with_terms(terms);
+    }
+    let is_ours = |o: &Operand<D>| o.dtype == D::F32 || is_half(o.dtype);
+    let recorded = match mode {
+        Mode::On(half) if !site.is_kernel() && operands.iter().all(is_ours) => Some(half),
+        _ => None,
+    };
+    Decision {
+        rounded,
+        operands: casts.operands,
+        result: casts.result,
+        flags,
+        recorded: recorded.filter(|_| row.recorded.is_some()),
+        keeps_dtypes: mode != Mode::Off && !site.is_kernel(),
+        only_contracts,
+        keeps_wide: class == Class::Fp32Inside
+            && any(TensorFlags::BACKWARD)
+            && casts.result.is_some_and(is_half),
+    }
+}
+
+/// The casts of an operation's operands and result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Casts<D> {
+    operands: Option<D>,
+    result: Option<D>,
+}
+
+impl<D: FloatDType> Casts<D> {
+    const NONE: Self = Self {
+        operands: None,
+        result: None,
+    };
+
+    /// Casts every operand, and leaves the result.
+    fn of(dtype: D) -> Self {
+        Self {
+            operands: Some(dtype),
+            result: None,
+        }
+    }
+
+    fn of_if(condition: bool, dtype: D) -> Self {
+        if condition {
+            Self::of(dtype)
+        } else {
+            Self::NONE
+        }
+    }
+
+    /// Whether these are the casts of a contraction on a device that only contracts in half.
+    fn only_contracts(self, class: Class) -> bool {
+        let is_half = self.operands.is_some_and(is_half);
+        class == Class::LowerPrecision && is_half && self.result == Some(D::F32)
+    }
+}
+
+/// The dtypes among an operation's operands.
+#[derive(Debug, Clone, Copy)]
+struct Seen<D> {
+    /// The dtype that `Fp32Inside` restores.
     first: D,
-    seen: u8,
+    /// The dtypes of the operands that are no constants, and of the constants.
+    others: u8,
     constants: u8,
-    widened: bool,
+    /// Whether the first operand is FP32 that fits in the half dtype in force.
+    fits: bool,
+    /// Whether the policy made an operand half.
+    demoted: bool,
 }
 
 const F64: u8 = 1 << 4;
@@ -70,100 +317,8 @@ const F32: u8 = 1 << 3;
 const FLEX32: u8 = 1 << 2;
 const F16: u8 = 1 << 1;
 const BF16: u8 = 1;
-const HALF_BITS: u8 = F16 | BF16;
+const HALVES: u8 = F16 | BF16;
 
-impl<D: FloatDType> Operands<D> {
-    /// The first operand, whose dtype `Fp32Inside` restores.
-    pub fn one(dtype: D) -> Self {
-        Self {
-            first: dtype,
-            seen: bit(dtype),
-            constants: 0,
-            widened: false,
-        }
-    }
-
-    /// As [`one`](Operands::one), for an FP32 operand that fits in the half dtype in force.
-    pub fn widened() -> Self {
-        Self {
-            widened: true,
-            ..Self::one(D::F32)
-        }
-    }
-
-    /// As [`one`](Operands::one), for a constant that fits in half.
-    pub fn constant(dtype: D) -> Self {
-        Self {
-            seen: 0,
-            constants: bit(dtype),
-            ..Self::one(dtype)
-        }
-    }
-
-    /// Adds an operand: a constant that fits in half.
-    pub fn and_constant(mut self, dtype: D) -> Self {
-        self.constants |= bit(dtype);
-        self
-    }
-
-    /// The operands, with constants counted like any other operand.
-    fn whole(mut self) -> Self {
-        self.seen |= self.constants;
-        self.constants = 0;
-        self
-    }
-
-    /// The half dtype that constants follow, if any.
-    fn followed(self) -> Option<D> {
-        self.half_alone().filter(|_| self.constants != 0)
-    }
-
-    /// Adds an operand.
-    pub fn and(mut self, dtype: D) -> Self {
-        self.seen |= bit(dtype);
-        self
-    }
-
-    /// Whether any operand is F16 or BF16.
-    pub fn any_half(self) -> bool {
-        (self.seen | self.constants) & HALF_BITS != 0
-    }
-
-    /// The half dtype of all operands; `None` if any has another dtype.
-    pub fn only_half(self) -> Option<D> {
-        self.whole().half_alone()
-    }
-
-    /// As [`only_half`](Operands::only_half), of the operands that are no constants.
-    fn half_alone(self) -> Option<D> {
-        self.half().filter(|_| self.seen & !HALF_BITS == 0)
-    }
-
-    fn mixed(self) -> bool {
-        !self.seen.is_power_of_two()
-    }
-
-    /// The half dtype among the operands; `None` if they have none or both.
-    fn half(self) -> Option<D> {
-        match self.seen & HALF_BITS {
-            F16 => Some(D::F16),
-            BF16 => Some(D::BF16),
-            _ => None,
-        }
-    }
-
-    /// The widest dtype: F64, then F32, Flex32, half. F16 with BF16 gives F32, which holds both.
-    pub fn widest(self) -> D {
-        match self.seen | self.constants {
-            seen if seen & F64 != 0 => D::F64,
-            seen if seen & F32 != 0 => D::F32,
-            seen if seen & FLEX32 != 0 => D::FLEX32,
-            _ => self.whole().half().unwrap_or(D::F32),
-        }
-    }
-}
-
-#[inline]
 fn bit<D: FloatDType>(dtype: D) -> u8 {
     match dtype {
         _ if dtype == D::F64 => F64,
@@ -174,95 +329,196 @@ fn bit<D: FloatDType>(dtype: D) -> u8 {
     }
 }
 
-/// The casts of an operation's operands and result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan<D> {
-    /// Cast every operand to this dtype; `None` casts no operand.
-    pub operands: Option<D>,
-    /// Cast the result to this dtype; `None` leaves it.
-    pub result: Option<D>,
-}
-
-impl<D> Default for Plan<D> {
-    /// No cast.
-    fn default() -> Self {
-        Self {
-            operands: None,
-            result: None,
+impl<D: FloatDType> Seen<D> {
+    fn of(operands: &[Operand<D>], mode: Mode<D>, role: Role) -> Self {
+        let first = operands[0];
+        let fits = match mode {
+            Mode::On(half) => first.dtype == D::F32 && first.has(TensorFlags::fits(half)),
+            Mode::Off | Mode::KeepDtypes => false,
+        };
+        let mut seen = Self {
+            first: first.dtype,
+            others: 0,
+            constants: 0,
+            fits,
+            demoted: operands.iter().any(|o| o.is_demoted()),
+        };
+        for (i, operand) in operands.iter().enumerate() {
+            let is_constant = operand.has(TensorFlags::CONSTANT) && !(i == 0 && fits);
+            if is_constant {
+                seen.constants |= bit(operand.dtype);
+            } else {
+                seen.others |= bit(operand.dtype);
+            }
+        }
+        match role {
+            Role::Forward | Role::Composed => seen,
+            Role::Backward | Role::ParameterGradient => Self {
+                first: seen.widest(),
+                others: seen.all(),
+                constants: 0,
+                fits: false,
+                ..seen
+            },
         }
     }
-}
 
-impl<D: FloatDType> Plan<D> {
-    /// Casts every operand, and leaves the result.
-    pub fn cast(dtype: D) -> Self {
-        Self {
-            operands: Some(dtype),
-            result: None,
+    fn all(self) -> u8 {
+        self.others | self.constants
+    }
+
+    fn any_half(self) -> bool {
+        self.all() & HALVES != 0
+    }
+
+    /// The half dtype of all operands; `None` if any has another dtype.
+    fn only_half(self) -> Option<D> {
+        half(self.all()).filter(|_| self.all() & !HALVES == 0)
+    }
+
+    /// The half dtype that constants follow, if any.
+    fn followed(self) -> Option<D> {
+        let is_followed = self.constants != 0 && self.others & !HALVES == 0;
+        half(self.others).filter(|_| is_followed)
+    }
+
+    /// The widest dtype: F64, then F32, Flex32, half. F16 with BF16 gives F32, which holds both.
+    fn widest(self) -> D {
+        match self.all() {
+            all if all & F64 != 0 => D::F64,
+            all if all & F32 != 0 => D::F32,
+            all if all & FLEX32 != 0 => D::FLEX32,
+            all => half(all).unwrap_or(D::F32),
         }
     }
 
-    fn cast_if(condition: bool, dtype: D) -> Self {
-        match condition {
-            true => Self::cast(dtype),
-            false => Self::default(),
-        }
-    }
-}
-
-/// Decides an operation's casts. Calls `support` only if a half dtype is involved.
-pub fn plan<D: FloatDType>(
-    class: Class,
-    operands: Operands<D>,
-    mode: Mode<D>,
-    support: impl Fn() -> Support,
-) -> Plan<D> {
-    if mode == Mode::Off {
-        return Plan::default();
-    }
-    let computes_in = |dtype: D| support().of(dtype) == HalfSupport::Arithmetic;
-    if let (Mode::On(_), Class::Promote, Some(half)) = (mode, class, operands.followed()) {
-        return Plan::cast(match computes_in(half) {
-            true => half,
-            false => D::F32,
-        });
-    }
-    let operands = operands.whole();
-    if operands.seen & (F64 | FLEX32) != 0 {
-        return Plan::cast_if(operands.mixed(), operands.widest());
-    }
-    match class {
-        Class::LowerPrecision => {
-            let half = match mode {
-                Mode::On(dtype) => Some(dtype),
-                _ => operands.half(),
+    /// The casts of an operation of a class on these operands.
+    fn casts(self, class: Class, mode: Mode<D>, computes_in: impl Fn(D) -> bool) -> Casts<D> {
+        let is_mixed = !self.all().is_power_of_two();
+        if mode == Mode::Off {
+            // Half tensors that the policy made return to FP32; the user's own stay. What is only
+            // moved stays half.
+            let dtype = if self.widest() == D::F64 {
+                D::F64
+            } else {
+                D::F32
             };
-            match half {
-                None => Plan::cast_if(operands.any_half(), D::F32),
-                Some(dtype) => Plan {
-                    operands: Some(dtype),
-                    result: (!computes_in(dtype)).then_some(D::F32),
-                },
-            }
+            return Casts::of_if(self.demoted && (class != Class::Move || is_mixed), dtype);
         }
-        Class::Fp32 => Plan::cast_if(operands.any_half(), D::F32),
-        Class::Fp32Inside => Plan {
-            operands: operands.any_half().then_some(D::F32),
-            result: (operands.first != D::F32 && computes_in(operands.first))
-                .then_some(operands.first),
-        },
-        Class::Activation if operands.widened => match mode {
-            Mode::On(dtype) => Plan::cast_if(computes_in(dtype), dtype),
-            _ => Plan::default(),
-        },
-        Class::Promote | Class::PromoteSum | Class::Keep | Class::Activation => {
-            let widest = operands.widest();
-            match operands.half() == Some(widest) && !computes_in(widest) {
-                true => Plan::cast(D::F32),
-                false => Plan::cast_if(operands.mixed(), widest),
-            }
+        if let (Mode::On(_), Class::Promote, Some(half)) = (mode, class, self.followed()) {
+            return Casts::of(if computes_in(half) { half } else { D::F32 });
         }
-        Class::Move => Plan::cast_if(operands.mixed(), operands.widest()),
+        if self.all() & (F64 | FLEX32) != 0 {
+            return Casts::of_if(is_mixed, self.widest());
+        }
+        match class {
+            Class::LowerPrecision => {
+                let demoted_to = match mode {
+                    Mode::On(dtype) => Some(dtype),
+                    Mode::Off | Mode::KeepDtypes => half(self.all()),
+                };
+                match demoted_to {
+                    None => Casts::of_if(self.any_half(), D::F32),
+                    Some(dtype) => Casts {
+                        operands: Some(dtype),
+                        result: (!computes_in(dtype)).then_some(D::F32),
+                    },
+                }
+            }
+            Class::Fp32 => Casts::of_if(self.any_half(), D::F32),
+            Class::Fp32Inside => Casts {
+                operands: self.any_half().then_some(D::F32),
+                result: (self.first != D::F32 && computes_in(self.first)).then_some(self.first),
+            },
+            Class::Activation if self.fits => match mode {
+                Mode::On(dtype) => Casts::of_if(computes_in(dtype), dtype),
+                Mode::Off | Mode::KeepDtypes => Casts::NONE,
+            },
+            Class::Promote | Class::PromoteSum | Class::Keep | Class::Activation => {
+                let widest = self.widest();
+                if half(self.all()) == Some(widest) && !computes_in(widest) {
+                    Casts::of(D::F32)
+                } else {
+                    Casts::of_if(is_mixed, widest)
+                }
+            }
+            Class::Move => Casts::of_if(is_mixed, self.widest()),
+        }
+    }
+}
+
+/// The half dtype among these; `None` if there are none or both.
+fn half<D: FloatDType>(seen: u8) -> Option<D> {
+    match seen & HALVES {
+        F16 => Some(D::F16),
+        BF16 => Some(D::BF16),
+        _ => None,
+    }
+}
+
+/// The flags that a result has if any operand has them.
+fn kept_flags<D: FloatDType>(operands: &[Operand<D>]) -> TensorFlags {
+    let any: TensorFlags = operands.iter().map(|o| o.flags).collect();
+    any & (TensorFlags::GRADIENT | TensorFlags::FROM_F16 | TensorFlags::BACKWARD)
+}
+
+/// The dtype of the gradients among the operands of a formula of the backward pass, if it is half.
+fn half_gradient<D: FloatDType>(operands: &[Operand<D>]) -> Option<D> {
+    let gradients = operands.iter().filter(|o| o.has(TensorFlags::BACKWARD));
+    let mut dtypes = gradients.map(|o| o.dtype);
+    let first = dtypes.next().filter(|dtype| is_half(*dtype))?;
+    dtypes.all(|dtype| dtype == first).then_some(first)
+}
+
+/// How many gradients a sum of two half gradients has in all.
+fn terms<D: FloatDType>(operands: &[Operand<D>]) -> Option<u8> {
+    match operands {
+        [lhs, rhs] if lhs.has(TensorFlags::BACKWARD) && rhs.has(TensorFlags::BACKWARD) => {
+            let are_half = is_half(lhs.dtype) && lhs.dtype == rhs.dtype;
+            are_half.then(|| lhs.flags.terms() + rhs.flags.terms())
+        }
+        _ => None,
+    }
+}
+
+/// Whether a result on these operands fits in `half`.
+fn fits<D: FloatDType>(
+    rule: Fits,
+    operands: &[Operand<D>],
+    half: D,
+    mode: Mode<D>,
+    site: &impl Site<D>,
+) -> bool {
+    // Where the policy is off, half tensors give FP32 for good.
+    let flag = TensorFlags::fits(half);
+    if mode == Mode::Off && !operands.iter().any(|o| o.dtype == D::F32 && o.has(flag)) {
+        return false;
+    }
+    let all = operands.iter().all(|o| o.fits(half));
+    match rule {
+        Fits::Never => false,
+        Fits::WithOperands => all,
+        Fits::Mean => all && site.is_tracked(0).is_none(),
+        Fits::Sum => all || is_beside_statistic(operands, half, mode, site),
+        Fits::Product => is_beside_statistic(operands, half, mode, site),
+    }
+}
+
+/// Whether one of two operands fits in `half`, and the other is a statistic.
+fn is_beside_statistic<D: FloatDType>(
+    operands: &[Operand<D>],
+    half: D,
+    mode: Mode<D>,
+    site: &impl Site<D>,
+) -> bool {
+    let is_statistic = |i, beside| {
+        site.elements(i) * SMALL <= site.elements(beside) && site.is_tracked(i) == Some(true)
+    };
+    match (operands, mode) {
+        ([lhs, rhs], Mode::On(_)) => {
+            lhs.fits(half) && is_statistic(1, 0) || rhs.fits(half) && is_statistic(0, 1)
+        }
+        _ => false,
     }
 }
 
@@ -291,223 +547,528 @@ mod tests {
     use super::*;
     use crate::dtype::tests::DType;
     use Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
+    use DType::{BF16, F16, F32, F64};
 
-    const ALL: Support = Support {
-        f16: HalfSupport::Arithmetic,
-        bf16: HalfSupport::Arithmetic,
-    };
-    const CONTRACTIONS: Support = Support {
-        f16: HalfSupport::Arithmetic,
-        bf16: HalfSupport::Contractions,
-    };
-    const NEVER: Plan<DType> = Plan {
-        operands: None,
-        result: None,
-    };
+    const CLASSES: [Class; 8] = [
+        LowerPrecision,
+        Fp32,
+        Fp32Inside,
+        Promote,
+        PromoteSum,
+        Keep,
+        Activation,
+        Move,
+    ];
 
-    fn of(dtypes: &[DType]) -> Operands<DType> {
-        dtypes[1..]
-            .iter()
-            .fold(Operands::one(dtypes[0]), |all, dtype| all.and(*dtype))
+    /// A device on which everything is possible and nothing is known.
+    #[derive(Clone, Copy)]
+    struct Here {
+        mode: Mode<DType>,
+        is_kernel: bool,
+        support: Support,
+        exact: Option<bool>,
+        /// Of each operand, its elements and whether it is tracked.
+        sizes: [(usize, Option<bool>); 2],
+        gradient_dtype: Option<DType>,
     }
 
-    fn on(class: Class, dtypes: &[DType]) -> Plan<DType> {
-        plan(class, of(dtypes), Mode::On(DType::F16), || ALL)
+    const ON: Here = Here {
+        mode: Mode::On(F16),
+        is_kernel: false,
+        support: Support {
+            f16: HalfSupport::Arithmetic,
+            bf16: HalfSupport::Arithmetic,
+        },
+        exact: None,
+        sizes: [(1, Some(false)); 2],
+        gradient_dtype: None,
+    };
+    const BELOW: Here = Here {
+        mode: Mode::KeepDtypes,
+        is_kernel: true,
+        ..ON
+    };
+    const OFF: Here = Here {
+        mode: Mode::Off,
+        ..ON
+    };
+    /// A device that only contracts in bf16.
+    const CONTRACTS: Here = Here {
+        mode: Mode::On(BF16),
+        support: Support {
+            f16: HalfSupport::Arithmetic,
+            bf16: HalfSupport::Contractions,
+        },
+        ..ON
+    };
+
+    impl Site<DType> for Here {
+        fn mode(&self) -> Mode<DType> {
+            self.mode
+        }
+
+        fn is_kernel(&self) -> bool {
+            self.is_kernel
+        }
+
+        fn support(&self) -> Support {
+            self.support
+        }
+
+        fn is_exact(&self, _: TriedOp, _: DType) -> Option<bool> {
+            self.exact
+        }
+
+        fn elements(&self, operand: usize) -> usize {
+            self.sizes[operand].0
+        }
+
+        fn is_tracked(&self, operand: usize) -> Option<bool> {
+            self.sizes[operand].1
+        }
+
+        fn gradient_dtype(&self) -> Option<DType> {
+            self.gradient_dtype
+        }
     }
 
-    fn follow(class: Class, dtypes: &[DType]) -> Plan<DType> {
-        plan(class, of(dtypes), Mode::KeepDtypes, || ALL)
+    fn with(dtype: DType, flags: TensorFlags) -> Operand<DType> {
+        Operand { dtype, flags }
+    }
+
+    fn plain(dtypes: &[DType]) -> Vec<Operand<DType>> {
+        let plain = |dtype: &DType| with(*dtype, TensorFlags::empty());
+        dtypes.iter().map(plain).collect()
+    }
+
+    /// An operation of a class that no row names.
+    fn of(class: Class, operands: &[Operand<DType>], here: Here) -> Decision<DType> {
+        decide(&Op::custom("", class, Role::Forward), operands, &[], &here)
+    }
+
+    /// The casts of operands and result.
+    fn casts(class: Class, dtypes: &[DType], here: Here) -> (Option<DType>, Option<DType>) {
+        let decision = of(class, &plain(dtypes), here);
+        (decision.operands, decision.result)
+    }
+
+    const NONE: (Option<DType>, Option<DType>) = (None, None);
+
+    fn named(name: &'static str, operands: &[Operand<DType>], here: Here) -> Decision<DType> {
+        decide(&Op::named(name), operands, &[], &here)
     }
 
     #[test]
-    fn off_does_nothing() {
-        for class in [
-            LowerPrecision,
-            Fp32,
-            Fp32Inside,
-            Promote,
-            PromoteSum,
-            Keep,
-            Activation,
-            Move,
-        ] {
-            let operands = of(&[DType::F32, DType::F16]);
-            assert_eq!(plan(class, operands, Mode::Off, || ALL), NEVER);
+    fn off_does_nothing_but_to_undo_what_the_policy_did() {
+        for class in CLASSES {
+            assert_eq!(casts(class, &[F32, F16], OFF), NONE);
+            // The user's own half stays; the policy's returns to FP32, unless it only moves.
+            let demoted = [with(F16, TensorFlags::DEMOTED)];
+            let expected = (class != Move).then_some(F32);
+            assert_eq!(of(class, &demoted, OFF).operands, expected, "{class:?}");
+            let wide = [demoted[0], with(F64, TensorFlags::empty())];
+            assert_eq!(of(class, &wide, OFF).operands, Some(F64));
         }
     }
 
     #[test]
-    fn half_demotes_every_operand() {
-        for dtypes in [
-            &[DType::F32, DType::F32][..],
-            &[DType::F32, DType::F16],
-            &[DType::BF16, DType::F32],
-            &[DType::F16, DType::F16],
-        ] {
-            assert_eq!(on(LowerPrecision, dtypes), Plan::cast(DType::F16));
+    fn lower_precision_demotes_every_operand() {
+        for dtypes in [&[F32, F32][..], &[F32, F16], &[BF16, F32], &[F16, F16]] {
+            assert_eq!(casts(LowerPrecision, dtypes, ON), (Some(F16), None));
         }
     }
 
     #[test]
-    fn half_follows_its_operands_below_autodiff() {
-        assert_eq!(follow(LowerPrecision, &[DType::F32, DType::F32]), NEVER);
-        for half in [DType::F16, DType::BF16] {
-            assert_eq!(
-                follow(LowerPrecision, &[DType::F32, half]),
-                Plan::cast(half)
-            );
-            assert_eq!(follow(LowerPrecision, &[half, half]), Plan::cast(half));
+    fn lower_precision_follows_its_operands_below_autodiff() {
+        assert_eq!(casts(LowerPrecision, &[F32, F32], BELOW), NONE);
+        for half in [F16, BF16] {
+            let to_half = (Some(half), None);
+            assert_eq!(casts(LowerPrecision, &[F32, half], BELOW), to_half);
+            assert_eq!(casts(LowerPrecision, &[half, half], BELOW), to_half);
         }
-        assert_eq!(
-            follow(LowerPrecision, &[DType::F16, DType::BF16]),
-            Plan::cast(DType::F32)
-        );
+        let both = casts(LowerPrecision, &[F16, BF16], BELOW);
+        assert_eq!(both, (Some(F32), None));
     }
 
     #[test]
-    fn half_without_arithmetic_gives_fp32_and_nothing_else_is_half() {
-        let bf16 = |class, dtypes: &[DType]| {
-            plan(class, of(dtypes), Mode::On(DType::BF16), || CONTRACTIONS)
+    fn a_gradient_is_never_demoted() {
+        let gradient = with(F32, TensorFlags::GRADIENT);
+        let decision = of(LowerPrecision, &[gradient, plain(&[F32])[0]], ON);
+        assert_eq!((decision.operands, decision.result), NONE);
+        assert!(decision.flags.contains(TensorFlags::GRADIENT));
+    }
+
+    #[test]
+    fn a_device_that_only_contracts_in_half_does_nothing_else_in_half() {
+        let contraction = (Some(BF16), Some(F32));
+        for dtypes in [&[F32, F32][..], &[BF16, F32]] {
+            assert_eq!(casts(LowerPrecision, dtypes, CONTRACTS), contraction);
+        }
+        let below = Here {
+            mode: Mode::KeepDtypes,
+            ..CONTRACTS
         };
-        let contraction = Plan {
-            operands: Some(DType::BF16),
-            result: Some(DType::F32),
+        assert_eq!(casts(LowerPrecision, &[BF16], below), contraction);
+        assert!(of(LowerPrecision, &plain(&[F32]), CONTRACTS).only_contracts);
+        assert!(!of(LowerPrecision, &plain(&[F32]), ON).only_contracts);
+        let kernel = Here {
+            is_kernel: true,
+            ..CONTRACTS
         };
-        assert_eq!(bf16(LowerPrecision, &[DType::F32, DType::F32]), contraction);
-        assert_eq!(
-            plan(LowerPrecision, of(&[DType::BF16]), Mode::KeepDtypes, || {
-                CONTRACTIONS
-            }),
-            contraction
-        );
-        for class in [Fp32, Fp32Inside, Promote, Keep, Activation] {
-            assert_eq!(bf16(class, &[DType::BF16]), Plan::cast(DType::F32));
+        for class in [Fp32, Fp32Inside, Promote, PromoteSum, Keep, Activation] {
+            assert_eq!(casts(class, &[BF16], kernel), (Some(F32), None));
         }
-        assert_eq!(bf16(Move, &[DType::BF16]), NEVER);
+        assert_eq!(casts(Move, &[BF16], CONTRACTS), NONE);
+        // It is no contraction, whatever its class says.
+        let prelu = named("prelu", &plain(&[F32, F32]), CONTRACTS);
+        assert_eq!((prelu.operands, prelu.only_contracts), (None, false));
+        assert_eq!(named("prelu", &plain(&[F32, F32]), ON).operands, Some(F16));
     }
 
     #[test]
-    fn full_promotes_and_stays_wide() {
-        assert_eq!(on(Fp32, &[DType::F32, DType::F32]), NEVER);
-        assert_eq!(on(Fp32, &[DType::F16]), Plan::cast(DType::F32));
-        assert_eq!(
-            follow(Fp32, &[DType::F32, DType::BF16]),
-            Plan::cast(DType::F32)
-        );
+    fn fp32_promotes_and_stays_wide() {
+        assert_eq!(casts(Fp32, &[F32, F32], ON), NONE);
+        assert_eq!(casts(Fp32, &[F16], ON), (Some(F32), None));
+        assert_eq!(casts(Fp32, &[F32, BF16], BELOW), (Some(F32), None));
     }
 
     #[test]
-    fn wide_gives_back_the_first_operands_dtype() {
-        assert_eq!(on(Fp32Inside, &[DType::F32, DType::F32]), NEVER);
-        assert_eq!(
-            on(Fp32Inside, &[DType::BF16, DType::F32]),
-            Plan {
-                operands: Some(DType::F32),
-                result: Some(DType::BF16)
-            }
-        );
-        assert_eq!(
-            on(Fp32Inside, &[DType::F32, DType::F16]),
-            Plan::cast(DType::F32)
-        );
+    fn fp32_inside_gives_back_the_first_operands_dtype() {
+        let kernel = Here {
+            is_kernel: true,
+            ..ON
+        };
+        let on = |dtypes: &[DType]| casts(Fp32Inside, dtypes, kernel);
+        assert_eq!(on(&[F32, F32]), NONE);
+        assert_eq!(on(&[BF16, F32]), (Some(F32), Some(BF16)));
+        assert_eq!(on(&[F32, F16]), (Some(F32), None));
+        // Above autodiff the tape keeps half: the layer below widens.
+        assert_eq!(casts(Fp32Inside, &[F16], ON), NONE);
+        // What autodiff composes of other steps is widened above it.
+        let unfold = named("float_unfold", &plain(&[F16]), ON);
+        assert_eq!((unfold.operands, unfold.result), (Some(F32), Some(F16)));
+        // Without autodiff nothing sums.
+        let unfold = named("float_unfold", &plain(&[F16]), kernel);
+        assert_eq!((unfold.operands, unfold.result), NONE);
     }
 
     #[test]
-    fn widest_brings_mixed_operands_together() {
-        assert_eq!(on(Promote, &[DType::F16, DType::F16]), NEVER);
-        assert_eq!(
-            on(Promote, &[DType::F16, DType::F32]),
-            Plan::cast(DType::F32)
-        );
-        assert_eq!(
-            on(Promote, &[DType::F16, DType::BF16]),
-            Plan::cast(DType::F32)
-        );
-        assert_eq!(on(Keep, &[DType::F16]), NEVER);
-        assert_eq!(on(Move, &[DType::F16]), NEVER);
+    fn a_backward_function_gives_back_the_widest_dtype() {
+        let op = Op::custom("", Fp32Inside, Role::Backward);
+        let on = |dtypes: &[DType]| {
+            let decision = decide(&op, &plain(dtypes), &[], &BELOW);
+            (decision.operands, decision.result)
+        };
+        assert_eq!(on(&[F16, F32]), (Some(F32), None));
+        assert_eq!(on(&[F16, F16]), (Some(F32), Some(F16)));
+        assert_eq!(on(&[F16, BF16]), (Some(F32), None));
     }
 
     #[test]
-    fn an_activation_brings_what_half_holds_to_half() {
-        let widened = |mode| plan(Activation, Operands::widened(), mode, || ALL);
-        assert_eq!(widened(Mode::On(DType::BF16)), Plan::cast(DType::BF16));
-        assert_eq!(widened(Mode::KeepDtypes), NEVER);
-        assert_eq!(on(Activation, &[DType::F32]), NEVER);
-        assert_eq!(on(Activation, &[DType::F16]), NEVER);
-        let (operands, mode) = (Operands::widened(), Mode::On(DType::BF16));
-        assert_eq!(plan(Activation, operands, mode, || CONTRACTIONS), NEVER);
-        assert_eq!(plan(Keep, operands, mode, || ALL), NEVER);
+    fn the_gradient_of_a_parameter_has_the_dtype_that_the_site_asks_for() {
+        let here = Here {
+            gradient_dtype: Some(F32),
+            ..BELOW
+        };
+        let backward = |name, here| named(name, &plain(&[F16, F16]), here).result;
+        assert_eq!(backward("linear_weight_backward", here), Some(F32));
+        assert_eq!(backward("linear_weight_backward", BELOW), None);
+        assert_eq!(backward("linear_x_backward", here), None);
+    }
+
+    #[test]
+    fn promotion_brings_mixed_operands_together() {
+        assert_eq!(casts(Promote, &[F16, F16], ON), NONE);
+        assert_eq!(casts(Promote, &[F16, F32], ON), (Some(F32), None));
+        assert_eq!(casts(Promote, &[F16, BF16], ON), (Some(F32), None));
+        assert_eq!(casts(Keep, &[F16], ON), NONE);
+        assert_eq!(casts(Move, &[F16], ON), NONE);
+    }
+
+    #[test]
+    fn an_activation_brings_what_fits_to_half() {
+        let fits = [with(F32, TensorFlags::FITS_BF16)];
+        let bf16 = Here {
+            mode: Mode::On(BF16),
+            ..ON
+        };
+        assert_eq!(of(Activation, &fits, bf16).operands, Some(BF16));
+        assert_eq!(of(Activation, &fits, ON).operands, None);
+        assert_eq!(of(Activation, &fits, BELOW).operands, None);
+        assert_eq!(of(Activation, &fits, CONTRACTS).operands, None);
+        assert_eq!(of(Keep, &fits, bf16).operands, None);
+        assert_eq!(casts(Activation, &[F32], ON), NONE);
+        assert_eq!(casts(Activation, &[F16], ON), NONE);
     }
 
     #[test]
     fn constants_follow_a_half_tensor_and_nothing_else() {
-        let on = |operands| plan(Promote, operands, Mode::On(DType::F16), || ALL);
-        let half = Operands::one(DType::F16).and_constant(DType::F32);
-        assert_eq!(on(half), Plan::cast(DType::F16));
-        assert_eq!(
-            on(Operands::constant(DType::F32).and(DType::F16)),
-            Plan::cast(DType::F16)
-        );
-        assert_eq!(on(half.and(DType::F32)), Plan::cast(DType::F32));
-        assert_eq!(on(half.and(DType::BF16)), Plan::cast(DType::F32));
-        assert_eq!(
-            on(Operands::one(DType::F32).and_constant(DType::F32)),
-            NEVER
-        );
-        assert_eq!(on(Operands::constant(DType::F32)), NEVER);
-        assert_eq!(
-            plan(Promote, half, Mode::KeepDtypes, || ALL),
-            Plan::cast(DType::F32)
-        );
-        let bf16 = Operands::one(DType::BF16).and_constant(DType::F32);
-        assert_eq!(
-            plan(Promote, bf16, Mode::On(DType::BF16), || CONTRACTIONS),
-            Plan::cast(DType::F32)
-        );
-    }
-
-    #[test]
-    fn constants_do_not_follow_in_a_sum() {
-        for half in [DType::F16, DType::BF16] {
-            let operands = Operands::one(half).and_constant(DType::F32);
-            let sum = plan(PromoteSum, operands, Mode::On(half), || ALL);
-            assert_eq!(sum, Plan::cast(DType::F32));
-        }
-        let same = on(PromoteSum, &[DType::F16, DType::F16]);
-        assert_eq!(same, NEVER);
+        let constant = with(F32, TensorFlags::CONSTANT);
+        let and = |dtypes: &[DType]| [vec![constant], plain(dtypes)].concat();
+        let on = |operands: &[_]| of(Promote, operands, ON).operands;
+        assert_eq!(on(&and(&[F16])), Some(F16));
+        assert_eq!(on(&[plain(&[F16])[0], constant]), Some(F16));
+        assert_eq!(on(&and(&[F16, F32])), Some(F32));
+        assert_eq!(on(&and(&[F16, BF16])), Some(F32));
+        assert_eq!(on(&and(&[F32])), None);
+        assert_eq!(on(&[constant]), None);
+        assert_eq!(of(Promote, &and(&[F16]), BELOW).operands, Some(F32));
+        assert_eq!(of(Promote, &and(&[BF16]), CONTRACTS).operands, Some(F32));
+        // An accumulator that starts from zeros would stop at 2,048.
+        assert_eq!(of(PromoteSum, &and(&[F16]), ON).operands, Some(F32));
+        assert_eq!(of(PromoteSum, &plain(&[F16, F16]), ON).operands, None);
     }
 
     #[test]
     fn f64_is_left_alone_but_for_mixed_operands() {
-        for class in [
-            LowerPrecision,
-            Fp32,
-            Fp32Inside,
-            Promote,
-            PromoteSum,
-            Keep,
-            Activation,
-            Move,
-        ] {
-            assert_eq!(on(class, &[DType::F64, DType::F64]), NEVER);
-            assert_eq!(on(class, &[DType::F16, DType::F64]), Plan::cast(DType::F64));
-            assert_eq!(on(class, &[DType::Flex32]), NEVER);
+        for class in CLASSES {
+            let kernel = Here {
+                is_kernel: true,
+                ..ON
+            };
+            assert_eq!(casts(class, &[F64, F64], kernel), NONE);
+            assert_eq!(casts(class, &[F16, F64], kernel), (Some(F64), None));
+            assert_eq!(casts(class, &[DType::Flex32], kernel), NONE);
         }
+    }
+
+    #[test]
+    fn a_device_that_is_not_exact_computes_in_fp32_and_gives_half() {
+        let inexact = Here {
+            is_kernel: true,
+            exact: Some(false),
+            ..ON
+        };
+        let conv = |here| named("conv2d", &plain(&[F32, F32]), here);
+        let decision = conv(inexact);
+        assert_eq!(decision.rounded, Some(F16));
+        assert_eq!((decision.operands, decision.result), (Some(F32), Some(F16)));
+        assert!(decision.flags.contains(TensorFlags::FROM_F16));
+        for exact in [Some(true), None] {
+            let decision = conv(Here { exact, ..inexact });
+            assert_eq!((decision.rounded, decision.operands), (None, Some(F16)));
+        }
+        // Above autodiff the operands are cast to half, so that the tape keeps half.
+        let above = conv(Here {
+            is_kernel: false,
+            ..inexact
+        });
+        assert_eq!((above.rounded, above.operands), (None, Some(F16)));
+    }
+
+    #[test]
+    fn a_device_that_is_exact_needs_no_casts_where_the_class_widens() {
+        let gelu_backward = |exact, dtypes: &[DType]| {
+            let here = Here { exact, ..BELOW };
+            let decision = named("gelu_backward", &plain(dtypes), here);
+            (decision.operands, decision.result)
+        };
+        let widened = (Some(F32), Some(F16));
+        assert_eq!(gelu_backward(Some(true), &[F16, F16]), NONE);
+        assert_eq!(gelu_backward(Some(false), &[F16, F16]), widened);
+        assert_eq!(gelu_backward(None, &[F16, F16]), widened);
+        // Half and FP32 have no half dtype to compute in.
+        assert_eq!(gelu_backward(Some(true), &[F16, F32]), (Some(F32), None));
+    }
+
+    #[test]
+    fn a_scalar_that_half_does_not_hold_takes_the_operation_to_fp32() {
+        let add = |operand, scalar: f64, here| {
+            decide(&Op::named("float_add_scalar"), &[operand], &[scalar], &here)
+        };
+        let f16 = plain(&[F16])[0];
+        assert_eq!(add(f16, 1.0, ON).operands, None);
+        assert_eq!(add(f16, 1e-8, ON).operands, Some(F32));
+        assert_eq!(add(plain(&[BF16])[0], 1e-8, ON).operands, None);
+        assert_eq!(add(f16, 1e-8, OFF).operands, None);
+        // A result with such a scalar no longer fits.
+        let fits = add(with(F32, TensorFlags::FITS), -1e9, ON).flags & TensorFlags::FITS;
+        assert_eq!(fits, TensorFlags::FITS_BF16);
+        // A step of a backward formula gives the gradient's dtype all the same.
+        let gradient = add(with(F16, TensorFlags::BACKWARD), 1e-8, BELOW);
+        assert_eq!((gradient.operands, gradient.result), (Some(F32), Some(F16)));
+        let below = named("float_pad", &[f16], BELOW);
+        assert_eq!((below.operands, below.result), NONE);
+        let pad = decide(&Op::named("float_pad"), &[f16], &[-1e9], &BELOW);
+        assert_eq!(pad.operands, Some(F32));
+    }
+
+    /// An activation would compute in the half dtype in force, whatever its operand's.
+    #[test]
+    fn a_scalar_has_to_be_held_by_the_dtype_that_an_operation_computes_in() {
+        let fits = [with(F32, TensorFlags::FITS)];
+        let leaky = |slope: f64| decide(&Op::named("leaky_relu"), &fits, &[slope], &ON).operands;
+        assert_eq!(leaky(0.01), Some(F16));
+        assert_eq!(leaky(1e-8), None);
+    }
+
+    #[test]
+    fn an_operation_accumulates_where_its_caller_says_so() {
+        let scatter = Op::named("float_scatter_nd");
+        let f16 = plain(&[F16, F16]);
+        let of = |op| decide(&op, &f16, &[], &ON).operands;
+        assert_eq!(of(scatter), None);
+        assert_eq!(of(scatter.that_accumulates()), Some(F32));
+    }
+
+    #[test]
+    fn a_step_on_a_half_gradient_gives_half() {
+        let gradient = |dtype| with(dtype, TensorFlags::BACKWARD);
+        for class in CLASSES {
+            let of = |operands: &[_], here| of(class, operands, here).result;
+            let expected = match class {
+                Move | LowerPrecision => None,
+                _ => Some(F16),
+            };
+            assert_eq!(of(&[gradient(F16)], BELOW), expected, "{class:?}");
+            let wide = [gradient(F16), plain(&[F32])[0]];
+            assert_eq!(of(&wide, BELOW), expected, "{class:?}");
+            assert_eq!(of(&[gradient(F32), gradient(F16)], BELOW), None);
+            let contracts = Here {
+                mode: Mode::KeepDtypes,
+                is_kernel: true,
+                ..CONTRACTS
+            };
+            let expected = (class == LowerPrecision).then_some(F32);
+            assert_eq!(of(&[gradient(BF16)], contracts), expected, "{class:?}");
+        }
+        // Kept wide for a formula that sums it up.
+        assert!(of(Fp32Inside, &[gradient(F16)], BELOW).keeps_wide);
+        assert!(!of(Fp32, &[gradient(F16)], BELOW).keeps_wide);
+        // Backward functions give what they compute.
+        let sum = named("linear_bias_backward", &[gradient(F16)], BELOW);
+        assert_eq!((sum.operands, sum.result), (Some(F32), None));
+    }
+
+    #[test]
+    fn a_sum_of_many_half_gradients_goes_on_in_fp32() {
+        let gradient = |terms| with(BF16, TensorFlags::BACKWARD.with_terms(terms));
+        let sum = |a, b| named("float_add", &[gradient(a), gradient(b)], BELOW);
+        for (a, b) in [(1, 1), (15, 1), (8, 8)] {
+            let sum = sum(a, b);
+            assert_eq!((sum.operands, sum.result), (None, Some(BF16)));
+            assert_eq!(sum.flags.terms(), a + b);
+        }
+        for (a, b) in [(16, 1), (9, 8), (16, 16)] {
+            let sum = sum(a, b);
+            assert_eq!((sum.operands, sum.result), (Some(F32), None));
+            assert_eq!(sum.flags.terms(), 1);
+        }
+    }
+
+    #[test]
+    fn flags_follow_the_values() {
+        let fits = |operation, operands: &[_], here| {
+            named(operation, operands, here).flags & TensorFlags::FITS
+        };
+        let (f16, f32) = (plain(&[F16])[0], plain(&[F32])[0]);
+        let small = with(F32, TensorFlags::FITS);
+        let (none, both) = (TensorFlags::empty(), TensorFlags::FITS);
+        for operation in ["relu", "float_neg", "float_reshape", "float_max"] {
+            assert_eq!(fits(operation, &[small], ON), both, "{operation}");
+            assert_eq!(fits(operation, &[f32], ON), none, "{operation}");
+        }
+        for operation in ["float_exp", "float_sum", "softmax", "float_matmul"] {
+            assert_eq!(fits(operation, &[small], ON), none, "{operation}");
+        }
+        assert_eq!(fits("float_cat", &[small, small], ON), both);
+        assert_eq!(fits("float_cat", &[small, f16], ON), TensorFlags::FITS_F16);
+        assert_eq!(fits("float_cat", &[small, f32], ON), none);
+        // A sum of two that fit; a product of two may be of any size.
+        assert_eq!(fits("float_add", &[small, small], ON), both);
+        assert_eq!(fits("float_mul", &[small, small], ON), none);
+        // Where the policy is off, half tensors give FP32 for good.
+        assert_eq!(fits("float_add", &[f16, f16], OFF), none);
+        assert_eq!(fits("float_add", &[small, small], OFF), both);
+        // A mean is bounded: it is a statistic, where nothing tells that it is tracked.
+        assert_eq!(fits("float_mean", &[small], ON), none);
+        let untold = Here {
+            sizes: [(1, None); 2],
+            ..ON
+        };
+        assert_eq!(fits("float_mean", &[small], untold), both);
+    }
+
+    #[test]
+    fn what_stands_beside_a_statistic_fits() {
+        let operands = [with(F32, TensorFlags::FITS), plain(&[F32])[0]];
+        let fits = |name, sizes, mode| {
+            let here = Here { sizes, mode, ..ON };
+            named(name, &operands, here).flags & TensorFlags::FITS == TensorFlags::FITS
+        };
+        for name in ["float_add", "float_mul", "float_div"] {
+            assert!(fits(name, [(32, Some(false)), (2, Some(true))], ON.mode));
+            assert!(!fits(name, [(32, Some(false)), (3, Some(true))], ON.mode));
+            assert!(!fits(name, [(32, Some(false)), (2, Some(false))], ON.mode));
+            assert!(!fits(name, [(2, Some(true)), (32, Some(false))], ON.mode));
+            assert!(!fits(
+                name,
+                [(32, Some(false)), (2, Some(true))],
+                Mode::KeepDtypes
+            ));
+        }
+        // What is no arithmetic has no statistics.
+        assert!(!fits(
+            "float_atan2",
+            [(32, Some(false)), (2, Some(true))],
+            ON.mode
+        ));
+    }
+
+    #[test]
+    fn other_flags_are_kept_and_set() {
+        let kept = TensorFlags::GRADIENT | TensorFlags::FROM_F16 | TensorFlags::BACKWARD;
+        let lost = TensorFlags::BINARY | TensorFlags::EXACT_F16 | TensorFlags::EXACT_BF16;
+        for class in CLASSES {
+            let flags = of(class, &[with(F32, kept | lost)], ON).flags;
+            assert_eq!(flags & (kept | lost), kept, "{class:?}");
+            let constant = of(class, &[with(F32, TensorFlags::CONSTANT)], ON).flags;
+            assert_eq!(constant.contains(TensorFlags::CONSTANT), class == Move);
+            // Half by choice is only what comes from nothing but such.
+            let demoted = |operands: &[_]| {
+                let flags = of(class, operands, ON).flags;
+                flags.contains(TensorFlags::DEMOTED)
+            };
+            let f16 = plain(&[F16])[0];
+            assert!(!demoted(&[f16, f16]));
+            assert!(demoted(&[f16, with(F16, TensorFlags::DEMOTED)]));
+            assert!(demoted(&[f16, plain(&[F32])[0]]));
+        }
+        let from_f16 = |mode| {
+            let here = Here { mode, ..ON };
+            let flags = of(LowerPrecision, &plain(&[F32]), here).flags;
+            flags.contains(TensorFlags::FROM_F16)
+        };
+        assert!(from_f16(Mode::On(F16)));
+        assert!(!from_f16(Mode::On(BF16)));
+    }
+
+    #[test]
+    fn the_policy_records_its_own_rows_above_autodiff_where_it_is_on() {
+        let recorded = |name, dtypes: &[DType], here| named(name, &plain(dtypes), here).recorded;
+        assert_eq!(recorded("relu", &[F32], ON), Some(F16));
+        assert_eq!(recorded("float_exp", &[F32], ON), None);
+        assert_eq!(recorded("relu", &[F64], ON), None);
+        assert_eq!(recorded("relu", &[F32], BELOW), None);
+        assert_eq!(recorded("relu", &[F32], OFF), None);
+        assert!(of(Keep, &plain(&[F32]), ON).keeps_dtypes);
+        assert!(!of(Keep, &plain(&[F32]), OFF).keeps_dtypes);
+        assert!(!of(Keep, &plain(&[F32]), BELOW).keeps_dtypes);
     }
 
     #[test]
     fn scalars_beyond_the_half_range_are_not_held() {
         for scalar in [0.0, -0.0, 1.0, -65504.0, 6.2e-5, f64::INFINITY, f64::NAN] {
-            assert!(holds(DType::F16, scalar), "{scalar}");
-            assert!(holds(DType::BF16, scalar), "{scalar}");
+            assert!(holds(F16, scalar), "{scalar}");
+            assert!(holds(BF16, scalar), "{scalar}");
         }
         for scalar in [-1e9, 65520.0, 1e-5, 1e-8] {
-            assert!(!holds(DType::F16, scalar), "{scalar}");
-            assert!(holds(DType::BF16, scalar), "{scalar}");
-            assert!(holds(DType::F32, scalar), "{scalar}");
+            assert!(!holds(F16, scalar), "{scalar}");
+            assert!(holds(BF16, scalar), "{scalar}");
+            assert!(holds(F32, scalar), "{scalar}");
         }
         for scalar in [f32::MIN as f64, 1e-40, 1e300] {
-            assert!(!holds(DType::BF16, scalar), "{scalar}");
+            assert!(!holds(BF16, scalar), "{scalar}");
         }
     }
 }

@@ -1,8 +1,7 @@
-//! The op policy: one table and one pure function that decide which precision each operation runs
-//! in. Depends on dtypes, but not on tensors, devices or backends.
+//! The op policy: one table, and one pure function, [`decide`], that says everything that happens to
+//! an operation. Depends on dtypes, but not on tensors, devices or backends.
 //!
-//! To change an operation's precision, change its line in [`TABLE`], or in [`TABLE_0_22`] if Burn
-//! 0.21 does not have it. The choice between FP32 and half follows the lists of PyTorch's autocast
+//! To change an operation's precision, change its line in [`TABLE`]. The choice between FP32 and half follows the lists of PyTorch's autocast
 //! for CUDA (`aten/src/ATen/autocast_mode.h`); the op reference in the guide of burn-amp compares
 //! the two.
 //!
@@ -13,7 +12,7 @@
 //!
 //! - **Small operands beside a half tensor**, such as the statistics of a composed norm, promote it
 //!   to FP32: rounding the result would cost a network its accuracy. The backward pass still keeps
-//!   half. The result is flagged as FP32 that fits in half, arithmetic keeps half copies of it, and
+//!   half. The result is flagged as FP32 that [fits in half](TensorFlags::FITS), arithmetic keeps half copies of it, and
 //!   the next activation or contraction casts it back to half. A CNN with batch norm keeps 0.40
 //!   instead of 0.91, and 0.30 since a quotient keeps its result instead of its dividend. An operand
 //!   is small if autodiff tracks it (a statistic or a parameter) and the other operand has 16 times
@@ -32,15 +31,21 @@
 //!   not demote equals Burn's gradient, up to FP32 rounding.
 
 mod decision;
+mod flags;
+mod op;
 mod table;
-mod table_0_22;
 pub mod trials;
+
+use std::fmt;
 
 use serde::Serialize;
 
-pub use decision::{HalfSupport, Mode, Operands, Plan, Support, holds, is_half, plan};
+pub use decision::{
+    Decision, HalfSupport, Mode, Operand, Site, Support, TERMS, decide, holds, is_half,
+};
+pub use flags::TensorFlags;
+pub use op::Op;
 pub use table::TABLE;
-pub use table_0_22::TABLE_0_22;
 
 /// How an operation treats its F32, F16 and BF16 operands.
 ///
@@ -68,32 +73,87 @@ pub enum Class {
     Move,
 }
 
+/// A case in which an operation has another class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub enum Case {
+    /// A scalar is beyond the half dtype that the operation takes or computes in: see [`holds`].
+    UnheldScalar,
+    /// The device only contracts in half, and the operation is no contraction.
+    OnlyContracts,
+    /// No autodiff lies below the operation: nothing sums its gradient.
+    WithoutAutodiff,
+    /// The operation adds or multiplies what it writes. Its caller says so:
+    /// [`Op::that_accumulates`].
+    Accumulates,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::UnheldScalar => "when the half dtype does not hold the scalar",
+            Self::OnlyContracts => "on a device that only contracts in half",
+            Self::WithoutAutodiff => "without autodiff",
+            Self::Accumulates => "where it accumulates",
+        })
+    }
+}
+
+/// What an operation is to autodiff.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub enum Role {
+    /// One step of the tape. `Fp32Inside` restores the first operand's dtype. A step that a formula
+    /// of the backward pass takes on a gradient returns the gradient's dtype.
+    Forward,
+    /// As `Forward`, but autodiff composes the operation of others: `Fp32Inside` is widened above
+    /// autodiff, or the composing steps would run in half.
+    Composed,
+    /// A function of the backward pass. `Fp32Inside` returns the widest dtype of its operands.
+    Backward,
+    /// As `Backward`, and the result is the gradient of a parameter, which an optimizer sums up and
+    /// multiplies with small factors.
+    ParameterGradient,
+}
+
+/// Which results fit in half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub enum Fits {
+    /// The result may be of any size.
+    Never,
+    /// The result fits where all operands do.
+    WithOperands,
+    /// As `WithOperands`, and the result of an operand that fits and a statistic beside it: a
+    /// tracked operand of at most 1/16 of its elements. An untracked one may be anything, such as a
+    /// mask of -1e9 or a factor of 1e-8.
+    Sum,
+    /// Beside a statistic alone, as in `Sum`: a product of two large operands may be of any size.
+    Product,
+    /// As `WithOperands`, but only where autodiff runs elsewhere: here, a mean that is a statistic is
+    /// tracked. In inference nothing is kept, so that half would save nothing.
+    Mean,
+}
+
 /// Operations that share a class and the reason for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Rows {
     /// How the operations treat their operands.
     pub class: Class,
     /// The reason for the class.
     pub why: &'static str,
-    /// The case in which the operations have another class: the class and when it applies.
-    pub otherwise: Option<(Class, &'static str)>,
+    /// The first version of Burn that has the operations, from 0.21 on.
+    pub since: &'static str,
+    /// The case in which the operations have another class.
+    pub otherwise: Option<(Class, Case)>,
     /// The form in which the policy itself records the operations for the backward pass. Without
     /// this text, an operation is recorded as Burn records it.
     pub recorded: Option<&'static str>,
+    /// What the operations are to autodiff.
+    pub role: Role,
+    /// Which results fit in half.
+    pub fits: Fits,
+    /// How many roundings may lie between an exact device's result in bf16 and the FP32 result.
+    pub roundings: u8,
     /// The methods of Burn's backend traits.
     pub ops: &'static [&'static str],
-}
-
-impl Rows {
-    const fn otherwise(mut self, class: Class, when: &'static str) -> Self {
-        self.otherwise = Some((class, when));
-        self
-    }
-
-    const fn recorded(mut self, form: &'static str) -> Self {
-        self.recorded = Some(form);
-        self
-    }
 }
 
 /// One operation of the policy.
@@ -105,25 +165,17 @@ pub struct Row {
     pub class: Class,
     /// The reason for the class.
     pub why: &'static str,
-    /// The case in which the operation has another class: the class and when it applies.
-    pub otherwise: Option<(Class, &'static str)>,
+    /// The case in which the operation has another class.
+    pub otherwise: Option<(Class, Case)>,
     /// The form in which the policy itself records the operation for the backward pass.
     pub recorded: Option<&'static str>,
 }
 
-/// The operations of Burn 0.21, those of [`TABLE`], in the table's order.
-pub fn rows() -> impl Iterator<Item = Row> {
-    single(TABLE)
-}
-
-/// The operations of [`TABLE`], and then those that Burn 0.22 adds. A few of the former are no
-/// longer in Burn 0.22.
-pub fn rows_0_22() -> impl Iterator<Item = Row> {
-    rows().chain(single(TABLE_0_22))
-}
-
-fn single(table: &'static [Rows]) -> impl Iterator<Item = Row> {
-    table.iter().flat_map(|rows| {
+/// The operations of a version of Burn, `"0.21"` or later, in the table's order. A few of those of
+/// 0.21 are no longer in 0.22.
+pub fn rows(burn: &str) -> impl Iterator<Item = Row> {
+    let known = TABLE.iter().filter(move |rows| rows.since <= burn);
+    known.flat_map(|rows| {
         rows.ops.iter().map(|op| Row {
             op,
             class: rows.class,
@@ -134,64 +186,17 @@ fn single(table: &'static [Rows]) -> impl Iterator<Item = Row> {
     })
 }
 
-/// The class of an operation. The forwarding code evaluates it at compile time: an operation
-/// without a row does not compile.
+/// The class of an operation.
 ///
 /// # Panics
 ///
 /// If `op` has no row.
 pub const fn class(op: &str) -> Class {
-    rows_of(op).class
-}
-
-/// The class of an operation in the case that its row names.
-///
-/// # Panics
-///
-/// If `op` has no row, or its row does not name the case `when`.
-pub const fn class_when(op: &str, when: &str) -> Class {
-    match rows_of(op).otherwise {
-        Some((class, case)) if same(case, when) => class,
-        _ => panic!("this operation's row names no such case"),
-    }
-}
-
-/// Whether the policy records an operation in a form of its own.
-///
-/// # Panics
-///
-/// If `op` has no row.
-pub const fn is_recorded(op: &str) -> bool {
-    rows_of(op).recorded.is_some()
-}
-
-const fn rows_of(op: &str) -> Rows {
-    if let Some(rows) = found(TABLE, op) {
-        return rows;
-    }
-    match found(TABLE_0_22, op) {
-        Some(rows) => rows,
-        None => panic!("this operation has no row in the policy table"),
-    }
-}
-
-const fn found(table: &[Rows], op: &str) -> Option<Rows> {
-    let mut i = 0;
-    while i < table.len() {
-        let mut j = 0;
-        while j < table[i].ops.len() {
-            if same(table[i].ops[j], op) {
-                return Some(table[i]);
-            }
-            j += 1;
-        }
-        i += 1;
-    }
-    None
+    table::rows_of(op).class
 }
 
 /// Whether two names are equal, at compile time.
-pub const fn same(a: &str, b: &str) -> bool {
+const fn same(a: &str, b: &str) -> bool {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     if a.len() != b.len() {
         return false;
@@ -208,12 +213,14 @@ pub const fn same(a: &str, b: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
     fn every_operation_has_one_row_and_a_reason() {
-        let mut seen = std::collections::HashSet::new();
-        for row in rows_0_22() {
+        let mut seen = HashSet::new();
+        for row in rows("0.22") {
             assert_eq!(class(row.op), row.class, "{} has two classes", row.op);
             assert!(seen.insert(row.op), "{} has two rows", row.op);
             assert!(!row.why.is_empty());
@@ -221,13 +228,19 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_stands_once_for_a_class() {
-        for table in [TABLE, TABLE_0_22] {
-            let mut seen = std::collections::HashSet::new();
-            for rows in table {
-                let row = (rows.class, rows.why, rows.otherwise, rows.recorded);
-                assert!(seen.insert(row), "{} stands twice", rows.why);
-            }
+    fn rows_that_differ_in_nothing_are_one() {
+        let mut seen = HashSet::new();
+        for rows in TABLE {
+            let row = Rows { ops: &[], ..*rows };
+            assert!(seen.insert(row), "{} stands twice", rows.why);
         }
+    }
+
+    #[test]
+    fn an_operation_of_a_later_burn_is_not_among_those_of_an_earlier() {
+        let of = |burn| rows(burn).map(|row| row.op).collect::<HashSet<_>>();
+        let (before, after) = (of("0.21"), of("0.22"));
+        assert!(before.is_subset(&after));
+        assert!(!before.contains("float_hypot") && after.contains("float_hypot"));
     }
 }

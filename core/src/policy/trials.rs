@@ -11,6 +11,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
+use super::table::rows_of;
 use super::{Class, HalfSupport, class, same};
 use crate::FloatDType;
 
@@ -126,24 +127,16 @@ impl TrialResults {
 
 /// Whether every value that `op` computed in `half` equals the rounded FP32 value.
 pub fn is_exact<D: FloatDType>(op: &str, half: D, values: &[f32], expected: &[f32]) -> bool {
+    let (bits, roundings) = if half == D::F16 {
+        (11, 1)
+    } else {
+        (8, rows_of(op).roundings)
+    };
+    // A quarter of a rounding more, because FP32 is not exact either.
+    let relative = (f32::from(roundings) + 0.25) * 2f32.powi(-bits);
     // 6e-8 is the smallest number of f16.
-    let rounding = if half == D::F16 { 11 } else { 8 };
-    let relative = roundings(op, half) * 2f32.powi(-rounding);
     let close = |(h, e): (&f32, &f32)| (h - e).abs() <= e.abs() * relative + 6e-8;
     values.iter().zip(expected).all(close)
-}
-
-/// How many roundings may lie between an operation in half and in FP32. A quarter more than it has,
-/// because FP32 is not exact either.
-///
-/// A backend without a kernel for sigmoid's gradient composes y (1 - y) g, which rounds three times.
-/// bf16 hides two of them: an LSTM's gradients are 0.818 % from FP32 instead of 0.815 %
-/// (`xtask/pytorch/sigmoid_backward.py`), and its step has two thirds of the casts.
-fn roundings<D: FloatDType>(op: &str, half: D) -> f32 {
-    match op {
-        "sigmoid_backward" if half == D::BF16 => 3.25,
-        _ => 1.25,
-    }
 }
 
 /// The number of terms in a sum: beyond what f16 (2,048) and bf16 (256) can count to.

@@ -19,14 +19,14 @@ pub(super) fn attention<B: Backend>(
     mut options: AttentionModuleOptions,
 ) -> AmpTensor<B> {
     let bias = attn_bias.as_ref().unwrap_or(&value);
-    let call = Call::new(op!(attention), &[&query, &key, &value, bias]);
-    if let Some(half) = call.plan.operands.filter(|dtype| is_half(*dtype)) {
+    let call = Call::new(op!(attention), [&query, &key, &value, bias]);
+    if let Some(half) = call.decision.operands.filter(|dtype| is_half(*dtype)) {
         // Scale the query instead of the scores: unscaled scores may exceed 65504.
         let head = query.shape()[query.rank() - 1] as f64;
         let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
         query = Amp::<B>::float_mul_scalar(query, scale.into());
         // A bias that is not half may hold masks of -1e9.
-        let whole = !call.is_bare_contraction()
+        let whole = !call.decision.only_contracts
             && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half);
         if !whole {
             return scaled_dot_product(query, key, value, mask, attn_bias, options);

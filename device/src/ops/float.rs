@@ -1,7 +1,7 @@
 //! Float operations.
 
 use burn_amp_core::FloatDType as _;
-use burn_amp_core::policy::{HalfSupport, holds, is_half};
+use burn_amp_core::policy::{HalfSupport, Op, TensorFlags, holds, is_half};
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
 use burn_backend::{
@@ -10,16 +10,16 @@ use burn_backend::{
 };
 use burn_std::ops::PadMode;
 
-use super::{Call, Op, Step, float_ops, op, own_ops};
+use super::{Call, float_ops, op, own_ops};
 use crate::device::DeviceState;
-use crate::tensor::{TensorFlags, converted, to_client};
+use crate::tensor::{converted, to_client};
 use crate::{Amp, AmpTensor};
 
 /// The case of an operation that writes values into a tensor.
 macro_rules! update_op {
     ($op:ident, $update:ident) => {
         match $update {
-            IndexingUpdateOp::Add | IndexingUpdateOp::Mul => op!($op, "where it accumulates"),
+            IndexingUpdateOp::Add | IndexingUpdateOp::Mul => op!($op).that_accumulates(),
             IndexingUpdateOp::Assign | IndexingUpdateOp::Min | IndexingUpdateOp::Max => op!($op),
         }
     };
@@ -136,12 +136,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => update(update_op!(float_scatter_nd, reduction), data, values, |data, values| B::float_scatter_nd(data, indices, values, reduction));
         float_scatter(dim: usize, [tensor], indices: IntTensor<Self>, [value], update: IndexingUpdateOp) -> FloatTensor => self::update(update_op!(float_scatter, update), tensor, value, |tensor, value| B::float_scatter(dim, tensor, indices, value, update));
         float_select_assign([tensor], dim: usize, indices: IntTensor<Self>, [value], update: IndexingUpdateOp) -> FloatTensor => self::update(update_op!(float_select_assign, update), tensor, value, |tensor, value| B::float_select_assign(tensor, dim, indices, value, update));
-        float_unfold([tensor], dim: usize, size: usize, step: usize) -> FloatTensor => moved(op!(float_unfold, "without autodiff"), tensor, |t| B::float_unfold(t, dim, size, step));
     }
 
-    float_ops! { Forward;
+    float_ops! {
         float_matmul([lhs], [rhs]) -> FloatTensor;
         float_cross([lhs], [rhs], dim: usize) -> FloatTensor;
+        float_unfold([tensor], dim: usize, size: usize, step: usize) -> FloatTensor;
 
         float_add([lhs], [rhs]) -> FloatTensor;
         float_sub([lhs], [rhs]) -> FloatTensor;
@@ -261,7 +261,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         tensor: FloatTensor<Self>,
         mask: BoolTensor<Self>,
     ) -> impl Future<Output = FloatTensor<Self>> + 'static + Send {
-        let call = Call::new(op!(float_mask_select), &[&tensor]);
+        let call = Call::new(op!(float_mask_select), [&tensor]);
         let selected = B::float_mask_select(call.operand(tensor), mask);
         async move { call.result(selected.await) }
     }
@@ -276,13 +276,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             PadMode::Constant(value) => value,
             PadMode::Reflect | PadMode::Edge => 0.0,
         };
-        let (step, scalars) = (Step::Forward, [constant.into()]);
-        let call = Call::decide(step, op!(float_pad), &[&tensor], &scalars);
+        let call = Call::of(op!(float_pad), &[&tensor], &[constant.into()]);
         call.result(B::float_pad(call.operand(tensor), padding, mode))
     }
 
     fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
-        let call = Call::new(op!(float_cat), &tensors.iter().collect::<Vec<_>>());
+        let call = Call::of(op!(float_cat), &tensors.iter().collect::<Vec<_>>(), &[]);
         let tensors = tensors.into_iter().map(|t| call.operand(t)).collect();
         call.result(B::float_cat(tensors, dim))
     }
@@ -291,12 +290,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 /// A product. Burn's clients send the square of a tensor as its product with itself.
 fn product<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     if lhs.is_same_as(&rhs) {
-        let call = Call::new(op!(float_powi_scalar), &[&lhs]);
+        let call = Call::new(op!(float_powi_scalar), [&lhs]);
         drop(rhs);
         let operand = call.operand(lhs);
         return call.result(B::float_mul(operand.clone(), operand));
     }
-    let call = Call::new(op!(float_mul), &[&lhs, &rhs]);
+    let call = Call::new(op!(float_mul), [&lhs, &rhs]);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
     call.result(B::float_mul(lhs, rhs))
 }
@@ -311,19 +310,9 @@ fn update<B: Backend>(
     values: AmpTensor<B>,
     run: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let call = Call::new(op, &[&tensor, &values]);
+    let call = Call::new(op, [&tensor, &values]);
     let (tensor, values) = (call.operand(tensor), call.operand(values));
     call.result(run(tensor, values))
-}
-
-/// An operation that only moves the data of one tensor.
-pub(super) fn moved<B: Backend>(
-    op: Op,
-    tensor: AmpTensor<B>,
-    run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
-) -> AmpTensor<B> {
-    let call = Call::new(op, &[&tensor]);
-    call.result(run(call.operand(tensor)))
 }
 
 /// Creates a tensor in the requested dtype, for the operation `op`. If the device only stores that

@@ -11,234 +11,124 @@ mod qtensor;
 mod transaction;
 
 use burn_amp_core::policy::trials::TriedOp;
-use burn_amp_core::policy::{
-    self, Class, HalfSupport, Mode, Operands, Plan, Support, holds, is_half, plan, same,
-};
+use burn_amp_core::policy::{Decision, Mode, Op, Site, Support, decide};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 
 use crate::AmpTensor;
 use crate::device::DeviceState;
-use crate::tensor::{TensorFlags, converted};
+use crate::tensor::converted;
 
-/// An operation's name and class.
-#[derive(Clone, Copy)]
-struct Op {
-    name: &'static str,
-    class: Class,
-    /// The operation as trials of devices know it, if it is tried.
-    tried: Option<TriedOp>,
-    /// Whether the result fits in half wherever the operands do.
-    is_bounded: bool,
-}
-
-impl Op {
-    /// An operation of the policy table.
-    const fn of_table(name: &'static str) -> Self {
-        Self::with(name, policy::class(name))
-    }
-
-    /// An operation of the policy table, in the case that its row names.
-    const fn when(name: &'static str, case: &str) -> Self {
-        Self::with(name, policy::class_when(name, case))
-    }
-
-    const fn with(name: &'static str, class: Class) -> Self {
-        let is_bounded = match class {
-            // A product of two large operands may be of any size.
-            Class::Promote => !same(name, "float_mul") && !same(name, "float_div"),
-            Class::PromoteSum | Class::Keep | Class::Activation | Class::Move => true,
-            _ => same(name, "float_mean") || same(name, "float_mean_dim"),
-        };
-        Self {
-            name,
-            class,
-            tried: TriedOp::named(name),
-            is_bounded,
-        }
-    }
-}
-
-/// What becomes of an operation's result.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// `Fp32Inside` restores the first operand's dtype.
-    Forward,
-    /// A backward function: `Fp32Inside` returns the widest dtype of its operands.
-    Backward,
-    /// The gradient of a parameter: in the dtype that the client knows, since an optimizer sums it up
-    /// and multiplies it with small factors.
-    ParameterGradient,
-}
-
-/// The decision on one operation: how its operands are cast, and the dtype and flags of its result.
+/// An operation, and what becomes of it.
 struct Call {
-    name: &'static str,
-    plan: Plan<DType>,
-    /// The half dtype that operands are rounded to before the operation computes in FP32.
-    rounded: Option<DType>,
+    op: Op,
+    decision: Decision<DType>,
     /// The dtype by which the client knows the result.
     declared: FloatDType,
-    flags: TensorFlags,
-    support: Support,
 }
 
 impl Call {
-    /// Decides an operation of the forward pass, or one that has no pass of its own. Another operand
-    /// may stand in for an absent one.
-    fn new<B: Backend>(op: Op, tensors: &[&AmpTensor<B>]) -> Self {
-        Self::decide(Step::Forward, op, tensors, &[])
+    /// An operation on these operands. Another operand may stand in for an absent one.
+    fn new<B: Backend, const N: usize>(op: Op, tensors: [&AmpTensor<B>; N]) -> Self {
+        Self::of(op, &tensors, &[])
     }
 
-    /// Decides an operation. If the dtype that the operation would run in does not hold a scalar, it
-    /// runs in FP32.
-    fn decide<B: Backend>(
-        step: Step,
-        op: Op,
-        tensors: &[&AmpTensor<B>],
-        scalars: &[Scalar],
-    ) -> Self {
+    /// An operation on these operands and these scalars.
+    fn of<B: Backend>(op: Op, tensors: &[&AmpTensor<B>], scalars: &[f64]) -> Self {
+        let operands: Vec<_> = tensors.iter().map(|tensor| tensor.operand()).collect();
         let device = tensors[0].device();
-        let state = DeviceState::of::<B>(&device);
-        let support = state.support::<B>(&device);
         let declared = declared(tensors);
-        let mut call = Self {
-            name: op.name,
-            plan: Plan::default(),
-            rounded: None,
+        let at = At::<B> {
+            state: DeviceState::of::<B>(&device),
+            device,
             declared,
-            flags: TensorFlags::empty(),
-            support,
         };
-        let mode = state.mode::<B>(&device);
-        let Mode::On(half) = mode else {
-            // Only where the device was in half before.
-            if tensors.iter().any(|t| !t.is_as_declared()) {
-                call.plan = Plan::cast(declared.into());
-            }
-            return call;
-        };
-        let operands = operands(step, tensors, half);
-        call.plan = plan(op.class, operands, mode, || support);
-        if step == Step::ParameterGradient {
-            call.plan.result = Some(declared.into());
+        Self {
+            op,
+            decision: decide(&op, &operands, scalars, &at),
+            declared,
         }
-        call.flags = flags(op, tensors);
-        call.hold(scalars, tensors);
-        let Some(tried) = op.tried else {
-            return call;
-        };
-        let is_exact = |half| state.is_exact::<B>(&device, half, tried);
-        if op.class == Class::Fp32Inside {
-            if call.plan.operands == Some(DType::F32)
-                && let Some(half) = operands.only_half()
-                && is_exact(half)
-            {
-                call.plan = Plan::default();
-            }
-            return call;
-        }
-        let computed = call.plan.operands.unwrap_or(tensors[0].dtype());
-        if is_half(computed) && !is_exact(computed) {
-            call.rounded = Some(computed);
-            call.plan = Plan {
-                operands: Some(DType::F32),
-                result: call.plan.result.or(call.rounded),
-            };
-        }
-        call
-    }
-
-    /// Widens the operation if a half dtype that it takes or computes in does not hold its scalars.
-    fn hold<B: Backend>(&mut self, scalars: &[Scalar], tensors: &[&AmpTensor<B>]) {
-        let held = |dtype| scalars.iter().all(|s| holds(dtype, s.elem::<f64>()));
-        self.flags -= TensorFlags::widened_where(|half| !held(half));
-        let dtype = tensors[0].dtype();
-        if !held(dtype) || !held(self.plan.operands.unwrap_or(dtype)) {
-            self.plan = Plan::cast(DType::F32);
-        }
-    }
-
-    /// Whether the operation runs in half on a device that only multiplies matrices in half.
-    fn is_bare_contraction(&self) -> bool {
-        let computed = self.plan.operands;
-        computed.is_some_and(|dtype| self.support.of(dtype) == HalfSupport::Contractions)
     }
 
     /// Casts an operand for the backend's operation.
     fn operand<B: Backend>(&self, tensor: AmpTensor<B>) -> FloatTensor<B> {
-        match (self.plan.operands, self.rounded) {
+        let name = self.op.name;
+        match (self.decision.operands, self.decision.rounded) {
             (None, _) => tensor.into_primitive(),
-            (Some(dtype), None) => tensor.into_dtype(dtype, self.name),
-            (Some(dtype), Some(half)) => AmpTensor::<B>::plain(tensor.into_dtype(half, self.name))
-                .into_dtype(dtype, self.name),
+            (Some(dtype), None) => tensor.into_dtype(dtype, name),
+            (Some(dtype), Some(half)) => {
+                AmpTensor::<B>::plain(tensor.into_dtype(half, name)).into_dtype(dtype, name)
+            }
         }
     }
 
     /// Wraps a float result of the backend's operation, in the dtype that the policy gives it.
     fn result<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
-        match self.plan.result {
-            Some(dtype) => self.result_in(dtype, primitive),
-            None => AmpTensor::new(primitive, self.declared, self.flags),
-        }
+        let dtype = self.decision.result.unwrap_or(primitive.dtype());
+        self.result_in(dtype, primitive)
     }
 
     /// Wraps a float result of the backend's operation, in `dtype`.
     fn result_in<B: Backend>(&self, dtype: DType, primitive: FloatTensor<B>) -> AmpTensor<B> {
-        let primitive = match primitive.dtype() == dtype {
-            true => primitive,
-            false => converted::<B>(primitive, dtype, self.name),
+        let primitive = if primitive.dtype() == dtype {
+            primitive
+        } else {
+            converted::<B>(primitive, dtype, self.op.name)
         };
-        AmpTensor::new(primitive, self.declared, self.flags)
+        AmpTensor::new(primitive, self.declared, self.decision.flags)
+    }
+}
+
+/// Where an operation runs.
+struct At<B: Backend> {
+    state: &'static DeviceState,
+    device: B::Device,
+    declared: FloatDType,
+}
+
+impl<B: Backend> Site<DType> for At<B> {
+    fn mode(&self) -> Mode<DType> {
+        self.state.mode::<B>(&self.device)
+    }
+
+    /// Autodiff runs in the client.
+    fn is_kernel(&self) -> bool {
+        true
+    }
+
+    fn support(&self) -> Support {
+        self.state.support::<B>(&self.device)
+    }
+
+    fn is_exact(&self, op: TriedOp, half: DType) -> Option<bool> {
+        Some(self.state.is_exact::<B>(&self.device, half, op))
+    }
+
+    /// Nothing asks for it where nothing is tracked.
+    fn elements(&self, _operand: usize) -> usize {
+        0
+    }
+
+    fn is_tracked(&self, _operand: usize) -> Option<bool> {
+        None
+    }
+
+    /// An optimizer in the client sums gradients up in the dtype that the client knows.
+    fn gradient_dtype(&self) -> Option<DType> {
+        Some(self.declared.into())
     }
 }
 
 /// The dtype by which the client knows a result: that of the operands, which are of one dtype to it.
 fn declared<B: Backend>(tensors: &[&AmpTensor<B>]) -> FloatDType {
-    let first = Operands::<DType>::one(tensors[0].declared().into());
-    let all = tensors
-        .iter()
-        .fold(first, |all, t| all.and(t.declared().into()));
-    all.widest().into()
-}
-
-/// What is known about the values of a result.
-fn flags<B: Backend>(op: Op, tensors: &[&AmpTensor<B>]) -> TensorFlags {
-    let mut flags = TensorFlags::empty();
-    if op.is_bounded {
-        flags |= TensorFlags::widened_where(|half| tensors.iter().all(|t| t.fits(half)));
-    }
-    let is_constant = |t: &&AmpTensor<B>| t.flags().contains(TensorFlags::CONSTANT);
-    flags.set(
-        TensorFlags::CONSTANT,
-        op.class == Class::Move && tensors.iter().all(is_constant),
-    );
-    flags
-}
-
-/// The dtypes of an operation's operands, on a device in `half`.
-fn operands<B: Backend>(step: Step, tensors: &[&AmpTensor<B>], half: DType) -> Operands<DType> {
-    let is_constant = |t: &AmpTensor<B>| t.flags().contains(TensorFlags::CONSTANT);
-    let first = tensors[0];
-    let first = match first.dtype() {
-        DType::F32 if first.flags().contains(TensorFlags::widened(half)) => Operands::widened(),
-        dtype if is_constant(first) => Operands::constant(dtype),
-        dtype => Operands::one(dtype),
+    let rank = |dtype: &FloatDType| match dtype {
+        FloatDType::F64 => 3,
+        FloatDType::F32 => 2,
+        FloatDType::Flex32 => 1,
+        FloatDType::F16 | FloatDType::BF16 => 0,
     };
-    let all = tensors[1..]
-        .iter()
-        .fold(first, |all, t| match is_constant(t) {
-            true => all.and_constant(t.dtype()),
-            false => all.and(t.dtype()),
-        });
-    match step {
-        // The first operand's dtype is restored: the widest of all stands first.
-        Step::Backward => {
-            let widest = Operands::one(all.widest());
-            tensors.iter().fold(widest, |all, t| all.and(t.dtype()))
-        }
-        Step::Forward | Step::ParameterGradient => all,
-    }
+    let all = tensors.iter().map(|tensor| tensor.declared());
+    all.max_by_key(rank).expect("an operand")
 }
 
 /// Operands, with the first in place of each absent one.
@@ -247,14 +137,10 @@ fn present<B: Backend, const N: usize>(tensors: [Option<&AmpTensor<B>>; N]) -> [
     tensors.map(|tensor| tensor.unwrap_or(first))
 }
 
-/// The operation of this name, or the case of it that its row names. Its class is looked up at
-/// compile time.
+/// The operation of this name. Its row is looked up at compile time.
 macro_rules! op {
     ($op:ident) => {
-        const { $crate::ops::Op::of_table(stringify!($op)) }
-    };
-    ($op:ident, $case:literal) => {
-        const { $crate::ops::Op::when(stringify!($op), $case) }
+        const { burn_amp_core::policy::Op::named(stringify!($op)) }
     };
 }
 
@@ -276,18 +162,17 @@ macro_rules! own_ops {
     )*};
 }
 
-/// Operations that follow their class, one per line, in the notation of [`own_ops`]. The [`Step`]
-/// comes first. [`wrapped`] has an arm for each kind of result.
+/// Operations that follow their row, one per line, in the notation of [`own_ops`]. [`wrapped`] has an
+/// arm for each kind of result.
 macro_rules! float_ops {
-    ($step:ident; $($op:ident($(
+    ($($op:ident($(
         $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
     ),+) -> $out:ident;)*) => {$(
         $crate::ops::own_ops! {
             $op($($([$t])? $([?$o])? $({$s})? $($a: $ty)?),+) -> $out => {
                 let tensors = $crate::ops::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
-                let step = $crate::ops::Step::$step;
-                let op = $crate::ops::op!($op);
-                let call = $crate::ops::Call::decide(step, op, &tensors, &[$($($s,)?)+]);
+                let scalars = [$($($s.elem::<f64>(),)?)+];
+                let call = $crate::ops::Call::of($crate::ops::op!($op), &tensors, &scalars);
                 $(
                     $(let $t = call.operand($t);)?
                     $(let $o = $o.map(|tensor| call.operand(tensor));)?
@@ -357,6 +242,7 @@ use {float_ops, op, own_ops, wrapped};
 #[cfg(test)]
 mod tests {
     use burn_amp_core::Precision;
+    use burn_amp_core::policy::HalfSupport;
     use burn_backend::ops::{ActivationOps, AttentionModuleOptions, FloatTensorOps, ModuleOps};
     use burn_backend::{TensorData, try_read_sync};
     use burn_flex::{Flex, FlexDevice};
@@ -381,8 +267,8 @@ mod tests {
         configure::<Amp<Flex>>(&FlexDevice, Precision::Bf16).unwrap();
         let is_fp32 = |tensor: AmpTensor<_>| assert_eq!(tensor.dtype(), DType::F32);
 
-        let call = Call::new(op!(linear), &[&ones([2, 2])]);
-        assert!(call.is_bare_contraction());
+        let call = Call::new(op!(linear), [&ones([2, 2])]);
+        assert!(call.decision.only_contracts);
         // The bias is added in FP32: beside 2, bf16 does not hold it.
         let data = TensorData::new(vec![0.002f32; 2], [2]);
         let bias = Contracting::float_from_data(data, &FlexDevice);

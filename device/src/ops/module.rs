@@ -1,6 +1,6 @@
 //! Neural network operations.
 
-use burn_amp_core::policy::is_half;
+use burn_amp_core::policy::{Op, is_half};
 use burn_backend::ops::{
     AttentionModuleOptions, BatchNormTrain, BatchNormTrainBackward, ConvOptions,
     ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions, FloatTensorOps,
@@ -11,8 +11,7 @@ use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, IntDType, TensorMetadata};
 
 use super::attention::attention;
-use super::float::moved;
-use super::{Call, Op, Step, delegate, float_ops, op, own_ops, present};
+use super::{Call, delegate, float_ops, op, own_ops, present};
 use crate::{Amp, AmpTensor};
 
 /// Convolutions, each with the gradient of its bias.
@@ -44,10 +43,9 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         attention([query], [key], [value], mask: Option<BoolTensor<Self>>, [?attn_bias], options: AttentionModuleOptions) -> FloatTensor => attention(query, key, value, mask, attn_bias, options);
         batch_norm_train_backward([x], [gamma], [mean], [variance], epsilon: f64, [output_grad]) -> BatchNormTrainBackward => batch_norm_train_backward(x, gamma, mean, variance, epsilon, output_grad);
         deform_conv2d_backward([x], [offset], [weight], [?mask], [?bias], [output_grad], options: DeformConvOptions<2>) -> DeformConv2dBackward => deform_conv2d_backward(x, offset, weight, mask, bias, output_grad, options);
-        unfold4d([x], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor => moved(op!(unfold4d, "without autodiff"), x, |x| B::unfold4d(x, kernel_size, options));
     }
 
-    float_ops! { Forward;
+    float_ops! {
         linear_x_backward([weight], [output_grad]) -> FloatTensor;
         conv1d_x_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor;
         conv2d_x_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor;
@@ -61,6 +59,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         embedding([weights], indices: IntTensor<Self>) -> FloatTensor;
         embedding_backward([weights], [output_grad], indices: IntTensor<Self>) -> FloatTensor;
         interpolate([x], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
+        unfold4d([x], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor;
         fold4d([x], output_size: [usize; 2], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor;
         adaptive_avg_pool1d([x], output_size: usize) -> FloatTensor;
         adaptive_avg_pool2d([x], output_size: [usize; 2]) -> FloatTensor;
@@ -73,9 +72,6 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         max_pool2d_with_indices([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool, indices_dtype: IntDType) -> MaxPool2dWithIndices;
         ctc_loss([log_probs], targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, blank: usize) -> FloatTensor;
         deform_conv2d([x], [offset], [weight], [?mask], [?bias], options: DeformConvOptions<2>) -> FloatTensor;
-    }
-
-    float_ops! { ParameterGradient;
         linear_weight_backward([x], [output_grad]) -> FloatTensor;
         linear_bias_backward([output_grad]) -> FloatTensor;
         conv1d_weight_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor;
@@ -84,9 +80,6 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         conv_transpose1d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor;
         conv_transpose2d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor;
         conv_transpose3d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor;
-    }
-
-    float_ops! { Backward;
         interpolate_backward([x], [grad], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
         adaptive_avg_pool1d_backward([x], [grad]) -> FloatTensor;
         adaptive_avg_pool2d_backward([x], [grad]) -> FloatTensor;
@@ -123,10 +116,10 @@ fn contraction<B: Backend>(
     bias: Option<AmpTensor<B>>,
     run: impl FnOnce(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let call = Call::new(op, &[&x, &weight, bias.as_ref().unwrap_or(&weight)]);
+    let call = Call::new(op, [&x, &weight, bias.as_ref().unwrap_or(&weight)]);
     let (x, weight) = (call.operand(x), call.operand(weight));
     match bias {
-        Some(bias) if call.is_bare_contraction() => {
+        Some(bias) if call.decision.only_contracts => {
             shifted(call.result(run(x, weight, None)), channels, bias)
         }
         bias => {
@@ -152,12 +145,13 @@ fn bias_backward<B: Backend>(
     output_grad: AmpTensor<B>,
     run: impl FnOnce(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
-    let call = Call::decide(Step::ParameterGradient, op, &[&bias, &output_grad], &[]);
+    let call = Call::new(op, [&bias, &output_grad]);
     let stand_in = x.dtype() != output_grad.dtype() || is_half(x.dtype());
     let (bias, output_grad) = (call.operand(bias), call.operand(output_grad));
-    let x = match stand_in {
-        true => output_grad.clone(),
-        false => x.into_primitive(),
+    let x = if stand_in {
+        output_grad.clone()
+    } else {
+        x.into_primitive()
     };
     call.result(run(x, bias, output_grad))
 }
@@ -172,12 +166,7 @@ fn batch_norm_train_backward<B: Backend>(
     output_grad: AmpTensor<B>,
 ) -> BatchNormTrainBackward<Amp<B>> {
     let tensors = [&x, &gamma, &mean, &variance, &output_grad];
-    let call = Call::decide(
-        Step::Backward,
-        op!(batch_norm_train_backward),
-        &tensors,
-        &[],
-    );
+    let call = Call::new(op!(batch_norm_train_backward), tensors);
     let (x_dtype, gamma_dtype) = (x.dtype(), gamma.dtype());
     let [x, gamma, mean] = [x, gamma, mean].map(|operand| call.operand(operand));
     let [variance, output_grad] = [variance, output_grad].map(|operand| call.operand(operand));
@@ -207,7 +196,7 @@ fn deform_conv2d_backward<B: Backend>(
         bias.as_ref(),
         Some(&output_grad),
     ]);
-    let call = Call::decide(Step::Backward, op!(deform_conv2d_backward), &tensors, &[]);
+    let call = Call::new(op!(deform_conv2d_backward), tensors);
     let dtypes = tensors.map(|tensor| tensor.dtype());
     let [x, offset, weight] = [x, offset, weight].map(|operand| call.operand(operand));
     let [mask, bias] = [mask, bias].map(|operand| operand.map(|operand| call.operand(operand)));

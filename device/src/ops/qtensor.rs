@@ -27,7 +27,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
         scheme: &QuantScheme,
         qparams: QuantizationParametersPrimitive<Self>,
     ) -> QuantizedTensor<Self> {
-        let call = Call::new(op!(quantize), &[&tensor]);
+        let call = Call::new(op!(quantize), [&tensor]);
         // Scales have a dtype of their own, which the scheme gives.
         let own = |scale: AmpTensor<B>| scale.into_declared("quantize").into_primitive();
         let qparams = QuantizationParametersPrimitive {
@@ -37,7 +37,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
         B::quantize(call.operand(tensor), scheme, qparams)
     }
 
-    float_ops! { Forward;
+    float_ops! {
         quantize_dynamic([tensor], scheme: &QuantScheme) -> QuantizedTensor;
     }
 
@@ -56,7 +56,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
         let lower = |tensor: TensorPrimitive<Self>| match tensor {
             TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
             TensorPrimitive::Float(tensor) => {
-                let call = Call::new(op!(q_matmul), &[&tensor]);
+                let call = Call::new(op!(q_matmul), [&tensor]);
                 TensorPrimitive::Float(call.operand(tensor))
             }
         };

@@ -5,14 +5,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use burn_amp_core::policy::{Operand, TensorFlags};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
 use crate::device::{CopyBytes, DeviceState};
-
-mod flags;
-
-pub(crate) use flags::TensorFlags;
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -86,10 +83,15 @@ impl<B: Backend> AmpTensor<B> {
         self.identity == other.identity
     }
 
-    /// Whether the dtype is `half`, or FP32 that fits in `half`.
-    pub(crate) fn fits(&self, half: DType) -> bool {
-        let is_widened = || self.flags.contains(TensorFlags::widened(half));
-        self.dtype() == half || self.dtype() == DType::F32 && is_widened()
+    /// The tensor as the policy sees it. Half is the policy's choice if the client knows another
+    /// dtype.
+    pub(crate) fn operand(&self) -> Operand<DType> {
+        let mut flags = self.flags;
+        flags.set(TensorFlags::DEMOTED, !self.is_as_declared());
+        Operand {
+            dtype: self.dtype(),
+            flags,
+        }
     }
 
     /// The backend's tensor in `dtype`, for the operation `op`. FP32 is cast to half once for all

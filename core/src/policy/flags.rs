@@ -1,13 +1,13 @@
-//! What the policy knows about a tensor.
+//! What the policy knows about a tensor besides its dtype.
 
-use crate::policy::HALVES;
 use bitflags::bitflags;
-use burn_backend::DType;
+
+use crate::FloatDType;
 
 bitflags! {
-    /// What the policy knows about a tensor.
+    /// What the policy knows about a tensor besides its dtype.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub(crate) struct TensorFlags: u16 {
+    pub struct TensorFlags: u16 {
         /// Half by the policy's decision; meaningless for other dtypes.
         const DEMOTED = 1;
         /// A gradient, or computed from one: never demoted, so optimizers stay FP32.
@@ -17,10 +17,11 @@ bitflags! {
         const FROM_F16 = 1 << 2;
         /// FP32, but computed from F16 tensors by steps that stay in the F16 range, such as the
         /// arithmetic of a composed norm: the values fit in F16.
-        const WIDENED_F16 = 1 << 3;
-        /// As `WIDENED_F16`, for BF16. The values need not fit in F16.
-        const WIDENED_BF16 = 1 << 4;
-        const WIDENED = Self::WIDENED_F16.bits() | Self::WIDENED_BF16.bits();
+        const FITS_F16 = 1 << 3;
+        /// As `FITS_F16`, for BF16. The values need not fit in F16.
+        const FITS_BF16 = 1 << 4;
+        /// FP32 that fits in a half dtype.
+        const FITS = Self::FITS_F16.bits() | Self::FITS_BF16.bits();
         /// A constant that fits in both half dtypes, such as an RNN's initial state: the constant
         /// follows a half operand beside it.
         const CONSTANT = 1 << 5;
@@ -40,35 +41,47 @@ bitflags! {
 
 impl TensorFlags {
     /// How many gradients a half gradient is the sum of.
-    pub(crate) fn terms(self) -> u8 {
+    pub fn terms(self) -> u8 {
         ((self & Self::TERMS).bits() >> 10) as u8 + 1
     }
 
-    /// The flags of a sum of so many gradients.
-    pub(crate) fn with_terms(self, terms: u8) -> Self {
+    /// The flags of a sum of so many gradients, at most 32.
+    pub fn with_terms(self, terms: u8) -> Self {
         let bits = Self::from_bits_truncate(u16::from(terms - 1) << 10);
         (self - Self::TERMS) | (bits & Self::TERMS)
     }
 
-    /// The flag for FP32 that fits in this half dtype.
-    pub(crate) fn widened(half: DType) -> Self {
-        match half {
-            DType::F16 => Self::WIDENED_F16,
-            _ => Self::WIDENED_BF16,
+    /// The flag of FP32 that fits in this half dtype.
+    pub fn fits<D: FloatDType>(half: D) -> Self {
+        if half == D::F16 {
+            Self::FITS_F16
+        } else {
+            Self::FITS_BF16
         }
     }
 
-    /// The flags for FP32 that fits in each half dtype of which `fits` is true.
-    pub(crate) fn widened_where(fits: impl Fn(DType) -> bool) -> Self {
-        let halves = HALVES.into_iter().filter(|half| fits(*half));
-        halves.map(Self::widened).collect()
+    /// The flag of FP32 that was cast from this half dtype.
+    pub fn exact<D: FloatDType>(half: D) -> Self {
+        if half == D::F16 {
+            Self::EXACT_F16
+        } else {
+            Self::EXACT_BF16
+        }
     }
+}
 
-    /// The flag for FP32 that was cast from this half dtype.
-    pub(crate) fn exact(half: DType) -> Self {
-        match half {
-            DType::F16 => Self::EXACT_F16,
-            _ => Self::EXACT_BF16,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terms_are_counted_beside_the_other_flags() {
+        let flags = TensorFlags::BACKWARD | TensorFlags::EXACT_BF16;
+        assert_eq!(flags.terms(), 1);
+        for terms in 1..=32 {
+            assert_eq!(flags.with_terms(terms).terms(), terms);
+            assert_eq!(flags.with_terms(terms) - TensorFlags::TERMS, flags);
+            assert_eq!(flags.with_terms(32).with_terms(terms).terms(), terms);
         }
     }
 }

@@ -1,0 +1,62 @@
+//! An operation as the decision needs it: a row of the table, found at compile time.
+
+use super::table::rows_of;
+use super::trials::TriedOp;
+use super::{Case, Class, Fits, Role, Rows};
+
+/// An operation's name, and what its row says.
+#[derive(Debug, Clone, Copy)]
+pub struct Op {
+    /// The method of Burn's backend traits, or the name of the user's own operation.
+    pub name: &'static str,
+    pub(super) row: Rows,
+    /// The operation as trials of devices know it, if it is tried.
+    pub(super) tried: Option<TriedOp>,
+}
+
+impl Op {
+    /// An operation of the table. Evaluate it at compile time: an operation without a row does not
+    /// compile then.
+    ///
+    /// # Panics
+    ///
+    /// If `name` has no row.
+    pub const fn named(name: &'static str) -> Self {
+        Self {
+            name,
+            row: rows_of(name),
+            tried: TriedOp::named(name),
+        }
+    }
+
+    /// The user's own operation.
+    pub const fn custom(name: &'static str, class: Class, role: Role) -> Self {
+        let row = Rows::of(class, "", &[]).of_role(role);
+        Self {
+            name,
+            row,
+            tried: None,
+        }
+    }
+
+    /// The operation where it adds or multiplies what it writes.
+    ///
+    /// # Panics
+    ///
+    /// If its row names no class for the case.
+    pub const fn that_accumulates(mut self) -> Self {
+        match self.row.otherwise {
+            Some((class, Case::Accumulates)) => {
+                self.row.class = class;
+                self.row.fits = Fits::Never;
+                self
+            }
+            _ => panic!("this operation's row does not say what happens where it accumulates"),
+        }
+    }
+
+    /// How the operation treats its operands.
+    pub const fn class(&self) -> Class {
+        self.row.class
+    }
+}
