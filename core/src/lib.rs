@@ -29,6 +29,8 @@ pub use scaler::{
     ScaleHistory, Skipped, Transition,
 };
 #[doc(hidden)]
-pub use scaler::{NonFinite, RecordedStep};
+pub use scaler::{
+    Listener, NonFinite, Parameter, PendingStep, PendingStepRecord, Shared, SharedScaler,
+};
 #[doc(hidden)]
 pub use words::{bytes, counted, grouped};

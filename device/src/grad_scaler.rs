@@ -1,20 +1,14 @@
 //! Loss scaling in the client: on a device that computes in f16 it works as it does in PyTorch.
 
-use std::collections::{HashMap, HashSet};
-use std::fmt;
-use std::io::{Read, Write};
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashSet;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_amp_core::{NonFinite, RecordedStep};
+use burn_amp_core::{Parameter, SharedScaler, scaler_handle};
 
-use crate::{
-    AmpError, Error, LastStep, LossScaleConfig, LossScaler, Outcome, ScaleHistory, Transition,
-};
+use crate::{AmpError, Error, Transition};
 
 /// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For
 /// training on a device that computes in f16: bf16 and FP32 have the range to train without.
@@ -38,8 +32,8 @@ use crate::{
 ///     let input = Tensor::<2>::ones([8, 4], &device);
 ///     let loss = model.forward(input).mean();
 ///     let grads = scaler.scale(loss).backward();
-///     let grads = GradientsParams::from_grads(grads, &model);
-///     let grads = scaler.unscale(&model, grads)?; // only to look at them, or to clip them
+///     let mut grads = GradientsParams::from_grads(grads, &model);
+///     scaler.unscale(&model, &mut grads)?; // only to look at them, or to clip them
 ///     let stepped;
 ///     (model, stepped) = scaler.step(&mut optimizer, 1e-2, model, grads);
 ///     # let taken =
@@ -54,63 +48,24 @@ use crate::{
 ///
 /// With [`LossScaleConfig::Disabled`] it scales and checks nothing, and every step is taken: for a
 /// loop that trains in any precision.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct GradScaler {
-    shared: Arc<Mutex<Shared>>,
+    shared: SharedScaler<FiniteCheck>,
 }
 
-#[derive(Debug, Default)]
-struct Shared {
-    scaler: LossScaler,
-    history: ScaleHistory,
-    last_step: Option<LastStep>,
-    pending: PendingStep,
-}
-
-/// A step, from its first scaled loss to `update`.
-#[derive(Debug, Default)]
-struct PendingStep {
-    /// Losses given to `scale`, over all micro-batches.
-    losses_given: u32,
-    /// What these losses are multiplied by, unless scaling is disabled.
-    scale: Option<f32>,
-    /// Whether they are finite, as long as nobody has read it.
-    losses: FiniteCheck,
-    non_finite_loss: bool,
-    unscaled: HashMap<ParamId, Unscaled>,
-    /// The parameters' paths, each with whether its gradient is finite.
-    gradients: Vec<(String, bool)>,
-    steps: u32,
-}
-
-/// A parameter's gradient after unscaling.
-#[derive(Debug)]
-struct Unscaled {
-    finite: bool,
-    stepped: bool,
-}
+scaler_handle!(GradScaler);
 
 impl GradScaler {
-    /// A new scaler.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidLossScale`] when a setting is out of its range.
-    pub fn new(config: LossScaleConfig) -> Result<Self, AmpError> {
-        Ok(Self::from(LossScaler::new(config)?))
-    }
-
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. A loss in
     /// half precision becomes FP32. The counterpart of PyTorch's `GradScaler.scale`.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
-        let shared = &mut *self.shared();
+        let shared = &mut *self.shared.lock();
         let pending = &mut shared.pending;
-        pending.losses_given += 1;
+        let scale = pending.scale(&shared.scaler);
         if !shared.scaler.is_enabled() {
             return loss;
         }
-        // One scale for the whole step, even if it is set within.
-        let scale = *pending.scale.get_or_insert(shared.scaler.scale());
+        pending.set_scaled();
         let loss = at_least_f32(loss);
         // The device may hold the loss in half precision, where the largest f32 is infinite.
         let value = loss.clone().inner();
@@ -146,19 +101,41 @@ impl GradScaler {
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
     /// - [`Error::Read`] when the device gives no answer.
     ///
-    /// After an error the gradients are lost. Except after [`Error::Read`], the scaler is
-    /// unchanged.
-    pub fn unscale(
+    /// After an error the gradients and the scaler are unchanged, except after [`Error::Read`]: some
+    /// gradients may then be unscaled, and a step with them is skipped.
+    pub fn unscale(&self, model: &impl Module, grads: &mut GradientsParams) -> Result<(), Error> {
+        let (given, found) = (grads.len(), found(model, grads));
+        self.shared.lock().pending.check_unscale(given, &found)?;
+        self.unscale_found(model, grads, &found)
+    }
+
+    /// Unscales the gradients. Those that were already unscaled stay as they are.
+    fn unscale_found(
         &self,
         model: &impl Module,
-        grads: GradientsParams,
-    ) -> Result<GradientsParams, Error> {
-        let pending = &mut self.shared().pending;
-        let found = pending.checked("unscale", model, &grads)?;
-        if let Some(parameter) = pending.first(&found, |_| true) {
-            return Err(AmpError::AlreadyUnscaled { parameter }.into());
-        }
-        pending.unscale(model, grads, &found)
+        grads: &mut GradientsParams,
+        found: &[Parameter],
+    ) -> Result<(), Error> {
+        let to_unscale = self.shared.lock().pending.to_unscale(found);
+        let Some((scale, scaled)) = to_unscale else {
+            return Ok(());
+        };
+        let mut unscale = Unscale {
+            grads,
+            left: scaled.iter().map(|(id, _)| *id).collect(),
+            scale,
+            factor: None,
+            check: std::mem::take(&mut self.shared.lock().pending.losses),
+        };
+        // Without the lock: the module's code may call this scaler.
+        model.visit(&mut unscale);
+        let finite = unscale.check.read();
+        let pending = &mut self.shared.lock().pending;
+        // What nobody can read is not known to be finite.
+        let finite = finite.inspect_err(|_| pending.set_losses(false))?;
+        let outcome = pending.found(&scaled, &finite);
+        pending.set_unscaled(&scaled, &finite, outcome);
+        Ok(())
     }
 
     /// Steps the optimizer at learning rate `lr` if the losses and this model's gradients are
@@ -181,28 +158,24 @@ impl GradScaler {
         optimizer: &mut ModuleOptimizer,
         lr: impl Into<ModuleLearningRate>,
         model: M,
-        grads: GradientsParams,
+        mut grads: GradientsParams,
     ) -> (M, Result<bool, Error>) {
-        match self.checked_step(&model, grads) {
-            Ok((grads, true)) => (optimizer.step(lr, model, grads), Ok(true)),
-            Ok((_, false)) => (model, Ok(false)),
-            Err(error) => (model, Err(error)),
+        match self.checked_step(&model, &mut grads) {
+            Ok(true) => (optimizer.step(lr, model, grads), Ok(true)),
+            refused_or_skipped => (model, refused_or_skipped),
         }
     }
 
-    /// Unscales the gradients of a step. With whether the step is taken.
+    /// Unscales the gradients of a step. Whether the step is to be taken.
     fn checked_step(
         &self,
         model: &impl Module,
-        grads: GradientsParams,
-    ) -> Result<(GradientsParams, bool), Error> {
-        let pending = &mut self.shared().pending;
-        let found = pending.checked("step", model, &grads)?;
-        if let Some(parameter) = pending.first(&found, |unscaled| unscaled.stepped) {
-            return Err(AmpError::AlreadyStepped { parameter }.into());
-        }
-        let grads = pending.unscale(model, grads, &found)?;
-        Ok((grads, pending.stepped(&found)))
+        grads: &mut GradientsParams,
+    ) -> Result<bool, Error> {
+        let (given, found) = (grads.len(), found(model, grads));
+        self.shared.lock().pending.check_step(given, &found)?;
+        self.unscale_found(model, grads, &found)?;
+        Ok(self.shared.lock().pending.step(&found))
     }
 
     /// Ends the step. The scale grows, stays or backs off according to all steps since the last
@@ -213,260 +186,34 @@ impl GradScaler {
     /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last
     /// update.
     pub fn update(&self) -> Result<Transition, AmpError> {
-        let mut shared = self.shared();
-        if shared.pending.steps == 0 {
-            return Err(AmpError::NothingStepped);
-        }
-        let pending = std::mem::take(&mut shared.pending);
-        let Some(scale) = pending.scale else {
-            return Ok(Transition::Kept);
-        };
-        let gradients = pending.gradients.iter().filter(|(_, finite)| !finite);
-        let gradients = gradients.count();
-        let outcome = Outcome::of(!pending.non_finite_loss, gradients == 0);
-        let found = NonFinite {
-            gradients,
-            parameters: pending.gradients,
-            ..NonFinite::default()
-        };
-        let Shared {
-            scaler, history, ..
-        } = &mut *shared;
-        let recorded = RecordedStep::of(scaler, history, scale, outcome, found);
-        shared.last_step = Some(recorded.step.clone());
-        drop(shared);
-        recorded.log("");
-        Ok(recorded.transition)
-    }
-
-    /// A copy of the state as it is now.
-    pub fn state(&self) -> LossScaler {
-        self.shared().scaler
-    }
-
-    /// The settings.
-    pub fn config(&self) -> LossScaleConfig {
-        *self.state().config()
-    }
-
-    /// What the next loss is multiplied by; 1 when disabled. PyTorch's `get_scale`.
-    pub fn loss_scale(&self) -> f32 {
-        self.state().scale()
-    }
-
-    /// Steps skipped so far.
-    pub fn skipped_steps(&self) -> u64 {
-        self.state().skipped_steps()
-    }
-
-    /// What happened in the last step, with the names of the parameters whose gradients were not
-    /// finite; `None` before the first step.
-    pub fn last_step(&self) -> Option<LastStep> {
-        self.shared().last_step.clone()
-    }
-
-    /// The skipped steps and scale changes since the scaler was created, configured or given a
-    /// state. The history is not part of the saved state.
-    pub fn history(&self) -> ScaleHistory {
-        self.shared().history.clone()
-    }
-
-    /// Sets the scale. The counts are kept, and the growth interval starts over.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidLossScale`] when the configuration does not allow the scale. The scaler
-    /// is then unchanged.
-    pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
-        let shared = &mut *self.shared();
-        shared.scaler.set_scale(scale)?;
-        shared.history.push(None, &shared.scaler);
-        Ok(())
-    }
-
-    /// Starts over with a configuration, with every count at zero.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidLossScale`] when a setting is out of its range. The scaler is then
-    /// unchanged.
-    pub fn configure(&self, config: LossScaleConfig) -> Result<(), AmpError> {
-        self.load_state(LossScaler::new(config)?);
-        Ok(())
-    }
-
-    /// Continues from a state. Discards a pending step.
-    pub fn load_state(&self, state: LossScaler) {
-        *self.shared() = Shared::new(state);
-    }
-
-    /// Writes the state as JSON, in the form that burn-amp reads and writes.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::State`] when the state cannot be written. The writer may then hold part of it.
-    pub fn to_writer(&self, writer: impl Write) -> Result<(), AmpError> {
-        self.state().to_writer(writer)
-    }
-
-    /// Continues from a state that [`to_writer`](GradScaler::to_writer) wrote.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::State`] when the state is damaged, truncated or from a newer version. The scaler
-    /// is then unchanged.
-    pub fn from_reader(&self, reader: impl Read) -> Result<(), AmpError> {
-        self.load_state(LossScaler::from_reader(reader)?);
-        Ok(())
-    }
-
-    /// Saves the state to a file. The file ends up complete, or stays as it was.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::State`] when the file cannot be written.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        self.state().save(path)
-    }
-
-    /// Continues from a file that [`save`](GradScaler::save) wrote, here or in burn-amp.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::State`] when the file is missing, or its state is damaged, truncated or from a
-    /// newer version. The scaler is then unchanged.
-    pub fn load(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        self.load_state(LossScaler::load(path)?);
-        Ok(())
-    }
-
-    fn shared(&self) -> MutexGuard<'_, Shared> {
-        // A panic of the user's module, in a visit, leaves the state as it was.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.update("")
     }
 }
 
-/// A new scaler that continues from a state.
-impl From<LossScaler> for GradScaler {
-    fn from(scaler: LossScaler) -> Self {
-        Self {
-            shared: Arc::new(Mutex::new(Shared::new(scaler))),
-        }
-    }
+/// The model's parameters that have a gradient, each once, in module order.
+fn found(model: &impl Module, grads: &GradientsParams) -> Vec<Parameter> {
+    let mut found = Found {
+        grads,
+        path: Vec::new(),
+        seen: HashSet::new(),
+        parameters: Vec::new(),
+    };
+    model.visit(&mut found);
+    found.parameters
 }
 
-impl Shared {
-    fn new(scaler: LossScaler) -> Self {
-        Self {
-            history: ScaleHistory::from(&scaler),
-            scaler,
-            ..Self::default()
-        }
-    }
-}
-
-impl PendingStep {
-    /// The model's parameters that have a gradient, with their paths, if all gradients belong to
-    /// the model.
-    fn checked(
-        &self,
-        call: &'static str,
-        model: &impl Module,
-        grads: &GradientsParams,
-    ) -> Result<Vec<(ParamId, String)>, AmpError> {
-        if self.losses_given == 0 {
-            return Err(AmpError::NothingScaled { call });
-        }
-        let mut found = Found {
-            grads,
-            path: Vec::new(),
-            seen: HashSet::new(),
-            parameters: Vec::new(),
-        };
-        model.visit(&mut found);
-        let parameters = found.parameters;
-        if parameters.is_empty() || parameters.len() < grads.len() {
-            return Err(AmpError::ForeignGradients {
-                call,
-                given: grads.len(),
-                of_model: parameters.len(),
-            });
-        }
-        Ok(parameters)
-    }
-
-    /// The path of the first parameter that is already unscaled and satisfies `is`.
-    fn first(&self, found: &[(ParamId, String)], is: impl Fn(&Unscaled) -> bool) -> Option<String> {
-        let is = |(id, _): &&(ParamId, String)| self.unscaled.get(id).is_some_and(&is);
-        found.iter().find(is).map(|(_, path)| path.clone())
-    }
-
-    /// Unscales the gradients. Those that were already unscaled are returned as they are.
-    fn unscale(
-        &mut self,
-        model: &impl Module,
-        mut grads: GradientsParams,
-        found: &[(ParamId, String)],
-    ) -> Result<GradientsParams, Error> {
-        let Some(scale) = self.scale else {
-            return Ok(grads);
-        };
-        let scaled = found
-            .iter()
-            .filter(|(id, _)| !self.unscaled.contains_key(id));
-        let scaled: Vec<_> = scaled.collect();
-        if scaled.is_empty() {
-            return Ok(grads);
-        }
-        let mut unscale = Unscale {
-            grads: &mut grads,
-            left: scaled.iter().map(|(id, _)| *id).collect(),
-            scale,
-            factor: None,
-            check: std::mem::take(&mut self.losses),
-        };
-        model.visit(&mut unscale);
-        let finite = unscale.check.read()?;
-        let (losses, gradients) = finite.split_at(finite.len() - scaled.len());
-        self.non_finite_loss |= losses.contains(&false);
-        for ((id, path), finite) in scaled.into_iter().zip(gradients) {
-            self.gradients.push((path.clone(), *finite));
-            let (finite, stepped) = (*finite, false);
-            self.unscaled.insert(*id, Unscaled { finite, stepped });
-        }
-        Ok(grads)
-    }
-
-    /// Counts a step of these parameters. Whether it is taken.
-    fn stepped(&mut self, found: &[(ParamId, String)]) -> bool {
-        self.steps += 1;
-        let mut finite = !self.non_finite_loss;
-        for (id, _) in found {
-            let disabled = Unscaled {
-                finite: true,
-                stepped: false,
-            };
-            let unscaled = self.unscaled.entry(*id).or_insert(disabled);
-            unscaled.stepped = true;
-            finite &= unscaled.finite;
-        }
-        finite
-    }
-}
-
-/// Finds a model's parameters that have a gradient, each once: a shared parameter comes up at each
-/// of its places.
+/// A shared parameter comes up at each of its places.
 struct Found<'a> {
     grads: &'a GradientsParams,
     path: Vec<String>,
-    seen: HashSet<ParamId>,
-    parameters: Vec<(ParamId, String)>,
+    seen: HashSet<u64>,
+    parameters: Vec<Parameter>,
 }
 
 impl ModuleVisitor for Found<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.grads.get::<D>(param.id).is_some() && self.seen.insert(param.id) {
-            self.parameters.push((param.id, self.path.join(".")));
+        if self.grads.get::<D>(param.id).is_some() && self.seen.insert(param.id.val()) {
+            self.parameters.push((param.id.val(), self.path.join(".")));
         }
     }
 
@@ -482,7 +229,7 @@ impl ModuleVisitor for Found<'_> {
 /// Divides the gradients that are `left` by the scale and checks them, in module order.
 struct Unscale<'a> {
     grads: &'a mut GradientsParams,
-    left: HashSet<ParamId>,
+    left: HashSet<u64>,
     scale: f32,
     factor: Option<Tensor<1>>,
     check: FiniteCheck,
@@ -490,7 +237,7 @@ struct Unscale<'a> {
 
 impl ModuleVisitor for Unscale<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.left.remove(&param.id) {
+        if !self.left.remove(&param.id.val()) {
             return;
         }
         let Some(grad) = self.grads.remove::<D>(param.id) else {
@@ -504,9 +251,10 @@ impl ModuleVisitor for Unscale<'_> {
         let factor = self.factor.get_or_insert_with(|| factor(inverse, &wide));
         let unscaled = times(wide, factor);
         self.check.add(unscaled.clone());
-        let unscaled = match unscaled.dtype() == dtype {
-            true => unscaled,
-            false => unscaled.cast(dtype),
+        let unscaled = if unscaled.dtype() == dtype {
+            unscaled
+        } else {
+            unscaled.cast(dtype)
         };
         self.grads.register(param.id, unscaled);
     }
@@ -529,15 +277,16 @@ fn factor<const D: usize>(factor: f64, like: &Tensor<D>) -> Tensor<1> {
 
 fn times<const D: usize>(tensor: Tensor<D>, factor: &Tensor<1>) -> Tensor<D> {
     let factor = factor.clone().to_device(&tensor.device());
-    let factor = match factor.dtype() == tensor.dtype() {
-        true => factor,
-        false => factor.cast(tensor.dtype()),
+    let factor = if factor.dtype() == tensor.dtype() {
+        factor
+    } else {
+        factor.cast(tensor.dtype())
     };
     tensor * factor.reshape([1; D])
 }
 
 /// Tests tensors for non-finite values, all tensors together.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct FiniteCheck {
     checked: Vec<Checked>,
 }
@@ -575,12 +324,6 @@ impl FiniteCheck {
         let rests = self.checked.into_iter().map(|checked| (checked.rest)());
         let rests = values(Tensor::cat(rests.collect(), 0))?;
         Ok(rests.into_iter().map(|rest| rest == 0.0).collect())
-    }
-}
-
-impl fmt::Debug for Checked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Checked").finish_non_exhaustive()
     }
 }
 

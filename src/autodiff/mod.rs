@@ -34,7 +34,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 pub use gradients::AmpGradients;
 use leaves::LeafInfo;
 pub(crate) use recorded::masked_softmax;
-use replicas::{Replicas, Vote};
+use replicas::Replicas;
 use tape::Node;
 
 use crate::device::DeviceContext;
@@ -112,7 +112,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
                 true => seed::with_scale(1.0, pass),
                 false => pass(),
             };
-            replicas::agreed::<B>(replicas.as_deref(), &device, Vote::scaled(None));
+            replicas::agreed::<B>(replicas.as_deref(), &device, None, Outcome::Finite);
             let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
             let copied = leaves.map(take).unwrap_or_default();
             return AmpGradients {
@@ -354,12 +354,8 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     let finite = finite.read();
     let (loss_is_finite, gradients) = finite.split_first().expect("the loss was added");
     let overflowed = gradients.iter().filter(|finite| !**finite).count();
-    let vote = Vote {
-        scale: Some(scale),
-        loss_is_finite: *loss_is_finite,
-        gradients_are_finite: overflowed == 0,
-    };
-    let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, vote).outcome();
+    let here = Outcome::of(*loss_is_finite, overflowed == 0);
+    let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, Some(scale), here);
     let anomalies = anomaly::take();
     let mut found = NonFinite {
         by_pass: true,

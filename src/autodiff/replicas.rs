@@ -72,29 +72,15 @@ impl Failure {
     }
 }
 
-/// A replica's findings in a backward pass.
+/// A replica's vote on a backward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Vote {
+struct Vote {
     /// The factor on the replica's loss, if the loss was scaled.
-    pub scale: Option<f32>,
-    pub loss_is_finite: bool,
-    pub gradients_are_finite: bool,
+    scale: Option<f32>,
+    outcome: Outcome,
 }
 
 impl Vote {
-    /// The vote of a pass on its scale, before anything is checked.
-    pub(crate) fn scaled(scale: Option<f32>) -> Self {
-        Self {
-            scale,
-            loss_is_finite: true,
-            gradients_are_finite: true,
-        }
-    }
-
-    pub(crate) fn outcome(self) -> Outcome {
-        Outcome::of(self.loss_is_finite, self.gradients_are_finite)
-    }
-
     /// Combines two votes: a value is finite only if it is finite on every replica.
     fn and(self, other: Self) -> Result<Self, Failure> {
         if self.scale != other.scale {
@@ -102,8 +88,7 @@ impl Vote {
         }
         Ok(Self {
             scale: self.scale,
-            loss_is_finite: self.loss_is_finite && other.loss_is_finite,
-            gradients_are_finite: self.gradients_are_finite && other.gradients_are_finite,
+            outcome: self.outcome.max(other.outcome),
         })
     }
 }
@@ -125,7 +110,7 @@ impl Replicas {
     ///
     /// - On every replica, if their scales differ: gradients of different scales were added up.
     /// - On every other replica, if one has ended or was silent for `timeout`.
-    pub(crate) fn agree(&self, name: &str, timeout: Duration, vote: Vote) -> Vote {
+    fn agree(&self, name: &str, timeout: Duration, vote: Vote) -> Vote {
         match self.vote(name, timeout, vote) {
             Ok(vote) => vote,
             Err(failure) => panic!("burn-amp: in a distributed training, {}", failure.text()),
@@ -174,17 +159,24 @@ impl Replicas {
     }
 }
 
-/// The combined vote of the replicas; `vote` itself if there are none.
+/// The outcome that the replicas agree on, of a pass whose loss was multiplied by `scale`, if it was
+/// scaled. `outcome` itself if there are none.
 pub(crate) fn agreed<B: Backend>(
     replicas: Option<&Replicas>,
     device: &B::Device,
-    vote: Vote,
-) -> Vote {
+    scale: Option<f32>,
+    outcome: Outcome,
+) -> Outcome {
     let Some(replicas) = replicas else {
-        return vote;
+        return outcome;
     };
-    let in_force = DeviceState::of::<B>(device).in_force::<B>(device);
-    replicas.agree(&device::name::<B>(device), in_force.replica_timeout, vote)
+    let timeout = DeviceState::of::<B>(device)
+        .in_force::<B>(device)
+        .replica_timeout;
+    let vote = Vote { scale, outcome };
+    replicas
+        .agree(&device::name::<B>(device), timeout, vote)
+        .outcome
 }
 
 #[cfg(feature = "distributed")]
@@ -303,8 +295,7 @@ mod tests {
     fn vote(loss_is_finite: bool, gradients_are_finite: bool) -> Vote {
         Vote {
             scale: Some(8.0),
-            loss_is_finite,
-            gradients_are_finite,
+            outcome: Outcome::of(loss_is_finite, gradients_are_finite),
         }
     }
 
@@ -380,7 +371,7 @@ mod tests {
                 let told = told(&replicas, &votes);
                 assert!(
                     told.iter()
-                        .all(|told| told.as_ref().unwrap().outcome() == outcome)
+                        .all(|told| told.as_ref().unwrap().outcome == outcome)
                 );
             }
         }
@@ -421,7 +412,7 @@ mod tests {
                         let vote = vote(true, !overflows(replica, step));
                         let told = replicas.agree(&format!("device {replica}"), LONG, vote);
                         let any = (0..4).any(|replica| overflows(replica, step));
-                        assert_eq!(told.gradients_are_finite, !any);
+                        assert_eq!(told.outcome == Outcome::Finite, !any);
                     }
                 });
             }

@@ -6,26 +6,27 @@ use std::sync::Arc;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-use super::replicas::{Replicas, Vote, agreed};
-use crate::GradScaler;
+use super::replicas::{Replicas, agreed};
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::scaler::LossCheck;
+use crate::{GradScaler, Outcome};
 
 /// Adds the value of a scaled loss. A later check tells whether the value is finite.
 pub(crate) fn add_loss<I: Backend>(scaler: &GradScaler, device: &I::Device, value: FloatTensor<I>) {
-    scaler.shared().pending.scaled = true;
-    let mut losses = take_check::<I>(scaler, device);
-    losses.add(value);
-    scaler.shared().pending.losses.push(Box::new(losses));
+    let mut check = take_check::<I>(scaler, device);
+    check.add(value);
+    let pending = &mut scaler.shared.lock().pending;
+    pending.set_scaled();
+    pending.losses.checks.push(Box::new(check));
 }
 
 /// Takes the check that has begun on a backend, or a new one.
 pub(crate) fn take_check<I: Backend>(scaler: &GradScaler, device: &I::Device) -> FiniteCheck<I> {
     let begun = {
-        let losses = &mut scaler.shared().pending.losses;
+        let checks = &mut scaler.shared.lock().pending.losses.checks;
         let is_on_backend = |check: &dyn Any| check.is::<FiniteCheck<I>>();
-        let begun = losses.iter().position(|check| is_on_backend(&**check));
-        begun.map(|i| losses.swap_remove(i) as Box<dyn Any>)
+        let begun = checks.iter().position(|check| is_on_backend(&**check));
+        begun.map(|i| checks.swap_remove(i) as Box<dyn Any>)
     };
     begun
         .and_then(|begun| begun.downcast().ok())
@@ -46,11 +47,11 @@ pub(super) fn end_pass<B: Backend>(
     device: &B::Device,
     scale: f32,
 ) {
-    agreed::<B>(replicas.as_deref(), device, Vote::scaled(Some(scale)));
+    agreed::<B>(replicas.as_deref(), device, Some(scale), Outcome::Finite);
     let found = anomaly::take();
-    let pending = &mut scaler.shared().pending;
+    let pending = &mut scaler.shared.lock().pending;
     if let Some(replicas) = replicas {
-        pending.replicas = Some(replicas);
+        pending.losses.replicas = Some(replicas);
     }
     pending.anomalies.extend(found);
 }

@@ -120,8 +120,7 @@ impl AmpReport {
 
     /// The same report with another scaler's steps, for a model with its own scaler.
     pub fn with_scaler(self, scaler: &GradScaler) -> Self {
-        let shared = scaler.shared();
-        let state = shared.scaler;
+        let state = scaler.state();
         Self {
             loss_scaling: *state.config(),
             loss_scale: state.scale(),
@@ -129,7 +128,7 @@ impl AmpReport {
             skipped_steps: state.skipped_steps(),
             non_finite_losses: state.non_finite_losses(),
             skipped_in_a_row: state.skipped_in_a_row(),
-            history: shared.history.clone(),
+            history: scaler.history(),
             ..self
         }
     }

@@ -2,12 +2,12 @@
 
 mod handle;
 #[cfg(feature = "train")]
-mod pending_step;
+mod losses;
 
 pub use handle::GradScaler;
 
 #[cfg(feature = "train")]
-pub(crate) use handle::Listener;
+pub(crate) use handle::OR;
 pub(crate) use handle::{ScaledLoss, in_scope};
 #[cfg(feature = "train")]
-pub(crate) use pending_step::{LossCheck, PendingStep, PendingStepRecord, UnscaledGradient};
+pub(crate) use losses::{LossCheck, Losses};

@@ -1,19 +1,19 @@
 //! The scaler's methods that take a module. Most are the explicit protocol: scale, unscale, step,
 //! update, as PyTorch's `GradScaler` has it.
 
-use burn_amp_core::NonFinite;
+use burn_amp_core::PendingStepRecord;
 use burn_core::module::AutodiffModule;
 use burn_core::tensor::backend::AutodiffBackend;
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorPrimitive};
 use burn_optim::{GradientsParams, LearningRate, Optimizer};
 
 use super::gradients::{self, Found};
-use crate::autodiff::replicas::{Replicas, Vote, agreed};
+use crate::autodiff::replicas::{Replicas, agreed};
 use crate::autodiff::{scaled_loss, tape};
 use crate::device::DeviceContext;
 use crate::policy::Mode;
-use crate::scaler::{PendingStep, PendingStepRecord, ScaledLoss, UnscaledGradient};
-use crate::{AmpError, GradScaler, LastStep, Outcome, Transition, full_precision};
+use crate::scaler::{OR, ScaledLoss};
+use crate::{AmpError, GradScaler, LastStep, Transition, full_precision};
 
 /// So many losses of one step are checked on the device at once. More are read back and freed.
 const MANY_LOSSES: u32 = 1000;
@@ -42,11 +42,10 @@ impl GradScaler {
         let device = loss.device();
         // One scale for the whole accumulation window, even if the scale is set within it.
         let (scale, given, scaled) = {
-            let shared = &mut *self.shared();
+            let shared = &mut *self.shared.lock();
             let pending = &mut shared.pending;
-            pending.losses_given = pending.losses_given.saturating_add(1);
-            let scale = *pending.scale.get_or_insert(shared.scaler.scale());
-            (scale, pending.losses_given, pending.scaled)
+            let scale = pending.scale(&shared.scaler);
+            (scale, pending.losses_given(), pending.is_scaled())
         };
         if scaled && given.is_multiple_of(MANY_LOSSES) {
             self.read_losses();
@@ -114,7 +113,7 @@ impl GradScaler {
     ) -> GradientsParams {
         let value = loss.clone().inner();
         let grads = GradientsParams::from_grads(self.scale(loss).backward(), model);
-        if self.shared().pending.losses.is_empty() {
+        if self.shared.lock().pending.losses.checks.is_empty() {
             return grads;
         }
         // On the device: 1, or NaN for a non-finite loss. A large loss is finite in FP32.
@@ -144,10 +143,12 @@ impl GradScaler {
         model: &M,
         grads: &mut GradientsParams,
     ) -> Result<(), AmpError> {
-        let found = self.checked::<B, M>("unscale", model, grads)?;
-        if let Some(parameter) = self.first(&found, |_| true) {
-            return Err(AmpError::AlreadyUnscaled { parameter });
-        }
+        let found = gradients::found::<B, M>(model, grads);
+        let given = grads.len();
+        self.shared
+            .lock()
+            .pending
+            .check_unscale(given, &found.parameters)?;
         self.unscale_found::<B, M>(model, grads, &found);
         Ok(())
     }
@@ -159,52 +160,32 @@ impl GradScaler {
         grads: &mut GradientsParams,
         found: &Found<B>,
     ) {
-        let (scale, scaled, replicas) = {
-            let pending = &mut self.shared().pending;
-            let Some(scale) = pending.scale_in_use() else {
-                return;
-            };
-            let is_scaled = |id: u64| !pending.unscaled.contains_key(&id);
-            let scaled = found.parameters.iter();
-            let scaled: Vec<_> = scaled.filter(|(id, _)| is_scaled(id.val())).collect();
-            if scaled.is_empty() {
-                return;
-            }
-            let replicas = pending.replicas.clone();
-            (scale, scaled, replicas)
+        let (to_unscale, replicas) = {
+            let pending = &self.shared.lock().pending;
+            let replicas = pending.losses.replicas.clone();
+            (pending.to_unscale(&found.parameters), replicas)
+        };
+        let Some((scale, scaled)) = to_unscale else {
+            return;
         };
         let factor = (!is_amp::<B>(&found.device)).then(|| 1.0 / f64::from(scale));
         let mut check = scaled_loss::take_check::<B::InnerBackend>(self, &found.device);
-        let ids = scaled.iter().map(|(id, _)| *id);
-        gradients::unscale(ids, grads, factor, &mut check);
+        gradients::unscale(&scaled, grads, factor, &mut check);
         let finite = check.read();
         // Those on other backends.
         self.read_losses();
-        let (losses, gradients) = finite.split_at(finite.len() - scaled.len());
-        let vote = Vote {
-            scale: Some(scale),
-            loss_is_finite: !losses.contains(&false) && !self.shared().pending.non_finite_loss,
-            gradients_are_finite: !gradients.contains(&false),
-        };
+        let outcome = self.shared.lock().pending.found(&scaled, &finite);
         let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
-        let agreed = agreed::<B::InnerBackend>(replicas.as_deref(), &found.device, vote);
+        let replicas = replicas.as_deref();
+        let outcome = agreed::<B::InnerBackend>(replicas, &found.device, Some(scale), outcome);
 
         // Visit the module without holding the lock: the module's code may call this scaler.
-        let is_watched = !self.shared().pending.anomalies.is_empty();
+        let is_watched = !self.shared.lock().pending.anomalies.is_empty();
         let nodes = is_watched.then(|| gradients::nodes::<B, M>(model));
         let nodes = nodes.unwrap_or_default();
-        let pending = &mut self.shared().pending;
+        let pending = &mut self.shared.lock().pending;
         pending.anomalies.iter_mut().for_each(|a| a.place(&nodes));
-        pending.non_finite_loss |= !agreed.loss_is_finite;
-        pending.overflow |= !agreed.gradients_are_finite;
-        // A replica overflowed, and this one did not.
-        let elsewhere = vote.gradients_are_finite && !agreed.gradients_are_finite;
-        for ((id, path), finite) in scaled.into_iter().zip(gradients) {
-            pending.gradients.push((path.clone(), *finite));
-            let (finite, stepped) = (*finite && !elsewhere, false);
-            let unscaled = UnscaledGradient { finite, stepped };
-            pending.unscaled.insert(id.val(), unscaled);
-        }
+        pending.set_unscaled(&scaled, &finite, outcome);
     }
 
     /// Runs the optimizer step at learning rate `lr`, in FP32, if the losses and this model's
@@ -237,35 +218,25 @@ impl GradScaler {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let found = match self.checked::<B, M>("step", &model, &grads) {
-            Ok(found) => found,
-            Err(error) => return (model, Err(error)),
-        };
-        if let Some(parameter) = self.first(&found, |unscaled| unscaled.stepped) {
-            return (model, Err(AmpError::AlreadyStepped { parameter }));
+        let found = gradients::found::<B, M>(&model, &grads);
+        let given = grads.len();
+        let refused = self
+            .shared
+            .lock()
+            .pending
+            .check_step(given, &found.parameters);
+        if let Err(error) = refused {
+            return (model, Err(error));
         }
         self.unscale_found::<B, M>(&model, &mut grads, &found);
-        let finite = {
-            let pending = &mut self.shared().pending;
-            pending.steps += 1;
-            let mut finite = !pending.non_finite_loss;
-            for (id, _) in &found.parameters {
-                if let Some(unscaled) = pending.unscaled.get_mut(&id.val()) {
-                    unscaled.stepped = true;
-                    finite &= unscaled.finite;
-                }
-            }
-            finite
-        };
-        match finite {
-            // Gradients from a record are no longer marked as gradients: an optimizer that
-            // multiplies matrices would do so in half precision.
-            true => {
-                let model = full_precision(|| optimizer.step(lr, model, grads));
-                (model, Ok(true))
-            }
-            false => (model, Ok(false)),
+        let taken = self.shared.lock().pending.step(&found.parameters);
+        if !taken {
+            return (model, Ok(false));
         }
+        // Gradients from a record are no longer marked as gradients: an optimizer that multiplies
+        // matrices would do so in half precision.
+        let model = full_precision(|| optimizer.step(lr, model, grads));
+        (model, Ok(true))
     }
 
     /// Ends the step. The scale grows, stays or backs off according to all steps since the last
@@ -276,23 +247,7 @@ impl GradScaler {
     /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last
     /// update.
     pub fn update(&self) -> Result<Transition, AmpError> {
-        let pending = match &mut self.shared().pending {
-            pending if pending.steps == 0 => return Err(AmpError::NothingStepped),
-            pending => std::mem::take(pending),
-        };
-        // If nothing was scaled, nothing was checked.
-        let Some(scale) = pending.scale.filter(|_| !pending.unscaled.is_empty()) else {
-            return Ok(Transition::Kept);
-        };
-        let outcome = Outcome::of(!pending.non_finite_loss, !pending.overflow);
-        let overflowed = pending.gradients.iter().filter(|(_, finite)| !finite);
-        let found = NonFinite {
-            gradients: overflowed.count(),
-            parameters: pending.gradients,
-            anomalies: pending.anomalies,
-            ..NonFinite::default()
-        };
-        Ok(self.record(scale, outcome, found))
+        self.shared.update(OR)
     }
 
     /// The last step, with its parameters named after the trained module; `None` before the first
@@ -322,88 +277,39 @@ impl GradScaler {
         &self,
         module: &M,
     ) -> Option<LastStep> {
-        self.explained(&gradients::nodes::<B, M>(module))
-    }
-
-    /// The model's parameters that have a gradient, if all gradients belong to the model.
-    fn checked<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &self,
-        call: &'static str,
-        model: &M,
-        grads: &GradientsParams,
-    ) -> Result<Found<B>, AmpError> {
-        if self.shared().pending.losses_given == 0 {
-            return Err(AmpError::NothingScaled { call });
-        }
-        match gradients::found_all::<B, M>(call, model, grads)? {
-            found if found.parameters.is_empty() => Err(AmpError::ForeignGradients {
-                call,
-                given: 0,
-                of_model: 0,
-            }),
-            found => Ok(found),
-        }
-    }
-
-    /// The path of the first parameter that is already unscaled and satisfies `is`.
-    fn first<B: AutodiffBackend>(
-        &self,
-        found: &Found<B>,
-        is: impl Fn(&UnscaledGradient) -> bool,
-    ) -> Option<String> {
-        let pending = &self.shared().pending;
-        let mut parameters = found.parameters.iter();
-        let first = parameters.find(|(id, _)| pending.unscaled.get(&id.val()).is_some_and(&is));
-        first.map(|(_, path)| path.clone())
+        self.shared.explained(&gradients::nodes::<B, M>(module))
     }
 
     /// Reads back the checks of the losses, and frees them.
     fn read_losses(&self) {
-        let losses = std::mem::take(&mut self.shared().pending.losses);
+        let losses = std::mem::take(&mut self.shared.lock().pending.losses.checks);
         let finite: Vec<_> = losses.into_iter().map(|check| check.read()).collect();
-        self.shared().pending.non_finite_loss |= finite.contains(&false);
+        let are_finite = !finite.contains(&false);
+        self.shared.lock().pending.set_losses(are_finite);
     }
 
     /// The part of a pending step that a record must keep.
     pub(crate) fn pending_record(&self) -> PendingStepRecord {
         self.read_losses();
-        let pending = &mut self.shared().pending;
-        PendingStepRecord {
-            losses_given: pending.losses_given,
-            scale: pending.scale_in_use(),
-            non_finite_loss: pending.non_finite_loss,
-        }
+        self.shared.lock().pending.record()
     }
 
     /// Drops the pending step.
     pub(crate) fn forget_step(&self) {
-        self.shared().pending = PendingStep::default();
+        self.shared.lock().pending = Default::default();
     }
 
-    /// Continues a step that was pending when it was recorded, on this device. The record may hold
-    /// no step.
+    /// Continues a step that was pending when it was recorded, on this device.
     pub(crate) fn resume<B: AutodiffBackend>(&self, record: PendingStepRecord, at: &B::Device) {
-        let state = self.state();
-        let scale = match record.losses_given {
-            0 => None,
-            _ if is_amp::<B>(at) => record.scale,
-            // The next losses are scaled, or not, whatever those in the record were.
-            _ if state.is_enabled() => Some(record.scale.unwrap_or(state.scale())),
-            _ => record.scale.map(|_| 1.0),
-        };
-        self.shared().pending = PendingStep {
-            losses_given: record.losses_given,
-            scale,
-            scaled: scale.is_some(),
-            non_finite_loss: record.non_finite_loss,
-            ..PendingStep::default()
-        };
+        let shared = &mut *self.shared.lock();
+        let carried = !is_amp::<B>(at);
+        shared.pending.resume(record, &shared.scaler, carried);
     }
 
     /// What the gradients of the pending step are multiplied by: on an `AmpAutodiff` they come
     /// without the scale.
     pub(crate) fn carried_scale<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
-        let scale = self.shared().pending.scale;
+        let scale = self.shared.lock().pending.scale_given();
         scale.filter(|_| !is_amp::<B>(at)).unwrap_or(1.0)
     }
 
@@ -411,9 +317,10 @@ impl GradScaler {
     pub(crate) fn scale_at<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
         let scaler = self.state();
         let is_f16 = || DeviceContext::of::<B>(at).mode == Mode::On(DType::F16);
-        match scaler.is_enabled() && (!is_amp::<B>(at) || is_f16()) {
-            true => scaler.scale(),
-            false => 1.0,
+        if scaler.is_enabled() && (!is_amp::<B>(at) || is_f16()) {
+            scaler.scale()
+        } else {
+            1.0
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use burn_amp_core::Parameter;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Shape, TensorMetadata};
@@ -64,9 +65,9 @@ pub(super) fn nodes<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec
     nodes
 }
 
-/// The module's parameters that have a gradient, each once, with their paths, in module order.
+/// The module's parameters that have a gradient, each once, in module order.
 pub(super) struct Found<B: Backend> {
-    pub parameters: Vec<(ParamId, String)>,
+    pub parameters: Vec<Parameter>,
     /// The device of the first gradient.
     pub device: B::Device,
 }
@@ -83,7 +84,7 @@ pub(super) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
             && seen.insert(id)
         {
             device.get_or_insert_with(|| grad.device());
-            parameters.push((id, path.join(".")));
+            parameters.push((id.val(), path.join(".")));
         }
     });
     Found {
@@ -92,28 +93,10 @@ pub(super) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
 }
 
-/// As [`found`], if all gradients belong to the model.
-pub(super) fn found_all<B: AutodiffBackend, M: AutodiffModule<B>>(
-    call: &'static str,
-    model: &M,
-    grads: &GradientsParams,
-) -> Result<Found<B>, AmpError> {
-    let found = found::<B, M>(model, grads);
-    let (given, of_model) = (grads.len(), found.parameters.len());
-    match of_model < given {
-        true => Err(AmpError::ForeignGradients {
-            call,
-            given,
-            of_model,
-        }),
-        false => Ok(found),
-    }
-}
-
 /// Multiplies the gradients of these parameters by `factor`, in FP32 or wider, and adds them to
 /// `check`, in this order.
 pub(super) fn unscale<I: Backend>(
-    parameters: impl IntoIterator<Item = ParamId>,
+    parameters: &[&Parameter],
     grads: &mut GradientsParams,
     factor: Option<f64>,
     check: &mut FiniteCheck<I>,
@@ -121,7 +104,8 @@ pub(super) fn unscale<I: Backend>(
     // An FP32 gradient here may be f16 on a server that computes in f16. On the server, f16 times a
     // scalar stays f16, and f16 times an FP32 tensor becomes FP32.
     let mut factor_tensor = None;
-    for id in parameters {
+    for (id, _) in parameters {
+        let id = ParamId::from(*id);
         let Some(grad) = grads.remove::<I, 1>(id) else {
             continue;
         };
@@ -177,8 +161,20 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     grads: &mut GradientsParams,
     max_norm: f32,
 ) -> Result<Tensor<B::InnerBackend, 1>, AmpError> {
-    let Found { parameters, device } = found_all::<B, M>("clip_grad_norm", model, grads)?;
-    let squares = parameters.iter().filter_map(|(id, _)| {
+    let Found { parameters, device } = found::<B, M>(model, grads);
+    let (given, of_model) = (grads.len(), parameters.len());
+    if of_model < given {
+        return Err(AmpError::ForeignGradients {
+            call: "clip_grad_norm",
+            given,
+            of_model,
+        });
+    }
+    let ids: Vec<_> = parameters
+        .iter()
+        .map(|(id, _)| ParamId::from(*id))
+        .collect();
+    let squares = ids.iter().filter_map(|id| {
         let grad = grads.get::<B::InnerBackend, 1>(*id)?;
         Some(grad.cast(FloatDType::F32).powi_scalar(2).sum())
     });
@@ -190,7 +186,7 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     };
     let norm = squares.sqrt();
     let factor = ((norm.clone() + 1e-6).recip() * max_norm).clamp_max(1.0);
-    for (id, _) in parameters {
+    for id in ids {
         if let Some(grad) = grads.remove(id) {
             grads.register(id, times(grad, &factor));
         }
@@ -208,7 +204,9 @@ pub(super) fn smallest_times<B: AutodiffBackend, M: AutodiffModule<B>>(
     let elements = |id: &ParamId| grad(*id).map(|grad| grad.shape().num_elements());
     let parameters = found::<B, M>(model, &grads).parameters.into_iter();
     // On a tie the first gradient wins: the backward pass reaches it last.
-    if let Some(id) = parameters.map(|(id, _)| id).min_by_key(elements)
+    if let Some(id) = parameters
+        .map(|(id, _)| ParamId::from(id))
+        .min_by_key(elements)
         && let Some(grad) = grads.remove(id)
     {
         grads.register(id, times(grad, &factor));
@@ -231,8 +229,8 @@ pub(super) fn to_data<B: AutodiffBackend, M: AutodiffModule<B>>(
     grads: &GradientsParams,
 ) -> Vec<(u64, TensorData)> {
     let parameters = found::<B, M>(model, grads).parameters.into_iter();
-    let grad = |id| grads.get::<B::InnerBackend, 1>(id);
-    let data = |(id, _): (ParamId, _)| Some((id.val(), grad(id)?.into_data()));
+    let grad = |id: u64| grads.get::<B::InnerBackend, 1>(id.into());
+    let data = |(id, _): Parameter| Some((id, grad(id)?.into_data()));
     parameters.filter_map(data).collect()
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use burn_amp_core::Listener;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_core::module::Module;
 use burn_core::tensor::Device;
@@ -13,7 +14,6 @@ use burn_train::{
 use super::masters;
 use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
 use crate::autodiff::AutodiffInner;
-use crate::scaler::Listener;
 use crate::{AmpAutodiff, AmpConfig, AmpError, GradScaler, LastStep, Precision, WhenStuck};
 
 /// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. Only two of them
@@ -194,7 +194,9 @@ where
             training = training.metric_train(precision);
         }
         if self.config.when_stuck() == WhenStuck::Stop {
-            scalers.iter().for_each(|scaler| scaler.listen(&stop));
+            scalers
+                .iter()
+                .for_each(|scaler| scaler.shared.listen(&stop));
         }
         // Loaded before the devices were configured.
         if masters::is_half(&learner.model()) {

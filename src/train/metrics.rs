@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use burn_amp_core::Listener;
 use burn_backend::Backend;
 use burn_train::metric::{
     Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
@@ -11,7 +12,6 @@ use burn_train::metric::{
 };
 use parking_lot::Mutex;
 
-use crate::scaler::Listener;
 use crate::{GradScaler, LastStep, precision_of};
 
 /// The precision in force on a device, as text. Where losses are scaled, also the scale and the
@@ -103,7 +103,7 @@ impl Steps {
             latest: Mutex::default(),
             of_replicas: OnceLock::new(),
         });
-        steps.scalers.iter().for_each(|s| s.listen(&steps));
+        steps.scalers.iter().for_each(|s| s.shared.listen(&steps));
         steps
     }
 

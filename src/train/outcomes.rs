@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
+use burn_amp_core::Listener;
 use parking_lot::Mutex;
 
-use crate::scaler::Listener;
 use crate::{GradScaler, LastStep};
 
 /// The outcomes of these scalers' steps since they were last taken. In distributed training, each
@@ -56,7 +56,9 @@ impl Outcomes {
             scalers: scalers.into_iter().collect(),
             steps: Mutex::default(),
         });
-        seen.scalers.iter().for_each(|scaler| scaler.listen(&seen));
+        seen.scalers
+            .iter()
+            .for_each(|scaler| scaler.shared.listen(&seen));
         Self { seen }
     }
 

@@ -1,6 +1,6 @@
 //! A trainer for hand-written loops.
 
-use burn_amp_core::replace_file;
+use burn_amp_core::{PendingStepRecord, replace_file};
 use burn_core::module::AutodiffModule;
 use burn_core::record::{FileRecorder, PrecisionSettings, Record};
 use burn_core::tensor::backend::{AutodiffBackend, Backend};
@@ -16,7 +16,6 @@ use std::path::PathBuf;
 use super::explicit::is_amp;
 use super::masters::with_masters;
 use super::{MixedPrecision, gradients};
-use crate::scaler::PendingStepRecord;
 use crate::{
     AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, Transition, precision_of,
     with_precision,

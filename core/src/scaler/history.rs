@@ -60,8 +60,7 @@ impl Default for ScaleHistory {
 
 impl ScaleHistory {
     /// An empty history of a training run that starts or resumes from `state`.
-    #[doc(hidden)]
-    pub fn from(state: &LossScaler) -> Self {
+    pub(super) fn from(state: &LossScaler) -> Self {
         Self {
             first_scale: state.scale(),
             first_step: state.steps(),
@@ -70,8 +69,7 @@ impl ScaleHistory {
     }
 
     /// Adds an entry for a skipped step or a change of the scale, which left the scaler in `state`.
-    #[doc(hidden)]
-    pub fn push(&mut self, skipped: Option<Skipped>, state: &LossScaler) {
+    pub(super) fn push(&mut self, skipped: Option<Skipped>, state: &LossScaler) {
         let last = self.entries.back().map_or(self.first_scale, |e| e.scale);
         if skipped.is_none() && state.scale() == last {
             return;
@@ -90,8 +88,7 @@ impl ScaleHistory {
     }
 
     /// Names the parameters of the last step, if it was skipped.
-    #[doc(hidden)]
-    pub fn name(&mut self, step: &LastStep, state: &LossScaler) {
+    pub(super) fn name(&mut self, step: &LastStep, state: &LossScaler) {
         if let Some(entry) = self.entries.back_mut()
             && entry.step == state.steps()
             && entry.skipped.is_some()
@@ -135,7 +132,7 @@ impl fmt::Display for Skipped {
 }
 
 /// The step's entry, if it was skipped.
-pub fn skipped(step: &LastStep) -> Option<Skipped> {
+pub(super) fn skipped(step: &LastStep) -> Option<Skipped> {
     (!step.stepped()).then(|| Skipped {
         outcome: step.outcome,
         scale: step.scale,

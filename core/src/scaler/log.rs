@@ -6,7 +6,7 @@ use crate::error::{AmpError, NOT_THE_SCALE};
 
 /// A recorded step, to be logged.
 #[derive(Debug)]
-pub struct RecordedStep {
+pub(super) struct RecordedStep {
     /// The step.
     pub step: LastStep,
     /// What became of the scale.

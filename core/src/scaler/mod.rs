@@ -1,17 +1,24 @@
-//! Loss scaling: configuration, state machine, history, saved form, and what a step remembers.
+//! Loss scaling: configuration, state machine, history, saved form, what a step remembers, the
+//! explicit protocol, and what the clones of a handle share.
 
 mod anomaly;
 mod config;
+mod handle;
 mod history;
 mod json;
 mod log;
+mod protocol;
 mod saved;
 mod state;
 mod step;
 
 pub use anomaly::{Anomaly, Pass};
 pub use config::{Dynamic, LossScaleConfig};
-pub use history::{ScaleEntry, ScaleHistory, Skipped, skipped};
-pub use log::RecordedStep;
+pub use handle::{Listener, Shared, SharedScaler};
+pub use history::{ScaleEntry, ScaleHistory, Skipped};
+pub use protocol::{Parameter, PendingStep, PendingStepRecord};
 pub use state::{LossScaler, Outcome, Transition};
 pub use step::{LastStep, NonFinite};
+
+use history::skipped;
+use log::RecordedStep;

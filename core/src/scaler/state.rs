@@ -7,8 +7,8 @@ use super::saved::State;
 use super::{Dynamic, LossScaleConfig};
 use crate::{AmpError, StuckReason};
 
-/// How a step ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// How a step ended. Of several passes or replicas, the greatest outcome is that of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Outcome {
     /// Every gradient is finite. The step is taken.
     Finite,

@@ -62,8 +62,7 @@ impl LastStep {
     }
 
     /// Names the parameters, given in module order, each with whether its gradient is finite.
-    #[doc(hidden)]
-    pub fn name(&mut self, parameters: &[(String, bool)]) {
+    pub(super) fn name(&mut self, parameters: &[(String, bool)]) {
         let backward = || parameters.iter().rev();
         let bad = backward().filter(|(_, finite)| !finite);
         self.parameters = bad.map(|(path, _)| path.clone()).collect();

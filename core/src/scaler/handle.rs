@@ -1,0 +1,414 @@
+//! A loss scaler that clones of a handle share, with the step under way. Independent of tensors.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::{
+    LastStep, LossScaler, NonFinite, Outcome, PendingStep, RecordedStep, ScaleHistory, Transition,
+};
+use crate::AmpError;
+
+/// What the clones of a `GradScaler` share, on any thread. `L` is what its package keeps of the
+/// losses of a step.
+#[derive(Default)]
+pub struct SharedScaler<L>(Arc<Mutex<Shared<L>>>);
+
+/// The state behind the lock.
+#[derive(Default)]
+pub struct Shared<L> {
+    /// The state machine.
+    pub scaler: LossScaler,
+    /// Its skipped steps and scale changes.
+    pub history: ScaleHistory,
+    /// What happened in the last step.
+    pub last_step: Option<LastStep>,
+    /// The step of the explicit protocol that is under way.
+    pub pending: PendingStep<L>,
+    /// Gradients of the last step whose parameters are not named yet, by leaf node.
+    leaves: HashMap<u64, bool>,
+    listeners: Vec<Weak<dyn Listener>>,
+    /// Whether this scaler belongs to a replica. Replicas step or skip together.
+    pub is_replica: bool,
+}
+
+/// Observes a scaler. Called on the thread of the step, until the observer is dropped.
+pub trait Listener: Send + Sync {
+    /// A step was taken or skipped. If `by_pass`, the backward pass itself did so, and the gradients
+    /// of a skipped step are absent.
+    fn step(&self, step: &LastStep, by_pass: bool);
+
+    /// After such a step: no change of the scale helps. The error says why.
+    fn stuck(&self, _error: &AmpError) {}
+
+    /// The scaler starts over.
+    fn forget(&self) {}
+
+    /// An optimizer took or skipped a batch: all steps since the previous batch together.
+    fn batch(&self, _taken: bool) {}
+
+    /// Whether this listener is an optimizer that reports batches.
+    fn makes_batches(&self) -> bool {
+        false
+    }
+}
+
+impl<L> Clone for SharedScaler<L> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<L: Default> From<LossScaler> for SharedScaler<L> {
+    fn from(scaler: LossScaler) -> Self {
+        Self(Arc::new(Mutex::new(Shared::from(scaler))))
+    }
+}
+
+impl<L: Default> From<LossScaler> for Shared<L> {
+    fn from(scaler: LossScaler) -> Self {
+        Self {
+            history: ScaleHistory::from(&scaler),
+            scaler,
+            ..Self::default()
+        }
+    }
+}
+
+impl<L: Default> SharedScaler<L> {
+    /// The state, locked. Visit no module meanwhile: its code may call this scaler.
+    pub fn lock(&self) -> MutexGuard<'_, Shared<L>> {
+        // A panic of another thread leaves the state as it was.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether both handles share one state.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Sets the scale. The history has an entry of it.
+    pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
+        let shared = &mut *self.lock();
+        shared.scaler.set_scale(scale)?;
+        shared.history.push(None, &shared.scaler);
+        Ok(())
+    }
+
+    /// Continues from a state. Discards a pending step, and tells the listeners.
+    pub fn load_state(&self, state: LossScaler) {
+        self.listeners().iter().for_each(|l| l.forget());
+        let mut shared = self.lock();
+        *shared = Shared {
+            listeners: std::mem::take(&mut shared.listeners),
+            is_replica: shared.is_replica,
+            ..Shared::from(state)
+        };
+    }
+
+    /// Ends the step of the explicit protocol and records it. `or` is as in
+    /// [`record`](SharedScaler::record).
+    pub fn update(&self, or: &str) -> Result<Transition, AmpError> {
+        let ended = self.lock().pending.update()?;
+        Ok(ended.map_or(Transition::Kept, |(scale, outcome, found)| {
+            self.record(scale, outcome, found, or)
+        }))
+    }
+
+    /// Records and logs the outcome of one step whose loss was multiplied by `scale`. Another
+    /// thread may have changed the current scale since. `or` is what else than bf16 may help, empty
+    /// or starting with a comma.
+    pub fn record(
+        &self,
+        scale: f32,
+        outcome: Outcome,
+        mut found: NonFinite,
+        or: &str,
+    ) -> Transition {
+        let (leaves, by_pass) = (std::mem::take(&mut found.leaves), found.by_pass);
+        let recorded = {
+            let shared = &mut *self.lock();
+            let (scaler, history) = (&mut shared.scaler, &mut shared.history);
+            let recorded = RecordedStep::of(scaler, history, scale, outcome, found);
+            shared.leaves = leaves;
+            shared.last_step = Some(recorded.step.clone());
+            recorded
+        };
+        recorded.log(or);
+        for listener in self.listeners() {
+            listener.step(&recorded.step, by_pass);
+            if let Some(error) = recorded.stuck() {
+                listener.stuck(&error);
+            }
+        }
+        recorded.transition
+    }
+
+    /// Names the parameters of the last step, unless they are already named. `nodes` holds the
+    /// module's nodes and paths, in module order.
+    pub fn explained(&self, nodes: &[(u64, String)]) -> Option<LastStep> {
+        let shared = &mut *self.lock();
+        let leaves = std::mem::take(&mut shared.leaves);
+        let step = shared.last_step.as_mut()?;
+        if !leaves.is_empty() {
+            let of = |(node, path): &(u64, String)| Some((path.clone(), *leaves.get(node)?));
+            step.name(&nodes.iter().filter_map(of).collect::<Vec<_>>());
+            step.anomalies.iter_mut().for_each(|a| a.place(nodes));
+            shared.history.name(step, &shared.scaler);
+        }
+        Some(step.clone())
+    }
+
+    /// Notifies `listener` from now on.
+    pub fn listen(&self, listener: &Arc<impl Listener + 'static>) {
+        let listener: Arc<dyn Listener> = listener.clone();
+        self.lock().listeners.push(Arc::downgrade(&listener));
+    }
+
+    /// The listeners that are still there.
+    pub fn listeners(&self) -> Vec<Arc<dyn Listener>> {
+        let listeners = &mut self.lock().listeners;
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// The methods of a `GradScaler` that know no tensor. Its field `shared` is a [`SharedScaler`].
+///
+/// A macro, since the handles are types of two packages: behind a `Deref` these methods would be
+/// missing from paths (`GradScaler::state`) and from the links of the documentation.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! scaler_handle {
+    ($GradScaler:ident) => {
+        impl $GradScaler {
+            /// A new scaler.
+            ///
+            /// # Errors
+            ///
+            /// [`AmpError::InvalidLossScale`](crate::AmpError::InvalidLossScale) when a setting is
+            /// out of its range.
+            pub fn new(config: $crate::LossScaleConfig) -> Result<Self, $crate::AmpError> {
+                Ok(Self::from($crate::LossScaler::new(config)?))
+            }
+
+            /// A copy of the state as it is now.
+            pub fn state(&self) -> $crate::LossScaler {
+                self.shared.lock().scaler
+            }
+
+            /// The settings.
+            pub fn config(&self) -> $crate::LossScaleConfig {
+                *self.state().config()
+            }
+
+            /// What the next loss is multiplied by in f16; 1 when disabled. In bf16 and FP32
+            /// burn-amp multiplies no loss by it: its `AmpReport` knows the device's precision, and
+            /// says so. PyTorch's `get_scale`.
+            pub fn loss_scale(&self) -> f32 {
+                self.state().scale()
+            }
+
+            /// Steps skipped so far.
+            pub fn skipped_steps(&self) -> u64 {
+                self.state().skipped_steps()
+            }
+
+            /// How many steps were taken, of those whose gradients were checked.
+            pub fn taken_steps(&self) -> u64 {
+                self.state().taken_steps()
+            }
+
+            /// What happened in the last step; `None` before the first step. Where nothing is
+            /// scaled, no step is recorded.
+            pub fn last_step(&self) -> Option<$crate::LastStep> {
+                self.shared.lock().last_step.clone()
+            }
+
+            /// The skipped steps and scale changes since the scaler was created, configured or
+            /// given a state. The history is not part of the saved state.
+            pub fn history(&self) -> $crate::ScaleHistory {
+                self.shared.lock().history.clone()
+            }
+
+            /// Sets the scale. The counts are kept, and the growth interval starts over.
+            ///
+            /// # Errors
+            ///
+            /// [`AmpError::InvalidLossScale`](crate::AmpError::InvalidLossScale) when the
+            /// configuration does not allow the scale. The scaler is then unchanged.
+            pub fn set_scale(&self, scale: f32) -> Result<(), $crate::AmpError> {
+                self.shared.set_scale(scale)
+            }
+
+            /// Starts over with a configuration, with every count at zero.
+            ///
+            /// # Errors
+            ///
+            /// [`AmpError::InvalidLossScale`](crate::AmpError::InvalidLossScale) when a setting is
+            /// out of its range. The scaler is then unchanged.
+            pub fn configure(
+                &self,
+                config: $crate::LossScaleConfig,
+            ) -> Result<(), $crate::AmpError> {
+                self.load_state($crate::LossScaler::new(config)?);
+                Ok(())
+            }
+
+            /// Starts over with the scaler's own configuration, with every count at zero.
+            pub fn reset(&self) {
+                self.configure(self.config())
+                    .expect("a configuration in force is valid");
+            }
+
+            /// Continues from a state, for example from a record. Discards a pending step of the
+            /// explicit protocol. PyTorch's `load_state_dict`.
+            pub fn load_state(&self, state: $crate::LossScaler) {
+                self.shared.load_state(state);
+            }
+
+            /// Writes the state as JSON, in the form that burn-amp and burn-amp-device read.
+            ///
+            /// # Errors
+            ///
+            /// [`AmpError::State`](crate::AmpError::State) when the state cannot be written. The
+            /// writer may then hold part of it.
+            pub fn to_writer(&self, writer: impl std::io::Write) -> Result<(), $crate::AmpError> {
+                self.state().to_writer(writer)
+            }
+
+            /// Continues from a state that [`to_writer`](Self::to_writer) wrote.
+            ///
+            /// # Errors
+            ///
+            /// [`AmpError::State`](crate::AmpError::State) when the state is damaged, truncated or
+            /// from a newer version. The scaler is then unchanged.
+            pub fn from_reader(&self, reader: impl std::io::Read) -> Result<(), $crate::AmpError> {
+                self.load_state($crate::LossScaler::from_reader(reader)?);
+                Ok(())
+            }
+
+            /// Saves the state to a file. The file ends up complete, or stays as it was.
+            ///
+            /// # Errors
+            ///
+            /// [`AmpError::State`](crate::AmpError::State) when the file cannot be written.
+            pub fn save(&self, path: impl AsRef<std::path::Path>) -> Result<(), $crate::AmpError> {
+                self.state().save(path)
+            }
+
+            /// Continues from a file that [`save`](Self::save) wrote, of burn-amp or of
+            /// burn-amp-device.
+            ///
+            /// # Errors
+            ///
+            /// [`AmpError::State`](crate::AmpError::State) when the file is missing, or its state
+            /// is damaged, truncated or from a newer version. The scaler is then unchanged.
+            pub fn load(&self, path: impl AsRef<std::path::Path>) -> Result<(), $crate::AmpError> {
+                self.load_state($crate::LossScaler::load(path)?);
+                Ok(())
+            }
+        }
+
+        /// A new scaler that continues from a state.
+        impl From<$crate::LossScaler> for $GradScaler {
+            fn from(scaler: $crate::LossScaler) -> Self {
+                let shared = scaler.into();
+                Self { shared }
+            }
+        }
+
+        impl std::fmt::Debug for $GradScaler {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let state = self.state();
+                f.debug_struct(stringify!($GradScaler))
+                    .field("loss_scale", &state.scale())
+                    .field("taken_steps", &state.taken_steps())
+                    .field("skipped_steps", &state.skipped_steps())
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dynamic, ScaleEntry};
+
+    struct GradScaler {
+        shared: SharedScaler<()>,
+    }
+
+    scaler_handle!(GradScaler);
+
+    fn scaler(dynamic: Dynamic) -> GradScaler {
+        GradScaler::new(dynamic.into()).unwrap()
+    }
+
+    fn take(scaler: &GradScaler, outcome: Outcome) {
+        let scale = scaler.loss_scale();
+        let found = NonFinite::default();
+        scaler.shared.record(scale, outcome, found, "");
+    }
+
+    #[test]
+    fn debug_prints_a_line() {
+        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
+        take(&scaler, Outcome::Overflow);
+        let text = "GradScaler { loss_scale: 2.0, taken_steps: 0, skipped_steps: 1, .. }";
+        assert_eq!(format!("{scaler:?}"), text);
+    }
+
+    #[test]
+    fn has_the_skipped_steps_and_the_changes_and_nothing_else() {
+        let scaler = scaler(Dynamic::new().with_init_scale(4.0).with_growth_interval(2));
+        take(&scaler, Outcome::Finite);
+        assert_eq!(scaler.history().entries, []);
+        take(&scaler, Outcome::Finite);
+        take(&scaler, Outcome::NonFiniteLoss);
+        take(&scaler, Outcome::Overflow);
+        scaler.set_scale(4.0).unwrap();
+        scaler.set_scale(16.0).unwrap();
+        let history = scaler.history();
+        let entry = |e: &ScaleEntry| (e.step, e.scale, e.skipped.as_ref().map(|s| s.outcome));
+        assert_eq!(
+            history.entries.iter().map(entry).collect::<Vec<_>>(),
+            [
+                (2, 8.0, None),
+                (3, 8.0, Some(Outcome::NonFiniteLoss)),
+                (4, 4.0, Some(Outcome::Overflow)),
+                (4, 16.0, None),
+            ]
+        );
+        assert_eq!(
+            history.skipped().map(|(step, _)| step).collect::<Vec<_>>(),
+            [3, 4]
+        );
+        assert_eq!(
+            history.scales().collect::<Vec<_>>(),
+            [4.0, 8.0, 8.0, 4.0, 16.0]
+        );
+    }
+
+    #[test]
+    fn begins_where_a_state_was_loaded() {
+        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
+        take(&scaler, Outcome::Finite);
+        take(&scaler, Outcome::Overflow);
+        scaler.load_state(scaler.state());
+        let history = scaler.history();
+        assert_eq!((history.first_step, history.first_scale), (2, 2.0));
+        assert!(history.entries.is_empty());
+    }
+
+    #[test]
+    fn the_oldest_make_room_and_leave_the_scale_that_they_led_to() {
+        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
+        (0..1024 + 3).for_each(|_| take(&scaler, Outcome::Overflow));
+        let history = scaler.history();
+        assert_eq!(history.entries.len(), 1024);
+        // 4, 2, 1: the scale after the third overflow.
+        assert_eq!((history.first_step, history.first_scale), (3, 1.0));
+        assert_eq!(history.entries[0].step, 4);
+    }
+}

@@ -1,0 +1,489 @@
+//! The protocol of `scale`, `unscale`, `step` and `update`. Independent of tensors: it knows
+//! parameters by their ids, and what a check found as booleans.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Anomaly, LossScaler, NonFinite, Outcome};
+use crate::AmpError;
+
+/// A parameter with a gradient: its id, and its path in the module.
+pub type Parameter = (u64, String);
+
+/// A step, from its first scaled loss to `update`.
+///
+/// ```text
+/// scale(loss):      the first loss of a step sets S = the scaler's scale
+///                   loss * S, unless nothing is scaled
+/// unscale(grads):   NothingScaled     if no loss was given
+///                   ForeignGradients  if there are none, or some are not the model's
+///                   AlreadyUnscaled   if one of them is
+///                   if a loss was scaled: for each gradient that is not unscaled yet
+///                       grad / S
+///                       finite[id] = whether it is finite, here and on all replicas
+/// step(grads):      NothingScaled, ForeignGradients as above
+///                   AlreadyStepped    if one of them is
+///                   unscale those that are left
+///                   take the step if every loss and each finite[id] of these is finite
+/// update():         NothingStepped    if there was no step
+///                   if gradients were checked, update the scaler with
+///                       non-finite loss   if a loss was not finite
+///                       overflow          else, if a gradient was not finite
+///                       finite            else
+///                   begin anew
+/// ```
+///
+/// This is the protocol of PyTorch's `torch.amp.GradScaler`, over all optimizers and micro-batches
+/// of a step. An error changes nothing. The caller visits modules and does the arithmetic of
+/// tensors; `L` is what it keeps of the losses until they are checked.
+#[derive(Debug, Default)]
+pub struct PendingStep<L> {
+    /// Losses given to `scale`, over all micro-batches.
+    losses_given: u32,
+    /// The scale of these losses, where they are scaled. Set by the first loss.
+    scale: Option<f32>,
+    /// Whether any loss was scaled. If so, the gradients of the step are checked.
+    scaled: bool,
+    /// The losses whose check nobody has read yet.
+    pub losses: L,
+    /// Whether any loss read so far was not finite.
+    non_finite_loss: bool,
+    /// The unscaled gradients: whether each is finite, here and on all replicas.
+    finite: HashMap<u64, bool>,
+    /// The parameters that a step was taken or skipped with.
+    stepped: HashSet<u64>,
+    /// The paths of the unscaled parameters, each with whether its gradient is finite here.
+    parameters: Vec<(String, bool)>,
+    /// What anomaly detection found in the passes.
+    pub anomalies: Vec<Anomaly>,
+}
+
+/// The part of a [`PendingStep`] that a record saves: the losses given, and what is known about
+/// them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct PendingStepRecord {
+    losses_given: u32,
+    scale: Option<f32>,
+    non_finite_loss: bool,
+}
+
+impl<L: Default> PendingStep<L> {
+    /// Counts a loss. Returns the scale, one for the whole step even if it is set within.
+    pub fn scale(&mut self, scaler: &LossScaler) -> f32 {
+        self.losses_given = self.losses_given.saturating_add(1);
+        *self.scale.get_or_insert(scaler.scale())
+    }
+
+    /// How many losses were given since the last update.
+    pub fn losses_given(&self) -> u32 {
+        self.losses_given
+    }
+
+    /// Notes that a loss was multiplied by the scale.
+    pub fn set_scaled(&mut self) {
+        self.scaled = true;
+    }
+
+    /// Whether a loss was multiplied by the scale.
+    pub fn is_scaled(&self) -> bool {
+        self.scaled
+    }
+
+    /// What the first loss set, even if no loss was scaled.
+    pub fn scale_given(&self) -> Option<f32> {
+        self.scale
+    }
+
+    /// The scale of the losses, if any loss was scaled.
+    fn scale_in_use(&self) -> Option<f32> {
+        self.scale.filter(|_| self.scaled)
+    }
+
+    /// Notes whether losses are finite that were checked before the gradients.
+    pub fn set_losses(&mut self, are_finite: bool) {
+        self.non_finite_loss |= !are_finite;
+    }
+
+    /// Whether `unscale` may be called with `given` gradients, of which those of `parameters` are
+    /// the model's.
+    pub fn check_unscale(&self, given: usize, parameters: &[Parameter]) -> Result<(), AmpError> {
+        self.check("unscale", given, parameters)?;
+        let unscaled = parameters
+            .iter()
+            .find(|(id, _)| self.finite.contains_key(id));
+        unscaled.map_or(Ok(()), |(_, path)| {
+            let parameter = path.clone();
+            Err(AmpError::AlreadyUnscaled { parameter })
+        })
+    }
+
+    /// Whether `step` may be called with them.
+    pub fn check_step(&self, given: usize, parameters: &[Parameter]) -> Result<(), AmpError> {
+        self.check("step", given, parameters)?;
+        let stepped = parameters.iter().find(|(id, _)| self.stepped.contains(id));
+        stepped.map_or(Ok(()), |(_, path)| {
+            let parameter = path.clone();
+            Err(AmpError::AlreadyStepped { parameter })
+        })
+    }
+
+    fn check(
+        &self,
+        call: &'static str,
+        given: usize,
+        parameters: &[Parameter],
+    ) -> Result<(), AmpError> {
+        let of_model = parameters.len();
+        if self.losses_given == 0 {
+            return Err(AmpError::NothingScaled { call });
+        }
+        if of_model == 0 || of_model < given {
+            return Err(AmpError::ForeignGradients {
+                call,
+                given,
+                of_model,
+            });
+        }
+        Ok(())
+    }
+
+    /// The scale, and the parameters whose gradients are to be divided by it and checked. `None` if
+    /// there is nothing to do.
+    pub fn to_unscale<'a>(&self, parameters: &'a [Parameter]) -> Option<(f32, Vec<&'a Parameter>)> {
+        let is_left = |(id, _): &&Parameter| !self.finite.contains_key(id);
+        let left: Vec<_> = parameters.iter().filter(is_left).collect();
+        self.scale_in_use()
+            .filter(|_| !left.is_empty())
+            .map(|scale| (scale, left))
+    }
+
+    /// What a check found: `finite` has the losses first, then the gradients of `parameters`.
+    pub fn found(&self, parameters: &[&Parameter], finite: &[bool]) -> Outcome {
+        let (losses, gradients) = finite.split_at(finite.len() - parameters.len());
+        let losses_are_finite = !self.non_finite_loss && !losses.contains(&false);
+        Outcome::of(losses_are_finite, !gradients.contains(&false))
+    }
+
+    /// Notes that the gradients of `parameters` were unscaled. `outcome` is what
+    /// [`found`](PendingStep::found) told, or what all replicas agreed on.
+    pub fn set_unscaled(&mut self, parameters: &[&Parameter], finite: &[bool], outcome: Outcome) {
+        let gradients = &finite[finite.len() - parameters.len()..];
+        self.non_finite_loss |= outcome == Outcome::NonFiniteLoss;
+        // A replica overflowed, and this one did not.
+        let elsewhere = outcome == Outcome::Overflow && !gradients.contains(&false);
+        for ((id, path), finite) in parameters.iter().zip(gradients) {
+            self.finite.insert(*id, *finite && !elsewhere);
+            self.parameters.push((path.clone(), *finite));
+        }
+    }
+
+    /// Notes a step with these parameters. Whether it is to be taken.
+    pub fn step(&mut self, parameters: &[Parameter]) -> bool {
+        self.stepped.extend(parameters.iter().map(|(id, _)| id));
+        let is_finite = |(id, _): &Parameter| self.finite.get(id) != Some(&false);
+        !self.non_finite_loss && parameters.iter().all(is_finite)
+    }
+
+    /// Ends the step: its scale, its outcome and what was found. `None` if no gradient was checked,
+    /// because nothing was scaled.
+    pub fn update(&mut self) -> Result<Option<(f32, Outcome, NonFinite)>, AmpError> {
+        if self.stepped.is_empty() {
+            return Err(AmpError::NothingStepped);
+        }
+        let ended = std::mem::take(self);
+        let all_finite = ended.finite.values().all(|finite| *finite);
+        let outcome = Outcome::of(!ended.non_finite_loss, all_finite);
+        let found = NonFinite {
+            gradients: ended
+                .parameters
+                .iter()
+                .filter(|(_, finite)| !finite)
+                .count(),
+            parameters: ended.parameters,
+            anomalies: ended.anomalies,
+            ..NonFinite::default()
+        };
+        let scale = ended.scale.filter(|_| !ended.finite.is_empty());
+        Ok(scale.map(|scale| (scale, outcome, found)))
+    }
+
+    /// The part that a record saves, once the checks of the losses were read.
+    pub fn record(&self) -> PendingStepRecord {
+        PendingStepRecord {
+            losses_given: self.losses_given,
+            scale: self.scale_in_use(),
+            non_finite_loss: self.non_finite_loss,
+        }
+    }
+
+    /// Continues a step that was pending when it was recorded, possibly in another precision.
+    /// `carried` says whether the gradients carry the scale, as they do unless the backend unscales
+    /// them itself. The record may hold no step.
+    pub fn resume(&mut self, record: PendingStepRecord, scaler: &LossScaler, carried: bool) {
+        let scale = match record.losses_given {
+            0 => None,
+            _ if !carried => record.scale,
+            // The next losses are scaled, or not, whatever those in the record were.
+            _ if scaler.is_enabled() => Some(record.scale.unwrap_or(scaler.scale())),
+            _ => record.scale.map(|_| 1.0),
+        };
+        *self = Self {
+            losses_given: record.losses_given,
+            scale,
+            scaled: scale.is_some(),
+            non_finite_loss: record.non_finite_loss,
+            ..Self::default()
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LossScaleConfig;
+    use Outcome::{Finite, NonFiniteLoss, Overflow};
+
+    type Step = PendingStep<()>;
+
+    fn scaler(config: LossScaleConfig) -> LossScaler {
+        LossScaler::new(config).unwrap()
+    }
+
+    fn fixed(scale: f32) -> LossScaler {
+        scaler(LossScaleConfig::Fixed(scale))
+    }
+
+    fn model(ids: impl IntoIterator<Item = u64>) -> Vec<Parameter> {
+        ids.into_iter().map(|id| (id, format!("p{id}"))).collect()
+    }
+
+    /// A step whose one loss is scaled by 8.
+    fn scaled() -> Step {
+        let mut step = Step::default();
+        assert_eq!(step.scale(&fixed(8.0)), 8.0);
+        step.set_scaled();
+        step
+    }
+
+    /// Unscales what is left of these, with what the check says of the losses and of each gradient.
+    fn unscale(step: &mut Step, parameters: &[Parameter], finite: &[bool]) -> Option<f32> {
+        let (scale, left) = step.to_unscale(parameters)?;
+        let outcome = step.found(&left, finite);
+        step.set_unscaled(&left, finite, outcome);
+        Some(scale)
+    }
+
+    /// The outcome of a whole step with two parameters.
+    fn outcome(finite: &[bool; 3]) -> (bool, Outcome) {
+        let (mut step, model) = (scaled(), model([1, 2]));
+        unscale(&mut step, &model, finite);
+        let taken = step.step(&model);
+        (taken, step.update().unwrap().unwrap().1)
+    }
+
+    #[test]
+    fn a_step_is_taken_if_the_losses_and_all_its_gradients_are_finite() {
+        assert_eq!(outcome(&[true, true, true]), (true, Finite));
+        assert_eq!(outcome(&[true, true, false]), (false, Overflow));
+        assert_eq!(outcome(&[false, true, true]), (false, NonFiniteLoss));
+        assert_eq!(outcome(&[false, false, true]), (false, NonFiniteLoss));
+    }
+
+    #[test]
+    fn the_first_loss_sets_the_scale_until_the_update() {
+        let (mut step, model) = (scaled(), model([1]));
+        assert_eq!(step.scale(&fixed(2.0)), 8.0);
+        assert_eq!((step.losses_given(), step.scale_given()), (2, Some(8.0)));
+        assert_eq!(unscale(&mut step, &model, &[true, true, true]), Some(8.0));
+        assert!(step.step(&model));
+        assert_eq!(step.update().unwrap().unwrap().0, 8.0);
+        assert_eq!(step.losses_given(), 0);
+        assert_eq!(step.scale(&fixed(2.0)), 2.0);
+    }
+
+    #[test]
+    fn each_gradient_is_unscaled_once_wherever_it_is_named_first() {
+        let (mut step, all) = (scaled(), model([1, 2, 3]));
+        unscale(&mut step, &all[..1], &[true, true]);
+        let (_, left) = step.to_unscale(&all).unwrap();
+        assert_eq!(left, [&all[1], &all[2]]);
+        // The loss was read with the first.
+        unscale(&mut step, &all, &[true, false]);
+        assert_eq!(step.to_unscale(&all), None);
+        assert!(!step.step(&all));
+        let (_, outcome, found) = step.update().unwrap().unwrap();
+        assert_eq!((outcome, found.gradients), (Overflow, 1));
+        let named = [("p1", true), ("p2", true), ("p3", false)];
+        assert_eq!(
+            found.parameters,
+            named.map(|(path, finite)| (path.into(), finite))
+        );
+    }
+
+    #[test]
+    fn of_several_models_only_those_that_overflow_are_skipped() {
+        let (mut step, models) = (scaled(), [model([1]), model([2])]);
+        unscale(&mut step, &models[0], &[true, true]);
+        assert!(step.step(&models[0]));
+        unscale(&mut step, &models[1], &[false]);
+        assert!(!step.step(&models[1]));
+        assert_eq!(step.update().unwrap().unwrap().1, Overflow);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_skips_all_models_from_then_on() {
+        let (mut step, models) = (scaled(), [model([1]), model([2])]);
+        step.set_losses(true);
+        unscale(&mut step, &models[0], &[true]);
+        assert!(step.step(&models[0]));
+        step.set_losses(false);
+        step.set_losses(true);
+        unscale(&mut step, &models[1], &[true]);
+        assert!(!step.step(&models[1]));
+        assert_eq!(step.update().unwrap().unwrap().1, NonFiniteLoss);
+    }
+
+    #[test]
+    fn what_is_not_finite_on_a_replica_skips_the_step_here_and_names_nothing() {
+        for outcome in [Overflow, NonFiniteLoss] {
+            let (mut step, model) = (scaled(), model([1, 2]));
+            let (_, left) = step.to_unscale(&model).unwrap();
+            let finite = [true; 3];
+            assert_eq!(step.found(&left, &finite), Finite);
+            step.set_unscaled(&left, &finite, outcome);
+            assert!(!step.step(&model));
+            let (_, ended, found) = step.update().unwrap().unwrap();
+            assert_eq!((ended, found.gradients), (outcome, 0));
+        }
+    }
+
+    #[test]
+    fn where_nothing_is_scaled_every_step_is_taken_and_none_is_recorded() {
+        let model = model([1]);
+        let disabled = scaler(LossScaleConfig::Disabled);
+        for (scaler, scale) in [(disabled, 1.0), (fixed(8.0), 8.0)] {
+            let mut step = Step::default();
+            assert_eq!(step.scale(&scaler), scale);
+            assert_eq!(step.to_unscale(&model), None);
+            assert_eq!(step.check_unscale(1, &model), Ok(()));
+            assert!(step.step(&model));
+            assert!(step.update().unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn a_loss_that_is_scaled_after_the_step_is_no_step() {
+        let (mut step, model) = (Step::default(), model([1]));
+        step.scale(&fixed(8.0));
+        assert!(step.step(&model));
+        step.scale(&fixed(8.0));
+        step.set_scaled();
+        assert!(step.update().unwrap().is_none());
+    }
+
+    #[test]
+    fn before_a_loss_nothing_is_to_be_unscaled_or_stepped() {
+        let (step, model) = (Step::default(), model([1]));
+        let nothing = |call| Err(AmpError::NothingScaled { call });
+        assert_eq!(step.check_unscale(1, &model), nothing("unscale"));
+        assert_eq!(step.check_step(1, &model), nothing("step"));
+        assert_eq!(step.check_step(0, &[]), nothing("step"));
+    }
+
+    #[test]
+    fn gradients_that_are_not_all_the_models_are_refused() {
+        let (step, model) = (scaled(), model([1, 2]));
+        for (given, of_model) in [(0, 0), (3, 0), (3, 2)] {
+            let foreign = |call| {
+                Err(AmpError::ForeignGradients {
+                    call,
+                    given,
+                    of_model,
+                })
+            };
+            let parameters = &model[..of_model];
+            assert_eq!(step.check_unscale(given, parameters), foreign("unscale"));
+            assert_eq!(step.check_step(given, parameters), foreign("step"));
+        }
+        assert_eq!(step.check_unscale(2, &model), Ok(()));
+    }
+
+    #[test]
+    fn unscaling_twice_is_refused_and_a_step_after_it_is_not() {
+        let (mut step, model) = (scaled(), model([1, 2]));
+        unscale(&mut step, &model[1..], &[true, true]);
+        let parameter = "p2".to_string();
+        let twice = Err(AmpError::AlreadyUnscaled { parameter });
+        assert_eq!(step.check_unscale(2, &model), twice);
+        assert_eq!(step.check_unscale(1, &model[..1]), Ok(()));
+        assert_eq!(step.check_step(2, &model), Ok(()));
+    }
+
+    /// Also where nothing is scaled: a loop that is wrong is told so in every precision.
+    #[test]
+    fn stepping_twice_is_refused_until_the_update() {
+        let model = model([1, 2]);
+        for scales in [true, false] {
+            let mut step = Step::default();
+            step.scale(&fixed(8.0));
+            if scales {
+                step.set_scaled();
+                unscale(&mut step, &model, &[true; 3]);
+            }
+            assert!(step.step(&model[..1]));
+            let parameter = "p1".to_string();
+            let twice = Err(AmpError::AlreadyStepped { parameter });
+            assert_eq!(step.check_step(2, &model), twice);
+            assert_eq!(step.check_step(1, &model[1..]), Ok(()));
+            step.update().unwrap();
+            step.scale(&fixed(8.0));
+            assert_eq!(step.check_step(2, &model), Ok(()));
+        }
+    }
+
+    #[test]
+    fn an_update_without_a_step_is_refused_and_changes_nothing() {
+        let (mut step, model) = (scaled(), model([1]));
+        unscale(&mut step, &model, &[true, false]);
+        assert_eq!(step.update().err(), Some(AmpError::NothingStepped));
+        assert!(!step.step(&model));
+        assert_eq!(step.update().unwrap().unwrap().1, Overflow);
+        assert_eq!(step.update().err(), Some(AmpError::NothingStepped));
+    }
+
+    /// The scale of a step that was recorded with a scale of 8, or with none, where the next losses
+    /// are scaled by 2 or not at all.
+    #[test]
+    fn a_record_goes_on_in_another_precision() {
+        let mut unscaled = Step::default();
+        unscaled.scale(&fixed(8.0));
+        let records = [scaled().record(), unscaled.record()];
+        let disabled = scaler(LossScaleConfig::Disabled);
+        for (scaler, carried, expected) in [
+            (fixed(2.0), true, [Some(8.0), Some(2.0)]),
+            (disabled, true, [Some(1.0), None]),
+            (fixed(2.0), false, [Some(8.0), None]),
+            (disabled, false, [Some(8.0), None]),
+        ] {
+            for (record, expected) in records.into_iter().zip(expected) {
+                let mut step = Step::default();
+                step.resume(record, &scaler, carried);
+                assert_eq!((step.losses_given(), step.scale_in_use()), (1, expected));
+            }
+            let mut none = scaled();
+            none.resume(Step::default().record(), &scaler, carried);
+            assert_eq!((none.losses_given(), none.scale_given()), (0, None));
+        }
+    }
+
+    #[test]
+    fn a_record_keeps_a_loss_that_was_not_finite() {
+        let (mut saved, mut step, model) = (scaled(), Step::default(), model([1]));
+        saved.set_losses(false);
+        step.resume(saved.record(), &fixed(8.0), true);
+        unscale(&mut step, &model, &[true]);
+        assert!(!step.step(&model));
+        assert_eq!(step.update().unwrap().unwrap().1, NonFiniteLoss);
+    }
+}
