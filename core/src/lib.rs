@@ -30,7 +30,8 @@ pub use scaler::{
 };
 #[doc(hidden)]
 pub use scaler::{
-    Listener, NonFinite, Parameter, PendingStep, PendingStepRecord, Shared, SharedScaler,
+    Findings, Listener, Parameter, PendingStep, PendingStepRecord, RecordedStep, Shared,
+    SharedScaler,
 };
 #[doc(hidden)]
 pub use words::{bytes, counted, grouped};

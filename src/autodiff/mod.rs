@@ -20,7 +20,7 @@ pub(crate) mod tape;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn_amp_core::NonFinite;
+use burn_amp_core::Findings;
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn_autodiff::grads::Gradients;
@@ -202,7 +202,9 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         tensor: FloatTensor<Self>,
         id: DistributedParamId,
     ) -> FloatTensor<Self> {
-        replicas::join::<B>(&tensor.device());
+        if let Some(replicas) = replicas::of::<B>() {
+            replicas::join(replicas, crate::device::name::<B>(&tensor.device()));
+        }
         let flags = tensor.flags();
         let tensor = AutodiffLayer::<B, C>::set_distributed_params(tensor.into_primitive(), id);
         // The tensor has a new node now.
@@ -353,20 +355,15 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
 
     let finite = finite.read();
     let (loss_is_finite, gradients) = finite.split_first().expect("the loss was added");
-    let overflowed = gradients.iter().filter(|finite| !**finite).count();
-    let here = Outcome::of(*loss_is_finite, overflowed == 0);
+    let here = Outcome::of(*loss_is_finite, !gradients.contains(&false));
     let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, Some(scale), here);
     let anomalies = anomaly::take();
-    let mut found = NonFinite {
-        by_pass: true,
-        ..NonFinite::default()
-    };
+    let mut findings = Findings::default();
     if outcome != Outcome::Finite {
-        found.gradients = overflowed;
-        found.leaves = leaves.into_iter().zip(gradients.iter().copied()).collect();
-        found.anomalies = anomalies;
+        findings.leaves = leaves.into_iter().zip(gradients.iter().copied()).collect();
+        findings.anomalies = anomalies;
         grads.clear();
     }
-    scaler.record(scale, outcome, found);
+    scaler.record_pass(scale, outcome, findings);
     AmpGradients::of_leaves(grads)
 }

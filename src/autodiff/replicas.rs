@@ -9,6 +9,8 @@ use std::time::Duration;
 use burn_backend::Backend;
 use parking_lot::{Condvar, Mutex};
 
+#[cfg(feature = "train")]
+use crate::GradScaler;
 use crate::Outcome;
 use crate::device::{self, DeviceState};
 
@@ -179,22 +181,15 @@ pub(crate) fn agreed<B: Backend>(
         .outcome
 }
 
-#[cfg(feature = "distributed")]
-pub(crate) use started::{join, of, start, stop};
+#[cfg(any(test, feature = "distributed"))]
+pub(crate) use joined::join;
 
-/// One set of replicas per backend, as Burn has one server per backend.
-#[cfg(feature = "distributed")]
-mod started {
-    use std::any::TypeId;
+#[cfg(any(test, feature = "distributed"))]
+mod joined {
     use std::cell::RefCell;
-    use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use burn_backend::Backend;
-    use parking_lot::Mutex;
-
     use super::Replicas;
-    use crate::{GradScaler, device};
 
     /// The replica on this thread, set when its first parameter is registered.
     struct Joined {
@@ -213,48 +208,79 @@ mod started {
         static JOINED: RefCell<Option<Joined>> = const { RefCell::new(None) };
     }
 
-    /// Makes this thread the replica on `device`. When the thread ends, the others are told.
-    pub(crate) fn join<B: Backend>(device: &B::Device) {
-        let Some(replicas) = of::<B>() else {
-            return;
-        };
+    /// Makes this thread the replica of this name. When the thread ends, the others are told.
+    pub(crate) fn join(replicas: Arc<Replicas>, name: String) {
         JOINED.with_borrow_mut(|joined| {
             let is_new = |joined: &Joined| !Arc::ptr_eq(&joined.replicas, &replicas);
             if joined.as_ref().is_none_or(is_new) {
-                let name = device::name::<B>(device);
                 *joined = Some(Joined { replicas, name });
             }
         });
     }
 
-    struct Started {
-        replicas: Arc<Replicas>,
-        scalers: Vec<GradScaler>,
+    #[cfg(feature = "train")]
+    pub(super) fn name() -> Option<String> {
+        JOINED.with_borrow(|joined| Some(joined.as_ref()?.name.clone()))
     }
+}
 
-    static STARTED: Mutex<BTreeMap<TypeId, Started>> = Mutex::new(BTreeMap::new());
+#[cfg(all(feature = "train", not(any(test, feature = "distributed"))))]
+mod joined {
+    pub(super) fn name() -> Option<String> {
+        None
+    }
+}
+
+/// The replica that this thread has joined, if it is one. Burn clones the scheduler and the
+/// optimizer for each replica, and tells them neither their device nor their replica.
+#[cfg(feature = "train")]
+pub(crate) fn here() -> Option<String> {
+    joined::name()
+}
+
+/// Steps skipped on the devices of these scalers. Replicas skip together, which counts once.
+#[cfg(feature = "train")]
+pub(crate) fn skipped_steps(scalers: &[GradScaler]) -> u64 {
+    let each = scalers.iter().map(GradScaler::skipped_steps);
+    if here().is_some() {
+        each.max().unwrap_or_default()
+    } else {
+        each.sum()
+    }
+}
+
+#[cfg(feature = "distributed")]
+pub(crate) use started::{of, start, stop};
+
+/// One set of replicas per backend, as Burn has one server per backend.
+#[cfg(feature = "distributed")]
+mod started {
+    use std::any::TypeId;
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use burn_backend::Backend;
+    use parking_lot::Mutex;
+
+    use super::Replicas;
+    use crate::device;
+
+    static STARTED: Mutex<BTreeMap<TypeId, Arc<Replicas>>> = Mutex::new(BTreeMap::new());
 
     /// The replicas on a backend.
     pub(crate) fn of<B: Backend>() -> Option<Arc<Replicas>> {
-        Some(STARTED.lock().get(&TypeId::of::<B>())?.replicas.clone())
+        STARTED.lock().get(&TypeId::of::<B>()).cloned()
     }
 
     /// Starts one replica on each of these devices.
     pub(crate) fn start<B: Backend>(devices: &[B::Device]) {
-        stop::<B>();
-        let scalers: Vec<_> = devices.iter().map(GradScaler::of::<B>).collect();
-        scalers.iter().for_each(|scaler| scaler.set_replica(true));
         let names = devices.iter().map(device::name::<B>).collect();
         let replicas = Arc::new(Replicas::new(names));
-        let started = Started { replicas, scalers };
-        STARTED.lock().insert(TypeId::of::<B>(), started);
+        STARTED.lock().insert(TypeId::of::<B>(), replicas);
     }
 
     pub(crate) fn stop<B: Backend>() {
-        if let Some(started) = STARTED.lock().remove(&TypeId::of::<B>()) {
-            let scalers = started.scalers.iter();
-            scalers.for_each(|scaler| scaler.set_replica(false));
-        }
+        STARTED.lock().remove(&TypeId::of::<B>());
     }
 }
 

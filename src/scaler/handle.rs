@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 
-use burn_amp_core::{NonFinite, SharedScaler, scaler_handle};
+use burn_amp_core::{Findings, SharedScaler, scaler_handle};
 
 #[cfg(feature = "train")]
 use super::Losses;
+use crate::Outcome;
 use crate::precision;
-use crate::{Outcome, Transition};
 
 /// No explicit protocol gives a loss to check.
 #[cfg(not(feature = "train"))]
@@ -83,14 +83,10 @@ impl GradScaler {
         precision::in_scope(f)
     }
 
-    /// Records and logs the outcome of one step whose loss was multiplied by `scale`.
-    pub(crate) fn record(&self, scale: f32, outcome: Outcome, found: NonFinite) -> Transition {
-        self.shared.record(scale, outcome, found, OR)
-    }
-
-    #[cfg(any(test, feature = "distributed"))]
-    pub(crate) fn set_replica(&self, is_replica: bool) {
-        self.shared.lock().is_replica = is_replica;
+    /// Records and logs the outcome of a backward pass whose loss was multiplied by `scale`. The
+    /// pass itself takes or skips the step.
+    pub(crate) fn record_pass(&self, scale: f32, outcome: Outcome, findings: Findings) {
+        self.shared.record_pass(scale, outcome, findings, OR);
     }
 }
 
@@ -104,10 +100,6 @@ impl GradScaler {
     /// Whether an optimizer reports batches.
     pub(crate) fn has_batches(&self) -> bool {
         self.shared.listeners().iter().any(|l| l.makes_batches())
-    }
-
-    pub(crate) fn is_replica(&self) -> bool {
-        self.shared.lock().is_replica
     }
 }
 

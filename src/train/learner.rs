@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn_amp_core::Listener;
+use burn_amp_core::{Listener, RecordedStep};
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_core::module::Module;
 use burn_core::tensor::Device;
@@ -14,7 +14,7 @@ use burn_train::{
 use super::masters;
 use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
 use crate::autodiff::AutodiffInner;
-use crate::{AmpAutodiff, AmpConfig, AmpError, GradScaler, LastStep, Precision, WhenStuck};
+use crate::{AmpAutodiff, AmpConfig, AmpError, GradScaler, Precision, WhenStuck};
 
 /// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. Only two of them
 /// come later, because Burn does not reveal them: a strategy of several devices, with
@@ -159,9 +159,10 @@ where
         self,
         mut learner: Learner<LC>,
     ) -> Result<LearningResult<LC::InferenceModel>, AmpError> {
-        let given = match self.devices.is_empty() {
-            true => learner.model().devices(),
-            false => self.devices,
+        let given = if self.devices.is_empty() {
+            learner.model().devices()
+        } else {
+            self.devices
         };
         let mut devices = Vec::new();
         for device in given {
@@ -173,13 +174,13 @@ where
         let scales = self.config.apply_to::<LC::Backend>(&devices, |scales| {
             let whole = scalers.iter().all(GradScaler::has_batches);
             let (devices, micro_batches) = (self.sharing, self.accumulation);
-            match scales && devices.max(micro_batches) > 1 && !whole {
-                true => Err(AmpError::PartialBatch {
+            if scales && devices.max(micro_batches) > 1 && !whole {
+                return Err(AmpError::PartialBatch {
                     devices,
                     micro_batches,
-                }),
-                false => Ok(()),
+                });
             }
+            Ok(())
         })?;
 
         let stop = Arc::new(StopWhenStuck(self.training.interrupter()));
@@ -210,9 +211,9 @@ where
 struct StopWhenStuck(Interrupter);
 
 impl Listener for StopWhenStuck {
-    fn step(&self, _: &LastStep, _: bool) {}
-
-    fn stuck(&self, error: &AmpError) {
-        self.0.stop(Some(&error.to_string()));
+    fn recorded(&self, recorded: &RecordedStep) {
+        if let Some(error) = recorded.stuck() {
+            self.0.stop(Some(&error.to_string()));
+        }
     }
 }

@@ -13,7 +13,8 @@ use serde::de::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::outcomes::{Outcomes, StepsSeen};
+use super::outcomes::{Outcomes, Steps};
+use crate::autodiff::replicas;
 use crate::{GradScaler, LossScaler};
 
 /// Wraps any learning-rate scheduler so that it does not advance over skipped steps.
@@ -32,7 +33,8 @@ use crate::{GradScaler, LossScaler};
 /// own record is a number, a map or nothing, as with Burn's schedulers. The scalers then keep their
 /// state, and the log says so.
 ///
-/// A custom training loop asks for the learning rate before the backward pass.
+/// A custom training loop asks for the learning rate before the backward pass, or, on several
+/// devices, after the passes of all: then passes come before the first learning rate.
 ///
 /// ```
 /// use burn::{backend::Flex, lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig};
@@ -52,19 +54,10 @@ pub struct AmpLrScheduler<S> {
     /// The scheduler after the last step, whose outcome may not be known yet.
     current: S,
     outcomes: Outcomes,
-    /// Whether each learning rate is requested after its passes, as by Burn on several devices, when
-    /// the threads of all devices are done. Burn on one device and custom loops request it before,
-    /// and the passes may run on any thread. Known from the first learning rate on.
+    /// Whether each learning rate is requested after its passes, as by Burn on several devices.
+    /// Burn on one device and custom loops request it before. The first request tells: Burn gives
+    /// the scheduler no other sign.
     after_passes: Option<bool>,
-}
-
-/// What happened to the step of the last learning rate.
-#[derive(Clone, Copy)]
-enum LastRate {
-    Taken,
-    Skipped,
-    /// Its batch is not complete.
-    Open,
 }
 
 impl<S: Clone> AmpLrScheduler<S> {
@@ -79,26 +72,18 @@ impl<S: Clone> AmpLrScheduler<S> {
         }
     }
 
-    /// Passes on other threads before the first learning rate mean that learning rates come after
-    /// the passes.
-    fn is_after_passes(&self, seen: &StepsSeen) -> bool {
-        self.after_passes.unwrap_or(seen.elsewhere)
-    }
-
-    fn last_rate(&self, seen: &StepsSeen) -> LastRate {
-        match seen.explicit.or(seen.batch) {
-            Some(true) => LastRate::Taken,
-            Some(false) => LastRate::Skipped,
-            None if self.outcomes.has_batches() => LastRate::Open,
-            // Before its pass, a replica is asked for as many learning rates as there are replicas.
-            None if !seen.taken && !seen.skipped && self.outcomes.is_replica() => LastRate::Open,
-            // If nothing was seen, the step scaled nothing, as in bf16 and FP32.
-            None if seen.taken || !seen.skipped => LastRate::Taken,
-            // The devices finish a batch before its learning rate is requested. The skipped batch
-            // is therefore the current one, and the previous batch is already handled.
-            None if self.is_after_passes(seen) => LastRate::Taken,
-            None => LastRate::Skipped,
+    /// Whether the step of the last learning rate was taken. `None` while it is not complete.
+    fn last_taken(&self, seen: &Steps) -> Option<bool> {
+        if seen.batch.is_some() || self.outcomes.has_batches() {
+            return seen.batch;
         }
+        // Before its pass, a replica is asked for as many learning rates as there are replicas.
+        if !seen.has_passes() && replicas::here().is_some() {
+            return None;
+        }
+        // If nothing was seen, the step scaled nothing, as in bf16 and FP32. After the passes, it is
+        // the batch of the next learning rate that was seen, and the previous one is handled.
+        Some(seen.taken || !seen.skipped || self.after_passes == Some(true))
     }
 }
 
@@ -107,15 +92,18 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
 
     fn step(&mut self) -> LearningRate {
         let seen = self.outcomes.take();
-        let after_passes = *self.after_passes.insert(self.is_after_passes(&seen));
-        match self.last_rate(&seen) {
-            LastRate::Taken => self.settled = self.current.clone(),
-            LastRate::Skipped => self.current = self.settled.clone(),
-            LastRate::Open => {}
+        let several = self.outcomes.scalers().len() > 1;
+        let after_passes = *self
+            .after_passes
+            .get_or_insert(several && seen.has_passes());
+        match self.last_taken(&seen) {
+            Some(true) => self.settled = self.current.clone(),
+            Some(false) => self.current = self.settled.clone(),
+            None => {}
         }
         let lr = self.current.step();
         // The batch of this learning rate was already skipped.
-        if !self.outcomes.has_batches() && after_passes && seen.skipped && !seen.taken {
+        if after_passes && seen.skipped && !seen.taken && !self.outcomes.has_batches() {
             self.current = self.settled.clone();
         }
         lr
@@ -123,9 +111,9 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
 
     fn to_record<B: Backend>(&self) -> Self::Record<B> {
         // The next step still needs the outcomes, so a clone gives them.
-        let scheduler = match self.last_rate(&self.outcomes.clone().take()) {
-            LastRate::Taken | LastRate::Open => &self.current,
-            LastRate::Skipped => &self.settled,
+        let scheduler = match self.last_taken(&self.outcomes.clone().take()) {
+            Some(false) => &self.settled,
+            Some(true) | None => &self.current,
         };
         let states = self.outcomes.scalers().iter().map(GradScaler::state);
         AmpLrSchedulerRecord {

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use burn_amp_core::Listener;
+use burn_amp_core::{Listener, RecordedStep};
 use burn_backend::Backend;
 use burn_train::metric::{
     Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
@@ -12,7 +12,8 @@ use burn_train::metric::{
 };
 use parking_lot::Mutex;
 
-use crate::{GradScaler, LastStep, precision_of};
+use crate::autodiff::replicas;
+use crate::{GradScaler, precision_of};
 
 /// The precision in force on a device, as text. Where losses are scaled, also the scale and the
 /// number of skipped steps: `f16, scale 65536, 0 skipped`.
@@ -64,8 +65,6 @@ struct Steps {
     scalers: Vec<GradScaler>,
     waiting: Mutex<VecDeque<Step>>,
     latest: Mutex<Option<Step>>,
-    /// Whether the scalers belong to replicas, which skip together.
-    of_replicas: OnceLock<bool>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -79,14 +78,9 @@ struct Step {
 const WAITING: usize = 64;
 
 impl Listener for Steps {
-    fn step(&self, step: &LastStep, _: bool) {
-        let scale = step.scale;
-        let each = self.scalers.iter().map(GradScaler::skipped_steps);
-        let of_replicas = || self.scalers.iter().any(GradScaler::is_replica);
-        let skipped = match *self.of_replicas.get_or_init(of_replicas) {
-            true => each.max().unwrap_or_default(),
-            false => each.sum(),
-        };
+    fn recorded(&self, recorded: &RecordedStep) {
+        let scale = recorded.step.scale;
+        let skipped = replicas::skipped_steps(&self.scalers);
         let mut waiting = self.waiting.lock();
         if waiting.len() == WAITING {
             waiting.clear();
@@ -101,7 +95,6 @@ impl Steps {
             scalers: scalers.into_iter().collect(),
             waiting: Mutex::default(),
             latest: Mutex::default(),
-            of_replicas: OnceLock::new(),
         });
         steps.scalers.iter().for_each(|s| s.shared.listen(&steps));
         steps

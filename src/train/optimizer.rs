@@ -72,16 +72,18 @@ where
     type Record = O::Record;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        match self.is_whole(&module) {
-            true => self.inner.step(lr, module, grads),
-            false => module,
+        if self.is_whole(&module) {
+            self.inner.step(lr, module, grads)
+        } else {
+            module
         }
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        match self.is_whole(&module) {
-            true => self.inner.step_multi(lr, module, grads),
-            false => module,
+        if self.is_whole(&module) {
+            self.inner.step_multi(lr, module, grads)
+        } else {
+            module
         }
     }
 

@@ -1,17 +1,16 @@
-//! The outcomes of backward passes, for observers that follow a training run pass by pass.
+//! What an optimizer or a schedule sees of the steps between two of its own calls.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
 
-use burn_amp_core::Listener;
+use burn_amp_core::{Listener, RecordedStep};
 use parking_lot::Mutex;
 
-use crate::{GradScaler, LastStep};
+use crate::GradScaler;
+use crate::autodiff::replicas;
 
-/// The outcomes of these scalers' steps since they were last taken. In distributed training, each
-/// replica has its own thread and sees only its own passes, because the replicas' steps end at
-/// different times.
+/// The outcomes of these scalers' steps since they were last taken. A replica sees only its own
+/// passes, because the replicas' steps end at different times.
 #[derive(Debug)]
 pub(super) struct Outcomes {
     seen: Arc<Seen>,
@@ -22,30 +21,19 @@ struct Seen {
     /// Whether the observer is an optimizer, which makes batches of passes.
     makes_batches: bool,
     scalers: Vec<GradScaler>,
-    steps: Mutex<Steps>,
-}
-
-#[derive(Debug, Default, Clone)]
-struct Steps {
-    /// Whether the scalers belong to replicas, since the first step. Burn ends the replicas while
-    /// the last step of one is still under way.
-    of_replicas: Option<bool>,
-    threads: HashMap<ThreadId, StepsSeen>,
+    /// By the replica that took or skipped them.
+    steps: Mutex<HashMap<Option<String>, Steps>>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct StepsSeen {
-    /// Whether a pass was taken.
+pub(super) struct Steps {
+    /// Whether a backward pass was taken.
     pub taken: bool,
-    /// Whether a pass was skipped.
+    /// Whether a backward pass was skipped.
     pub skipped: bool,
-    /// Whether the last batch of an `AmpOptimizer` was taken.
+    /// Whether the last learning rate was used, where an optimizer has decided on it: an
+    /// `AmpOptimizer` on a batch, or the explicit protocol on its window.
     pub batch: Option<bool>,
-    /// Whether a step of the explicit protocol was taken. It covers a whole window, and was given
-    /// its learning rate.
-    pub explicit: Option<bool>,
-    /// Whether all passes were on other threads.
-    pub elsewhere: bool,
 }
 
 impl Outcomes {
@@ -56,9 +44,8 @@ impl Outcomes {
             scalers: scalers.into_iter().collect(),
             steps: Mutex::default(),
         });
-        seen.scalers
-            .iter()
-            .for_each(|scaler| scaler.shared.listen(&seen));
+        let scalers = seen.scalers.iter();
+        scalers.for_each(|scaler| scaler.shared.listen(&seen));
         Self { seen }
     }
 
@@ -66,27 +53,23 @@ impl Outcomes {
         &self.seen.scalers
     }
 
-    /// Takes the outcomes; for a replica, only those of its own thread.
-    pub fn take(&self) -> StepsSeen {
-        let is_replica = self.is_replica();
-        let mut steps = self.seen.steps.lock();
-        match is_replica {
-            true => {
-                let here = steps.threads.remove(&thread::current().id());
-                here.unwrap_or_default()
+    /// Takes the outcomes; on a replica, not those of other replicas.
+    pub fn take(&self) -> Steps {
+        let here = replicas::here();
+        let mut all = Steps::default();
+        self.seen.steps.lock().retain(|replica, steps| {
+            let elsewhere = here.is_some() && replica.is_some() && *replica != here;
+            if !elsewhere {
+                all.add(*steps);
             }
-            false => StepsSeen::all(std::mem::take(&mut steps.threads)),
-        }
+            elsewhere
+        });
+        all
     }
 
-    /// Drops the outcomes, of all threads.
+    /// Drops the outcomes, also those of other replicas.
     pub fn forget(&self) {
         self.seen.forget();
-    }
-
-    pub fn is_replica(&self) -> bool {
-        let of_replicas = self.seen.steps.lock().of_replicas;
-        of_replicas.unwrap_or_else(|| self.seen.is_replica())
     }
 
     /// Whether an optimizer reports whole batches.
@@ -105,35 +88,40 @@ impl Clone for Outcomes {
 }
 
 impl Seen {
-    fn is_replica(&self) -> bool {
-        self.scalers.iter().any(GradScaler::is_replica)
-    }
-
-    fn here(&self, change: impl FnOnce(&mut StepsSeen)) {
-        let mut steps = self.steps.lock();
-        steps.of_replicas.get_or_insert_with(|| self.is_replica());
-        change(steps.threads.entry(thread::current().id()).or_default());
+    fn add(&self, steps: Steps) {
+        let mut all = self.steps.lock();
+        all.entry(replicas::here()).or_default().add(steps);
     }
 }
 
 impl Listener for Seen {
-    fn step(&self, step: &LastStep, by_pass: bool) {
-        let stepped = step.stepped();
-        self.here(|seen| match by_pass {
-            true => {
-                seen.taken |= stepped;
-                seen.skipped |= !stepped;
+    fn recorded(&self, recorded: &RecordedStep) {
+        let taken = recorded.step.stepped();
+        self.add(if recorded.by_pass {
+            Steps {
+                taken,
+                skipped: !taken,
+                batch: None,
             }
-            false => seen.explicit = Some(seen.explicit.unwrap_or(false) | stepped),
+        } else {
+            let batch = Some(taken);
+            Steps {
+                batch,
+                ..Steps::default()
+            }
         });
     }
 
     fn batch(&self, taken: bool) {
-        self.here(|seen| seen.batch = Some(taken));
+        let batch = Some(taken);
+        self.add(Steps {
+            batch,
+            ..Steps::default()
+        });
     }
 
     fn forget(&self) {
-        *self.steps.lock() = Steps::default();
+        self.steps.lock().clear();
     }
 
     fn makes_batches(&self) -> bool {
@@ -141,53 +129,67 @@ impl Listener for Seen {
     }
 }
 
-impl StepsSeen {
-    fn has_passes(&self) -> bool {
+impl Steps {
+    pub fn has_passes(&self) -> bool {
         self.taken || self.skipped
     }
 
-    fn all(seen: HashMap<ThreadId, StepsSeen>) -> Self {
-        let mut all = Self::default();
-        let mut here = false;
-        for (thread, other) in seen {
-            here |= thread == thread::current().id() && other.has_passes();
-            all.taken |= other.taken;
-            all.skipped |= other.skipped;
-            all.batch = all.batch.or(other.batch);
-            all.explicit = all.explicit.max(other.explicit);
-        }
-        all.elsewhere = all.has_passes() && !here;
-        all
+    fn add(&mut self, other: Self) {
+        self.taken |= other.taken;
+        self.skipped |= other.skipped;
+        self.batch = self.batch.max(other.batch);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use burn_amp_core::NonFinite;
+    use std::thread;
+
+    use burn_amp_core::Findings;
 
     use super::*;
+    use crate::autodiff::replicas::Replicas;
     use crate::{LossScaleConfig, Outcome};
 
-    /// As when the slower replica applies the last step, while Burn ends the others.
     #[test]
-    fn a_replica_sees_its_own_steps_to_the_end() {
+    fn a_replica_sees_its_own_steps_and_any_other_thread_sees_all() {
         let scaler = GradScaler::new(LossScaleConfig::default()).unwrap();
         let outcomes = Outcomes::of([scaler.clone()], false);
-        let pass = || NonFinite {
-            by_pass: true,
-            ..NonFinite::default()
-        };
-        let record = |outcome| scaler.record(1.0, outcome, pass());
-        scaler.set_replica(true);
-        thread::scope(|scope| scope.spawn(|| record(Outcome::Overflow)).join().unwrap());
-        record(Outcome::Finite);
-        scaler.set_replica(false);
-        let seen = outcomes.take();
-        assert!(seen.taken && !seen.skipped, "{seen:?}");
-        // Of devices that share a batch, an optimizer sees all.
-        scaler.load_state(scaler.state());
-        thread::scope(|scope| scope.spawn(|| record(Outcome::Overflow)).join().unwrap());
-        record(Outcome::Finite);
-        assert!(outcomes.take().skipped);
+        let [clone, other] = [(); 2].map(|()| outcomes.clone());
+        let replicas = Arc::new(Replicas::new(vec!["a".into(), "b".into()]));
+        let pass = |outcome| scaler.record_pass(1.0, outcome, Findings::default());
+        thread::scope(|scope| {
+            let skips = || {
+                replicas::join(replicas.clone(), "a".into());
+                pass(Outcome::Overflow);
+            };
+            scope.spawn(skips).join().unwrap();
+            let takes = || {
+                replicas::join(replicas.clone(), "b".into());
+                pass(Outcome::Finite);
+                let seen = outcomes.take();
+                assert!(seen.taken && !seen.skipped, "{seen:?}");
+                assert!(!outcomes.take().has_passes());
+            };
+            scope.spawn(takes).join().unwrap();
+        });
+        // Devices that share a batch have threads of their own, too.
+        let seen = clone.take();
+        assert!(seen.taken && seen.skipped, "{seen:?}");
+        other.forget();
+        assert!(!other.take().has_passes());
+    }
+
+    #[test]
+    fn a_learning_rate_that_was_used_once_was_used() {
+        let scaler = GradScaler::new(LossScaleConfig::default()).unwrap();
+        let outcomes = Outcomes::of([scaler.clone()], true);
+        for taken in [true, false] {
+            scaler.batch(taken);
+        }
+        assert_eq!(outcomes.take().batch, Some(true));
+        scaler.batch(false);
+        assert_eq!(outcomes.take().batch, Some(false));
+        assert_eq!(outcomes.take().batch, None);
     }
 }

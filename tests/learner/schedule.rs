@@ -383,6 +383,31 @@ fn a_pass_on_a_worker_thread_belongs_to_the_step_before_it() {
     assert_eq!(taken, expected);
 }
 
+/// Several devices that share a batch, as Burn's `MultiDevice`, but on the thread that asks: passes
+/// come before the first learning rate, and so before each.
+#[test]
+fn a_loop_over_devices_may_ask_after_their_passes() {
+    let mut expected = linear();
+    let expected: Vec<f64> = (0..2).map(|_| expected.step()).collect();
+    let scalers = [fresh(), fresh()];
+    let mut scheduler = Scheduler::new(linear(), scalers.clone());
+    let mut taken = Vec::new();
+    for overflows in [[true, true], [true, false], [true, true], [false, false]] {
+        for (scaler, overflows) in scalers.iter().zip(overflows) {
+            if overflows {
+                overflow(scaler);
+            } else {
+                finite(scaler);
+            }
+        }
+        let lr = scheduler.step();
+        if overflows != [true, true] {
+            taken.push(lr);
+        }
+    }
+    assert_eq!(taken, expected);
+}
+
 #[test]
 fn optimizers_each_skip_a_batch() {
     let scaler = fresh();

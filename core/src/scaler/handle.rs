@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::{
-    LastStep, LossScaler, NonFinite, Outcome, PendingStep, RecordedStep, ScaleHistory, Transition,
+    Findings, LastStep, LossScaler, Outcome, PendingStep, RecordedStep, ScaleHistory, Transition,
 };
 use crate::AmpError;
 
@@ -27,18 +27,12 @@ pub struct Shared<L> {
     /// Gradients of the last step whose parameters are not named yet, by leaf node.
     leaves: HashMap<u64, bool>,
     listeners: Vec<Weak<dyn Listener>>,
-    /// Whether this scaler belongs to a replica. Replicas step or skip together.
-    pub is_replica: bool,
 }
 
 /// Observes a scaler. Called on the thread of the step, until the observer is dropped.
 pub trait Listener: Send + Sync {
-    /// A step was taken or skipped. If `by_pass`, the backward pass itself did so, and the gradients
-    /// of a skipped step are absent.
-    fn step(&self, step: &LastStep, by_pass: bool);
-
-    /// After such a step: no change of the scale helps. The error says why.
-    fn stuck(&self, _error: &AmpError) {}
+    /// A step was taken or skipped.
+    fn recorded(&self, recorded: &RecordedStep);
 
     /// The scaler starts over.
     fn forget(&self) {}
@@ -100,46 +94,47 @@ impl<L: Default> SharedScaler<L> {
         let mut shared = self.lock();
         *shared = Shared {
             listeners: std::mem::take(&mut shared.listeners),
-            is_replica: shared.is_replica,
             ..Shared::from(state)
         };
     }
 
-    /// Ends the step of the explicit protocol and records it. `or` is as in
-    /// [`record`](SharedScaler::record).
+    /// Ends the step of the explicit protocol and records it. `or` is what else than bf16 may help,
+    /// empty or starting with a comma.
     pub fn update(&self, or: &str) -> Result<Transition, AmpError> {
         let ended = self.lock().pending.update()?;
-        Ok(ended.map_or(Transition::Kept, |(scale, outcome, found)| {
-            self.record(scale, outcome, found, or)
-        }))
+        Ok(
+            ended.map_or(Transition::Kept, |(scale, outcome, findings)| {
+                self.record(scale, outcome, findings, false, or)
+            }),
+        )
     }
 
-    /// Records and logs the outcome of one step whose loss was multiplied by `scale`. Another
-    /// thread may have changed the current scale since. `or` is what else than bf16 may help, empty
-    /// or starting with a comma.
-    pub fn record(
+    /// Records a backward pass that itself takes or skips the step.
+    pub fn record_pass(&self, scale: f32, outcome: Outcome, findings: Findings, or: &str) {
+        self.record(scale, outcome, findings, true, or);
+    }
+
+    /// Records the outcome of one step whose loss was multiplied by `scale`, then tells the log and
+    /// the listeners. Another thread may have changed the current scale since.
+    fn record(
         &self,
         scale: f32,
         outcome: Outcome,
-        mut found: NonFinite,
+        findings: Findings,
+        by_pass: bool,
         or: &str,
     ) -> Transition {
-        let (leaves, by_pass) = (std::mem::take(&mut found.leaves), found.by_pass);
         let recorded = {
             let shared = &mut *self.lock();
             let (scaler, history) = (&mut shared.scaler, &mut shared.history);
-            let recorded = RecordedStep::of(scaler, history, scale, outcome, found);
-            shared.leaves = leaves;
+            let recorded = RecordedStep::of(scaler, history, scale, outcome, &findings, by_pass);
+            shared.leaves = findings.leaves;
             shared.last_step = Some(recorded.step.clone());
             recorded
         };
         recorded.log(or);
-        for listener in self.listeners() {
-            listener.step(&recorded.step, by_pass);
-            if let Some(error) = recorded.stuck() {
-                listener.stuck(&error);
-            }
-        }
+        let listeners = self.listeners();
+        listeners.iter().for_each(|l| l.recorded(&recorded));
         recorded.transition
     }
 
@@ -347,8 +342,8 @@ mod tests {
 
     fn take(scaler: &GradScaler, outcome: Outcome) {
         let scale = scaler.loss_scale();
-        let found = NonFinite::default();
-        scaler.shared.record(scale, outcome, found, "");
+        let findings = Findings::default();
+        scaler.shared.record_pass(scale, outcome, findings, "");
     }
 
     #[test]

@@ -1,16 +1,19 @@
 //! The record of a step in a scaler and its history, and the line in the log.
 
-use super::{LastStep, LossScaler, NonFinite, Outcome, ScaleHistory, Transition, skipped};
+use super::{Findings, LastStep, LossScaler, Outcome, ScaleHistory, Transition, skipped};
 use crate::StuckReason;
 use crate::error::{AmpError, NOT_THE_SCALE};
 
-/// A recorded step, to be logged.
+/// A recorded step, as listeners and the log are told of it.
 #[derive(Debug)]
-pub(super) struct RecordedStep {
+pub struct RecordedStep {
     /// The step.
     pub step: LastStep,
     /// What became of the scale.
     pub transition: Transition,
+    /// Whether the backward pass itself took or skipped the step: the gradients of a skipped step
+    /// are then absent. Otherwise the explicit protocol did.
+    pub by_pass: bool,
     before: LossScaler,
     after: LossScaler,
 }
@@ -18,28 +21,30 @@ pub(super) struct RecordedStep {
 impl RecordedStep {
     /// Records the outcome of a step whose loss was multiplied by `scale`. Another thread may have
     /// changed the current scale since.
-    pub fn of(
+    pub(super) fn of(
         scaler: &mut LossScaler,
         history: &mut ScaleHistory,
         scale: f32,
         outcome: Outcome,
-        found: NonFinite,
+        findings: &Findings,
+        by_pass: bool,
     ) -> Self {
         let mut step = LastStep {
             scale,
             outcome,
-            non_finite_gradients: found.gradients,
+            non_finite_gradients: findings.non_finite_gradients(),
             parameters: Vec::new(),
             last_finite: None,
-            anomalies: found.anomalies,
+            anomalies: findings.anomalies.clone(),
         };
-        step.name(&found.parameters);
+        step.name(&findings.parameters);
         let before = *scaler;
         let transition = scaler.update_at(scale, outcome);
         history.push(skipped(&step), scaler);
         Self {
             step,
             transition,
+            by_pass,
             before,
             after: *scaler,
         }
@@ -56,12 +61,12 @@ impl RecordedStep {
     /// Logs one line per event, with its values as fields. Of repeated events, only the 1st, 2nd,
     /// 4th, 8th, .. are logged, with the count so far. `or` is what else than bf16 may help, empty or
     /// starting with a comma.
-    pub fn log(&self, or: &str) {
+    pub(super) fn log(&self, or: &str) {
         let Self { step, after, .. } = self;
-        let mut named = match step.parameters.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", step.listed()),
-        };
+        let mut named = String::new();
+        if !step.parameters.is_empty() {
+            named = format!(" ({})", step.listed());
+        }
         for anomaly in &step.anomalies {
             named = format!("{named} [{anomaly}]");
         }

@@ -16,9 +16,9 @@ pub use anomaly::{Anomaly, Pass};
 pub use config::{Dynamic, LossScaleConfig};
 pub use handle::{Listener, Shared, SharedScaler};
 pub use history::{ScaleEntry, ScaleHistory, Skipped};
+pub use log::RecordedStep;
 pub use protocol::{Parameter, PendingStep, PendingStepRecord};
 pub use state::{LossScaler, Outcome, Transition};
-pub use step::{LastStep, NonFinite};
+pub use step::{Findings, LastStep};
 
 use history::skipped;
-use log::RecordedStep;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Anomaly, LossScaler, NonFinite, Outcome};
+use super::{Anomaly, Findings, LossScaler, Outcome};
 use crate::AmpError;
 
 /// A parameter with a gradient: its id, and its path in the module.
@@ -187,25 +187,20 @@ impl<L: Default> PendingStep<L> {
 
     /// Ends the step: its scale, its outcome and what was found. `None` if no gradient was checked,
     /// because nothing was scaled.
-    pub fn update(&mut self) -> Result<Option<(f32, Outcome, NonFinite)>, AmpError> {
+    pub fn update(&mut self) -> Result<Option<(f32, Outcome, Findings)>, AmpError> {
         if self.stepped.is_empty() {
             return Err(AmpError::NothingStepped);
         }
         let ended = std::mem::take(self);
         let all_finite = ended.finite.values().all(|finite| *finite);
         let outcome = Outcome::of(!ended.non_finite_loss, all_finite);
-        let found = NonFinite {
-            gradients: ended
-                .parameters
-                .iter()
-                .filter(|(_, finite)| !finite)
-                .count(),
+        let findings = Findings {
             parameters: ended.parameters,
             anomalies: ended.anomalies,
-            ..NonFinite::default()
+            ..Findings::default()
         };
         let scale = ended.scale.filter(|_| !ended.finite.is_empty());
-        Ok(scale.map(|scale| (scale, outcome, found)))
+        Ok(scale.map(|scale| (scale, outcome, findings)))
     }
 
     /// The part that a record saves, once the checks of the losses were read.
@@ -313,7 +308,7 @@ mod tests {
         assert_eq!(step.to_unscale(&all), None);
         assert!(!step.step(&all));
         let (_, outcome, found) = step.update().unwrap().unwrap();
-        assert_eq!((outcome, found.gradients), (Overflow, 1));
+        assert_eq!((outcome, found.non_finite_gradients()), (Overflow, 1));
         let named = [("p1", true), ("p2", true), ("p3", false)];
         assert_eq!(
             found.parameters,
@@ -354,7 +349,7 @@ mod tests {
             step.set_unscaled(&left, &finite, outcome);
             assert!(!step.step(&model));
             let (_, ended, found) = step.update().unwrap().unwrap();
-            assert_eq!((ended, found.gradients), (outcome, 0));
+            assert_eq!((ended, found.non_finite_gradients()), (outcome, 0));
         }
     }
 

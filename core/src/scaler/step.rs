@@ -28,13 +28,9 @@ pub struct LastStep {
     pub anomalies: Vec<Anomaly>,
 }
 
-/// The non-finite values that a pass found.
+/// What the check of a step found.
 #[derive(Debug, Clone, Default)]
-pub struct NonFinite {
-    /// Whether the backward pass itself takes or skips the step.
-    pub by_pass: bool,
-    /// How many gradients are not finite.
-    pub gradients: usize,
+pub struct Findings {
     /// If the module is known: its parameters in module order, each with whether its gradient is
     /// finite.
     pub parameters: Vec<(String, bool)>,
@@ -42,6 +38,17 @@ pub struct NonFinite {
     pub leaves: HashMap<u64, bool>,
     /// What anomaly detection found, if it is on.
     pub anomalies: Vec<Anomaly>,
+}
+
+impl Findings {
+    /// How many gradients are not finite.
+    pub(super) fn non_finite_gradients(&self) -> usize {
+        let named = self.parameters.iter().map(|(_, finite)| finite);
+        named
+            .chain(self.leaves.values())
+            .filter(|finite| !**finite)
+            .count()
+    }
 }
 
 impl LastStep {
