@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
-use crate::server::{Host, Serving};
+use crate::host::{Host, Serving};
 use crate::{Error, sockets};
 
 pub(crate) type WebSocket = WebSocketStream<TcpStream>;

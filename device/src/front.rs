@@ -22,7 +22,7 @@ use tokio_tungstenite::tungstenite::{Bytes, Message};
 
 use crate::Error;
 use crate::back::{self, WebSocket};
-use crate::server::Host;
+use crate::host::Host;
 use crate::sockets;
 use crate::wire::{Init, Refusal};
 

@@ -10,6 +10,7 @@ mod ending;
 mod error;
 mod front;
 mod grad_scaler;
+mod host;
 mod local;
 mod ops;
 mod report;

@@ -25,7 +25,7 @@ use crate::back::{self, WebSocket};
 use crate::client::within;
 use crate::device::InForce;
 use crate::front::{Door, Front, Guest, forward, message};
-use crate::server::enter;
+use crate::host::enter;
 use crate::{AmpReport, AmpServer, Error, Precision, batching, connect};
 
 /// How long a server of this process may take to answer.

@@ -32,7 +32,7 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Checks that no module of the library uses one of a higher layer.
+    /// Checks that no module of the three packages uses one of a higher layer.
     Layers,
     /// Measures what mixed precision costs and saves, against Burn without it in the same run.
     Bench(bench::Options),
