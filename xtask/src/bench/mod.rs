@@ -7,7 +7,6 @@ mod casts;
 #[path = "../../../tests/common/checked/mod.rs"]
 mod checked;
 mod convergence;
-mod flat;
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))]
 mod launches;
 mod memory;
@@ -45,8 +44,6 @@ pub enum Kind {
     Memory,
     /// How long a training step takes in each precision.
     Speed,
-    /// What unscaling and checking in one flat buffer would gain.
-    Flat,
     /// How far training in bf16 is from FP32: the losses, from the same weights on the same batches.
     Convergence,
     /// All of these but `convergence`.
@@ -188,9 +185,6 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     }
     if options.measures(Kind::Speed) {
         add("speed", speed::speed::<B>(options, pytorch.as_ref()));
-    }
-    if options.measures(Kind::Flat) {
-        add("flat", flat::flat::<B>());
     }
     if options.measures(Kind::Convergence) {
         let rows = convergence::convergence::<B>(options, &folder.join("convergence"))?;
