@@ -75,6 +75,7 @@ macro_rules! same_in_each_layer {
     )*};
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     type InnerBackend = Amp<B>;
     type Gradients = AmpGradients<B>;

@@ -28,6 +28,7 @@ impl<B: Backend> BackendTypes for Amp<B> {
     type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Backend for Amp<B> {
     /// Depends on the type of `B` alone. A device that enables autodiff by itself, such as one of
     /// `DispatchDevice::autodiff`, is used without its autodiff:

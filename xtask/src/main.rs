@@ -20,7 +20,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Checks that every method of Burn's backend traits is overridden and has its policy row.
+    /// Checks that every operation of Burn's on floats has its policy row.
     Coverage {
         /// Also prints the whole policy as a table.
         #[arg(long)]

@@ -28,7 +28,7 @@ fn said(command: &mut Command) -> String {
 }
 
 #[test]
-fn every_method_of_burns_traits_is_overridden_and_has_its_row() {
+fn every_operation_of_burn_has_its_row() {
     xtask(&["coverage"]);
 }
 

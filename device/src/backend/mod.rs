@@ -36,6 +36,7 @@ impl<B: Backend> BackendTypes for Amp<B> {
     type GraphPrimitive = B::GraphPrimitive;
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Backend for Amp<B> {
     fn name(device: &Self::Device) -> String {
         format!("amp<{}>", B::name(device))

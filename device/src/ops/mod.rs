@@ -1,5 +1,8 @@
 //! The backend's operations, one file per Burn trait. This file: how an operation is forwarded.
 
+// A method left to its default would lose the inner backend's own kernel, and say nothing.
+#![deny(clippy::missing_trait_methods)]
+
 mod activation;
 mod attention;
 mod bool_tensor;
