@@ -32,10 +32,10 @@ pub fn missing() -> Vec<String> {
 fn folder() -> Result<PathBuf, String> {
     if let Some(folder) = env::var_os("LIBTORCH") {
         let folder = Path::new(&folder).join("lib");
-        return match folder.exists() {
-            true => Ok(folder),
-            false => Err(format!("LIBTORCH is set and {} missing", folder.display())),
-        };
+        if !folder.exists() {
+            return Err(format!("LIBTORCH is set and {} missing", folder.display()));
+        }
+        return Ok(folder);
     }
     if env::var_os("LIBTORCH_USE_PYTORCH").is_none() {
         return Err("neither LIBTORCH nor LIBTORCH_USE_PYTORCH is set".into());

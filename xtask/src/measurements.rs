@@ -70,8 +70,7 @@ impl Run {
 
     /// Whether it measured the same thing.
     fn is_of(&self, other: &Self) -> bool {
-        let of = |run: &Self| (run.bench.clone(), run.backend, run.size);
-        of(self) == of(other)
+        (&self.bench, self.backend, self.size) == (&other.bench, other.backend, other.size)
     }
 }
 
@@ -100,10 +99,7 @@ impl Machine {
             cpu: cpu.brand().trim().into(),
             cores: System::physical_core_count().unwrap_or(system.cpus().len()),
             os: System::long_os_version().context("a system without a name")?,
-            gpu: match backend {
-                Choice::Cuda => Some(nvidia()?),
-                _ => None,
-            },
+            gpu: (backend == Choice::Cuda).then(nvidia).transpose()?,
         })
     }
 }
@@ -127,9 +123,10 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<Run>> {
 
 /// Writes the runs to a file, each in the place of what the file has of the same kind.
 pub fn renew(path: &Path, new: Vec<Run>) -> anyhow::Result<()> {
-    let mut runs = match path.exists() {
-        true => read(path)?,
-        false => Vec::new(),
+    let mut runs = if path.exists() {
+        read(path)?
+    } else {
+        Vec::new()
     };
     for run in new {
         match runs.iter_mut().find(|old| old.is_of(&run)) {

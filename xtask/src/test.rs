@@ -9,24 +9,11 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use libloading::Library;
 
+use crate::bench::backend::Choice;
 use crate::libtorch;
 
 /// The tests that run on any backend. The others test what is the same on all, on Flex.
 const SUITE: [&str; 4] = ["device", "ops", "modules", "training"];
-
-/// A backend, by the feature that switches it on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum Choice {
-    #[default]
-    Flex,
-    /// SPIR-V on Vulkan.
-    Vulkan,
-    /// WGSL, on Vulkan where this is Linux.
-    Wgpu,
-    Cuda,
-    /// LibTorch, on the CPU.
-    Tch,
-}
 
 /// What is tested, and on what.
 #[derive(Debug, Args)]
@@ -45,7 +32,7 @@ pub struct Options {
 }
 
 pub fn test(options: &Options) -> anyhow::Result<()> {
-    let missing = options.backend.missing();
+    let missing = missing(options.backend);
     if !missing.is_empty() {
         bail!("this machine cannot run it:\n- {}", missing.join("\n- "));
     }
@@ -76,17 +63,37 @@ impl Options {
     }
 }
 
-impl Choice {
-    /// What the machine lacks, each with how to come by it. Nothing where that cannot be told
-    /// beforehand.
-    fn missing(self) -> Vec<String> {
-        match self {
-            Self::Flex => Vec::new(),
-            Self::Vulkan | Self::Wgpu => vulkan(),
-            Self::Cuda => cuda(),
-            Self::Tch => libtorch::missing(),
-        }
-    }
+/// What the machine lacks, each with how to come by it. Nothing where that cannot be told beforehand.
+fn missing(backend: Choice) -> Vec<String> {
+    let needs = match backend {
+        Choice::Tch => return libtorch::missing(),
+        Choice::Vulkan | Choice::Wgpu if cfg!(target_os = "linux") => [
+            (
+                loads("libvulkan.so.1"),
+                "no Vulkan loader, libvulkan.so.1: `apt-get install libvulkan1`, or what your \
+                 system calls it",
+            ),
+            (
+                has_vulkan_driver(),
+                "no Vulkan driver (ICD): that of your GPU, or for Mesa's, with one in software \
+                 among them, `apt-get install mesa-vulkan-drivers`",
+            ),
+        ],
+        Choice::Cuda if cfg!(target_os = "linux") => [
+            (
+                loads("libcuda.so.1"),
+                "no NVIDIA driver, libcuda.so.1: `apt-get install nvidia-driver` with an NVIDIA GPU",
+            ),
+            (
+                has_cuda_toolkit(),
+                "no CUDA toolkit, cuda_fp16.h: `apt-get install nvidia-cuda-toolkit`, or NVIDIA's \
+                 own, and CUDA_PATH where it is",
+            ),
+        ],
+        _ => return Vec::new(),
+    };
+    let missing = needs.iter().filter(|(is_there, _)| !is_there);
+    missing.map(|(_, what)| what.to_string()).collect()
 }
 
 fn loads(library: &str) -> bool {
@@ -94,81 +101,34 @@ fn loads(library: &str) -> bool {
     unsafe { Library::new(library) }.is_ok()
 }
 
-fn vulkan() -> Vec<String> {
-    let mut missing = Vec::new();
-    if !cfg!(target_os = "linux") {
-        return missing;
-    }
-    if !loads("libvulkan.so.1") {
-        missing.push(
-            "no Vulkan loader, libvulkan.so.1: `apt-get install libvulkan1`, or what your system \
-             calls it"
-                .into(),
-        );
-    }
-    if drivers().is_empty() {
-        missing.push(
-            "no Vulkan driver (ICD): that of your GPU, or for Mesa's, with one in software among \
-             them, `apt-get install mesa-vulkan-drivers`"
-                .into(),
-        );
-    }
-    missing
-}
-
-/// The manifests of Vulkan drivers, where the loader looks for them.
-fn drivers() -> Vec<PathBuf> {
+/// Whether a manifest of a driver is where the loader looks for it.
+fn has_vulkan_driver() -> bool {
     if let Some(named) = env::var_os("VK_DRIVER_FILES").or_else(|| env::var_os("VK_ICD_FILENAMES"))
     {
-        return env::split_paths(&named)
-            .filter(|file| file.exists())
-            .collect();
+        return env::split_paths(&named).any(|file| file.exists());
     }
     let home = env::var_os("HOME").map(|home| Path::new(&home).join(".local/share"));
     let home = env::var_os("XDG_DATA_HOME").map(PathBuf::from).or(home);
-    ["/etc", "/usr/local/etc", "/usr/local/share", "/usr/share"]
-        .into_iter()
-        .map(PathBuf::from)
-        .chain(home)
-        .flat_map(|folder| {
-            fs::read_dir(folder.join("vulkan/icd.d"))
-                .into_iter()
-                .flatten()
-        })
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|file| file.extension() == Some(OsStr::new("json")))
-        .collect()
+    let folders = ["/etc", "/usr/local/etc", "/usr/local/share", "/usr/share"];
+    let mut folders = folders.into_iter().map(PathBuf::from).chain(home);
+    folders.any(|folder| {
+        let files = fs::read_dir(folder.join("vulkan/icd.d"));
+        let mut files = files.into_iter().flatten().flatten();
+        files.any(|file| file.path().extension() == Some(OsStr::new("json")))
+    })
 }
 
-fn cuda() -> Vec<String> {
-    let mut missing = Vec::new();
-    if !cfg!(target_os = "linux") {
-        return missing;
-    }
-    if !loads("libcuda.so.1") {
-        missing.push(
-            "no NVIDIA driver, libcuda.so.1: `apt-get install nvidia-driver` with an NVIDIA GPU"
-                .into(),
-        );
-    }
-    // Kernels are compiled when they are first used, with the toolkit's headers. CubeCL looks for
-    // it where CUDA_PATH says, else in these.
-    let folders = match env::var_os("CUDA_PATH") {
-        Some(folder) => vec![folder],
-        None => ["/usr/local/cuda", "/opt/cuda", "/usr"]
+/// Kernels are compiled when they are first used, with the toolkit's headers. CubeCL looks for it
+/// where CUDA_PATH says, else in these.
+fn has_cuda_toolkit() -> bool {
+    let named = env::var_os("CUDA_PATH").map(|folder| vec![folder]);
+    let usual = || {
+        ["/usr/local/cuda", "/opt/cuda", "/usr"]
             .map(Into::into)
-            .to_vec(),
+            .to_vec()
     };
-    let is_toolkit = |folder| Path::new(folder).join("include/cuda_fp16.h").exists();
-    if !folders.iter().any(is_toolkit) {
-        missing.push(
-            "no CUDA toolkit, cuda_fp16.h: `apt-get install nvidia-cuda-toolkit`, or NVIDIA's own, \
-             and CUDA_PATH where it is"
-                .into(),
-        );
-    }
-    missing
+    let mut folders = named.unwrap_or_else(usual).into_iter();
+    folders.any(|folder| Path::new(&folder).join("include/cuda_fp16.h").exists())
 }
 
 #[cfg(test)]
@@ -197,7 +157,7 @@ mod tests {
 
     #[test]
     fn flex_needs_nothing() {
-        assert!(Choice::Flex.missing().is_empty());
+        assert!(missing(Choice::Flex).is_empty());
         assert!(!loads("libno-such-library.so.1"));
     }
 }

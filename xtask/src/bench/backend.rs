@@ -17,7 +17,9 @@ use super::launches;
 pub enum Choice {
     #[default]
     Flex,
+    /// WGSL, on Vulkan where this is Linux.
     Wgpu,
+    /// SPIR-V on Vulkan.
     Vulkan,
     Cuda,
     /// LibTorch, on the CPU.
@@ -117,52 +119,31 @@ fn has_bf16() -> bool {
     false
 }
 
-#[cfg(feature = "cuda")]
-impl Measured for burn::backend::Cuda {
-    fn device_bytes(device: &Self::Device) -> Option<usize> {
-        in_use::<Self, cubecl::cuda::CudaRuntime>(device)
-    }
+/// The backends on CubeCL, each by its feature and with its runtime.
+macro_rules! on_cubecl {
+    ($($feature:literal, $backend:ident, $($runtime:ident)::*;)*) => {$(
+        #[cfg(feature = $feature)]
+        impl Measured for burn::backend::$backend {
+            fn device_bytes(device: &Self::Device) -> Option<usize> {
+                in_use::<Self, $($runtime)::*>(device)
+            }
 
-    fn watch_launches() -> bool {
-        launches::watch();
-        true
-    }
+            fn watch_launches() -> bool {
+                launches::watch();
+                true
+            }
 
-    fn launches(options: &Options) -> Vec<Value> {
-        launches::launches::<Self>(options)
-    }
+            fn launches(options: &Options) -> Vec<Value> {
+                launches::launches::<Self>(options)
+            }
+        }
+    )*};
 }
 
-#[cfg(feature = "vulkan")]
-impl Measured for burn::backend::Vulkan {
-    fn device_bytes(device: &Self::Device) -> Option<usize> {
-        in_use::<Self, cubecl::wgpu::WgpuRuntime>(device)
-    }
-
-    fn watch_launches() -> bool {
-        launches::watch();
-        true
-    }
-
-    fn launches(options: &Options) -> Vec<Value> {
-        launches::launches::<Self>(options)
-    }
-}
-
-#[cfg(feature = "wgpu")]
-impl Measured for burn::backend::Wgpu {
-    fn device_bytes(device: &Self::Device) -> Option<usize> {
-        in_use::<Self, cubecl::wgpu::WgpuRuntime>(device)
-    }
-
-    fn watch_launches() -> bool {
-        launches::watch();
-        true
-    }
-
-    fn launches(options: &Options) -> Vec<Value> {
-        launches::launches::<Self>(options)
-    }
+on_cubecl! {
+    "cuda", Cuda, cubecl::cuda::CudaRuntime;
+    "vulkan", Vulkan, cubecl::wgpu::WgpuRuntime;
+    "wgpu", Wgpu, cubecl::wgpu::WgpuRuntime;
 }
 
 /// What is in use once everything that was asked for has run.

@@ -2,14 +2,8 @@
 
 use serde_json::Value;
 
-/// A figure of a row, found by what the row says of itself.
-struct Bound {
-    bench: &'static str,
-    model: &'static str,
-    precision: Option<&'static str>,
-    figure: &'static str,
-    limit: Limit,
-}
+use super::pytorch::text;
+use Limit::{AtLeast, AtMost};
 
 #[derive(Clone, Copy)]
 enum Limit {
@@ -17,145 +11,83 @@ enum Limit {
     AtLeast(f64),
 }
 
-const fn kept(model: &'static str, precision: &'static str, at_most: f64) -> Bound {
-    Bound {
-        bench: "memory",
-        model,
-        precision: Some(precision),
-        figure: "ratio",
-        limit: Limit::AtMost(at_most),
-    }
-}
-
-const fn convergence(precision: &'static str, figure: &'static str, at_most: f64) -> Bound {
-    Bound {
-        bench: "convergence",
-        model: "characters",
-        precision: Some(precision),
-        figure,
-        limit: Limit::AtMost(at_most),
-    }
-}
-
-const fn on_libtorch(
-    bench: &'static str,
-    model: &'static str,
-    figure: &'static str,
-    limit: Limit,
-) -> Bound {
-    Bound {
-        bench,
-        model,
-        precision: Some("bf16"),
-        figure,
-        limit,
-    }
-}
-
-/// How often a step casts in bf16 on LibTorch. PyTorch's autocast: 160, 19, 31 and 399.
-const fn casts(model: &'static str, at_most: f64) -> Bound {
-    on_libtorch("casts", model, "casts", Limit::AtMost(at_most))
-}
-
-/// The kernels of a step in bf16 on LibTorch, as a share of those in FP32.
-const fn kernels(model: &'static str, at_most: f64) -> Bound {
-    on_libtorch("casts", model, "launch_ratio", Limit::AtMost(at_most))
-}
-
-/// How many times as fast a step is in bf16 as in FP32, on LibTorch.
-const fn speedup(model: &'static str, at_least: f64) -> Bound {
-    on_libtorch("speed", model, "speedup", Limit::AtLeast(at_least))
-}
-
-const BOUNDS: &[Bound] = &[
-    Bound {
-        bench: "overhead",
-        model: "small_ops",
-        precision: None,
-        // Nanoseconds: a ratio on small operations says little about a GPU.
-        figure: "recorded_ns_per_op",
-        limit: Limit::AtMost(40.0),
-    },
-    kept("transformer", "f16", 0.38),
-    kept("transformer", "bf16", 0.38),
-    kept("cnn", "f16", 0.42),
-    kept("cnn", "bf16", 0.42),
-    kept("mlp", "f16", 0.22),
-    kept("mlp", "bf16", 0.22),
-    kept("lstm", "f16", 0.54),
-    kept("lstm", "bf16", 0.54),
+/// The bench, the model, the precision if there is one, the figure and its limit. Of `casts` and
+/// `speed`, the figures on LibTorch alone.
+const BOUNDS: &[(&str, &str, &str, &str, Limit)] = &[
+    // Nanoseconds: a ratio on small operations says little about a GPU.
+    (
+        "overhead",
+        "small_ops",
+        "",
+        "recorded_ns_per_op",
+        AtMost(40.0),
+    ),
+    ("memory", "transformer", "f16", "ratio", AtMost(0.38)),
+    ("memory", "transformer", "bf16", "ratio", AtMost(0.38)),
+    ("memory", "cnn", "f16", "ratio", AtMost(0.42)),
+    ("memory", "cnn", "bf16", "ratio", AtMost(0.42)),
+    ("memory", "mlp", "f16", "ratio", AtMost(0.22)),
+    ("memory", "mlp", "bf16", "ratio", AtMost(0.22)),
+    ("memory", "lstm", "f16", "ratio", AtMost(0.54)),
+    ("memory", "lstm", "bf16", "ratio", AtMost(0.54)),
     // Otherwise the two frameworks do not train the same model.
-    convergence("PyTorch fp32", "first_difference", 1e-4),
-    convergence("PyTorch bf16", "distance_ratio", 1.1),
-    casts("transformer", 160.0),
-    casts("cnn", 60.0),
-    casts("mlp", 31.0),
-    casts("lstm", 800.0),
-    kernels("transformer", 0.95),
-    kernels("cnn", 1.05),
-    kernels("mlp", 1.2),
-    kernels("lstm", 1.1),
-    speedup("transformer", 1.5),
-    speedup("cnn", 1.45),
-    speedup("mlp", 2.2),
-    speedup("lstm", 1.0),
+    (
+        "convergence",
+        "characters",
+        "PyTorch fp32",
+        "first_difference",
+        AtMost(1e-4),
+    ),
+    (
+        "convergence",
+        "characters",
+        "PyTorch bf16",
+        "distance_ratio",
+        AtMost(1.1),
+    ),
+    // PyTorch's autocast: 160, 19, 31 and 399.
+    ("casts", "transformer", "bf16", "casts", AtMost(160.0)),
+    ("casts", "cnn", "bf16", "casts", AtMost(60.0)),
+    ("casts", "mlp", "bf16", "casts", AtMost(31.0)),
+    ("casts", "lstm", "bf16", "casts", AtMost(800.0)),
+    // The kernels of a step, as a share of those in FP32.
+    ("casts", "transformer", "bf16", "launch_ratio", AtMost(0.95)),
+    ("casts", "cnn", "bf16", "launch_ratio", AtMost(1.05)),
+    ("casts", "mlp", "bf16", "launch_ratio", AtMost(1.2)),
+    ("casts", "lstm", "bf16", "launch_ratio", AtMost(1.1)),
+    ("speed", "transformer", "bf16", "speedup", AtLeast(1.5)),
+    ("speed", "cnn", "bf16", "speedup", AtLeast(1.45)),
+    ("speed", "mlp", "bf16", "speedup", AtLeast(2.2)),
+    ("speed", "lstm", "bf16", "speedup", AtLeast(1.0)),
 ];
 
 /// The bounds that a report has figures for: how many there are, and which are missed, in words.
 pub fn check(report: &Value) -> (usize, Vec<String>) {
-    let measured: Vec<_> = BOUNDS
-        .iter()
-        .filter_map(|b| Some((b, b.figure(report)?)))
-        .collect();
-    // A figure that is not a number is within no bound.
-    let missed = measured
-        .iter()
-        .filter(|(bound, figure)| !bound.limit.holds(*figure));
-    (
-        measured.len(),
-        missed
-            .map(|(bound, figure)| bound.missed(*figure))
-            .collect(),
-    )
-}
-
-impl Limit {
-    fn holds(self, figure: f64) -> bool {
-        match self {
-            Self::AtMost(limit) => figure <= limit,
-            Self::AtLeast(limit) => figure >= limit,
+    let (mut measured, mut missed) = (0, Vec::new());
+    for &(bench, model, precision, name, limit) in BOUNDS {
+        let mut rows = report[bench].as_array().into_iter().flatten();
+        let Some(row) = rows.find(|row| {
+            row["model"] == model
+                && text(&row["precision"]) == precision
+                && ["", "libtorch<cpu>"].contains(&text(&row["backend"]))
+                && row["emulated"] != true
+        }) else {
+            continue;
+        };
+        measured += 1;
+        // A figure that is not a number is within no bound.
+        let figure = row[name].as_f64().unwrap_or(f64::NAN);
+        let (holds, beyond) = match limit {
+            AtMost(limit) => (figure <= limit, format!("above {limit}")),
+            AtLeast(limit) => (figure >= limit, format!("below {limit}")),
+        };
+        if !holds {
+            let of = format!("{model} in {precision}");
+            let of = of.trim_end_matches(" in ");
+            missed.push(format!("{bench}: {name} of {of} is {figure}, {beyond}"));
         }
     }
-}
-
-impl Bound {
-    fn figure(&self, report: &Value) -> Option<f64> {
-        let rows = report.get(self.bench)?.as_array()?;
-        // Those of speed and of casts are LibTorch's.
-        let is_bound = |backend: &Value| backend.as_str().is_none_or(|b| b == "libtorch<cpu>");
-        let row = rows.iter().find(|row| {
-            row["model"] == self.model
-                && self.precision.is_none_or(|p| row["precision"] == p)
-                && is_bound(&row["backend"])
-                && row["emulated"] != true
-        })?;
-        Some(row[self.figure].as_f64().unwrap_or(f64::NAN))
-    }
-
-    fn missed(&self, figure: f64) -> String {
-        let precision = self
-            .precision
-            .map(|p| format!(" in {p}"))
-            .unwrap_or_default();
-        let limit = match self.limit {
-            Limit::AtMost(limit) => format!("above {limit}"),
-            Limit::AtLeast(limit) => format!("below {limit}"),
-        };
-        format!(
-            "{}: {} of {}{precision} is {figure}, {limit}",
-            self.bench, self.figure, self.model
-        )
-    }
+    (measured, missed)
 }
 
 #[cfg(test)]

@@ -61,10 +61,7 @@ pub fn casts<B: Measured>(options: &Options) -> Vec<Value> {
         };
         row("burn", &plain, 0);
         for precision in precisions::<B>() {
-            let pytorch = match precision {
-                Precision::F32 => 0,
-                _ => pytorch::autocast(model, dims, precision).casts(),
-            };
+            let pytorch = pytorch::autocast_casts(model, precision);
             let device = device_in::<B>(precision);
             let counts = counted::<AmpAutodiff<Checked<B>>>(model, dims, device);
             row(&precision.to_string(), &counts, pytorch);

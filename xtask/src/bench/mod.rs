@@ -167,9 +167,10 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
         add("casts", casts::casts::<B>(options));
     }
     let of_pytorch = options.measures(Kind::Memory) || options.measures(Kind::Speed);
-    let pytorch = match options.pytorch && of_pytorch {
-        true => PyTorch::start(options)?,
-        false => None,
+    let pytorch = if options.pytorch && of_pytorch {
+        PyTorch::start(options)?
+    } else {
+        None
     };
     if options.measures(Kind::Memory) && !B::COUNTED {
         println!("\nmemory is not measured: tensors of this backend are not counted");
