@@ -12,7 +12,7 @@ mod launches;
 mod memory;
 pub mod models;
 mod overhead;
-mod pytorch;
+pub mod pytorch;
 mod speed;
 mod time;
 

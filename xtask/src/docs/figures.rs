@@ -2,8 +2,11 @@
 
 use anyhow::{Context, ensure};
 
+use serde_json::Value;
+
 use super::aligned;
 use crate::bench::models::Model;
+use crate::bench::pytorch::text;
 use crate::measurements::{Machine, Run};
 use crate::plot::{Group, Panel};
 
@@ -12,28 +15,13 @@ const MIB: f64 = (1 << 20) as f64;
 /// What is kept for the backward pass and held at the peak, as the README has it.
 pub fn memory(runs: &[Run]) -> anyhow::Result<String> {
     tables(of(runs, "memory"), |run| {
-        let rows = models(run).map(|model| {
-            let held = |precision, bytes| mib(Some(run), model, precision, bytes);
-            [
-                model.description(run.size),
-                held("burn", "kept_bytes"),
-                held("bf16", "kept_bytes"),
-                held("f16", "kept_bytes"),
-                held("burn", "peak_bytes"),
-                held("bf16", "peak_bytes"),
-                held("f16", "peak_bytes"),
-            ]
-        });
-        let header = [
-            &place(run),
-            "kept, Burn",
-            "in bf16",
-            "in f16",
-            "peak, Burn",
-            "in bf16",
-            "in f16",
+        let all = [
+            (Some(run), "kept_bytes", &OURS[..]),
+            (Some(run), "peak_bytes", &OURS),
         ];
-        Ok(aligned(header, &rows.collect::<Vec<_>>()))
+        let names = "kept, Burn | in bf16 | in f16 | peak, Burn | in bf16 | in f16";
+        let header = format!("{} | {names}", place(run));
+        Ok(aligned(&header, &held(run, &all)))
     })
 }
 
@@ -45,32 +33,14 @@ pub fn memory_in_full(runs: &[Run]) -> anyhow::Result<String> {
         };
         let (balanced, pytorch) = (beside("memory_balanced"), beside("pytorch_memory"));
         let table = |title, ours, pytorchs| {
-            let rows = models(run).map(|model| {
-                let held = |run, precision, bytes| mib(run, model, precision, bytes);
-                [
-                    model.description(run.size),
-                    held(Some(run), "burn", ours),
-                    held(Some(run), "bf16", ours),
-                    held(Some(run), "f16", ours),
-                    held(balanced, "burn", ours),
-                    held(balanced, "bf16", ours),
-                    held(balanced, "f16", ours),
-                    held(pytorch, "fp32", pytorchs),
-                    held(pytorch, "bf16", pytorchs),
-                ]
-            });
-            let header = [
-                title,
-                "Burn",
-                "AMP in bf16",
-                "AMP in f16",
-                "Burn, checkpointing",
-                "AMP in bf16",
-                "AMP in f16",
-                "PyTorch",
-                "autocast in bf16",
+            let all = [
+                (Some(run), ours, &OURS[..]),
+                (balanced, ours, &OURS),
+                (pytorch, pytorchs, &["fp32", "bf16"]),
             ];
-            aligned(header, &rows.collect::<Vec<_>>())
+            let names = "Burn | AMP in bf16 | AMP in f16 | Burn, checkpointing | AMP in bf16 \
+                         | AMP in f16 | PyTorch | autocast in bf16";
+            aligned(&format!("{title} | {names}"), &held(run, &all))
         };
         let kept = table("kept", "kept_bytes", "saved_bytes");
         let peak = table("peak", "peak_bytes", "peak_bytes");
@@ -79,14 +49,29 @@ pub fn memory_in_full(runs: &[Run]) -> anyhow::Result<String> {
         if let Some(Run { head, .. }) = pytorch {
             let version = head.versions.pytorch.as_ref();
             let version = version.context("PyTorch without its version")?;
-            text += &format!(
-                "\nPyTorch {version}: {}, {}.\n",
-                cpu(&head.machine),
-                head.date
-            );
+            let (cpu, date) = (cpu(&head.machine), &head.date);
+            text += &format!("\nPyTorch {version}: {cpu}, {date}.\n");
         }
         Ok(text)
     })
+}
+
+/// The precisions of Burn and of AMP that the memory is shown in.
+const OURS: [&str; 3] = ["burn", "bf16", "f16"];
+
+/// The models of a run, each with the MiB of `all`: runs, figures and precisions.
+fn held(run: &Run, all: &[(Option<&Run>, &str, &[&str])]) -> Vec<Vec<String>> {
+    let row = |model: Model| {
+        let cells = all.iter().flat_map(|(run, bytes, precisions)| {
+            precisions
+                .iter()
+                .map(move |precision| mib(*run, model, precision, bytes))
+        });
+        std::iter::once(model.description(run.size))
+            .chain(cells)
+            .collect()
+    };
+    models(run).map(row).collect()
 }
 
 /// How long a step takes where half precision is no emulation, as the README has it.
@@ -94,49 +79,36 @@ pub fn speed(runs: &[Run]) -> anyhow::Result<String> {
     tables(timed(runs), |run| {
         let half = half(run)?;
         let autocast = format!("PyTorch {half}");
-        let rows = models(run).map(|model| {
-            [
-                model.title().into(),
-                ms(run, model, "burn"),
-                ms(run, model, half),
-                number(run.figure(model, half, "speedup"), 2),
-                ms(run, model, "PyTorch fp32"),
-                ms(run, model, &autocast),
-                number(run.figure(model, &autocast, "speedup"), 2),
-            ]
-        });
-        let amp = format!("burn-amp in {half}");
-        let autocast = format!("PyTorch in {half}");
-        let header = [
-            &place(run),
-            "Burn",
-            &amp,
-            "speed-up",
-            "PyTorch",
-            &autocast,
-            "speed-up",
-        ];
-        Ok(aligned(header, &rows.collect::<Vec<_>>()))
+        let row = |model: Model| {
+            let ms = |precision: &str| milliseconds(run.figure(model, precision, "step_ms"));
+            let speedup = |precision: &str| number(run.figure(model, precision, "speedup"), 2);
+            let ours = [model.title().into(), ms("burn"), ms(half), speedup(half)];
+            let pytorchs = [ms("PyTorch fp32"), ms(&autocast), speedup(&autocast)];
+            ours.into_iter().chain(pytorchs).collect::<Vec<_>>()
+        };
+        let place = place(run);
+        let amp = format!("{place} | Burn | burn-amp in {half} | speed-up");
+        let header = format!("{amp} | PyTorch | PyTorch in {half} | speed-up");
+        Ok(aligned(&header, &models(run).map(row).collect::<Vec<_>>()))
     })
 }
 
 /// The same in each precision that was timed, on each backend.
 pub fn speed_in_full(runs: &[Run]) -> anyhow::Result<String> {
     tables(of(runs, "speed"), |run| {
-        let rows = run.rows.iter().map(|row| {
-            let text = |name: &str| row[name].as_str().unwrap_or_default();
-            let [median, low, high] = ["speedup", "speedup_low", "speedup_high"]
-                .map(|name| number(row[name].as_f64(), 2));
+        let row = |row: &Value| {
+            let figure = |name: &str, digits| number(row[name].as_f64(), digits);
+            let [median, low, high] =
+                ["speedup", "speedup_low", "speedup_high"].map(|name| figure(name, 2));
             let model = Model::ALL
                 .into_iter()
-                .find(|model| model.name() == text("model"));
-            let precision = match text("precision") {
-                "burn" => "Burn".into(),
-                amp @ ("f32" | "f16" | "bf16") => format!("AMP in {amp}"),
-                other => match other.strip_suffix(" floor") {
-                    Some(half) => format!("{half} in products alone"),
-                    None => other.into(),
-                },
+                .find(|model| row["model"] == model.name());
+            let precision = text(&row["precision"]);
+            let precision = match (precision, precision.strip_suffix(" floor")) {
+                (_, Some(half)) => format!("{half} in products alone"),
+                ("burn", _) => "Burn".into(),
+                ("f32" | "f16" | "bf16", _) => format!("AMP in {precision}"),
+                _ => precision.into(),
             };
             [
                 model.map_or("", Model::title).into(),
@@ -144,22 +116,12 @@ pub fn speed_in_full(runs: &[Run]) -> anyhow::Result<String> {
                 milliseconds(row["step_ms"].as_f64()),
                 median,
                 format!("{low} to {high}"),
-                format!(
-                    "{} {}",
-                    number(row["items_per_second"].as_f64(), 0),
-                    text("unit")
-                ),
+                format!("{} {}", figure("items_per_second", 0), text(&row["unit"])),
             ]
-        });
-        let header = [
-            "model",
-            "precision",
-            "step in ms",
-            "speed-up",
-            "middle half",
-            "a second",
-        ];
-        Ok(under_head(run, &aligned(header, &rows.collect::<Vec<_>>())))
+        };
+        let header = "model | precision | step in ms | speed-up | middle half | a second";
+        let rows: Vec<_> = run.rows.iter().map(row).collect();
+        Ok(under_head(run, &aligned(header, &rows)))
     })
 }
 
@@ -240,10 +202,11 @@ fn under_head(run: &Run, table: &str) -> String {
     let (machine, versions) = (&run.head.machine, &run.head.versions);
     let mut head = vec![place(run)];
     head.extend(machine.gpu.as_ref().map(|_| cpu(machine)));
-    head.push(machine.os.clone());
-    head.push(format!("Rust {}", versions.rustc));
-    head.push(format!("Burn {}", versions.burn));
-    head.push(format!("burn-amp {}", versions.burn_amp));
+    head.push(format!("{}, Rust {}", machine.os, versions.rustc));
+    head.push(format!(
+        "Burn {}, burn-amp {}",
+        versions.burn, versions.burn_amp
+    ));
     head.extend(versions.pytorch.iter().map(|v| format!("PyTorch {v}")));
     format!("{}:\n\n{table}", head.join(", "))
 }
@@ -273,25 +236,17 @@ fn mib(run: Option<&Run>, model: Model, precision: &str, bytes: &str) -> String 
     }
 }
 
-fn ms(run: &Run, model: Model, precision: &str) -> String {
-    milliseconds(run.figure(model, precision, "step_ms"))
-}
-
 fn milliseconds(ms: Option<f64>) -> String {
     number(ms, if ms < Some(10.0) { 2 } else { 1 })
 }
 
 fn number(value: Option<f64>, digits: usize) -> String {
-    value.map_or_else(none, |value| format!("{value:.digits$}"))
-}
-
-fn none() -> String {
-    "—".into()
+    value.map_or("—".into(), |value| format!("{value:.digits$}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::bench::backend::Choice;
@@ -367,11 +322,11 @@ mod tests {
     fn pytorchs_memory_is_what_was_measured_or_a_dash() {
         let ends = |runs: &[Run], ends: [&str; 2]| {
             let text = memory_in_full(runs).unwrap().replace(' ', "");
-            let rows = text.lines().filter(|line| line.starts_with("|CNN"));
-            assert!(
-                rows.zip(ends).all(|(row, end)| row.ends_with(end)),
-                "{text}"
-            );
+            let mut rows = text
+                .lines()
+                .filter(|line| line.starts_with("|CNN"))
+                .zip(ends);
+            assert!(rows.all(|(row, end)| row.ends_with(end)), "{text}");
         };
         ends(&runs(), ["|—|—|"; 2]);
         let mut measured = runs();

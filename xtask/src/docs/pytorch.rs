@@ -1,4 +1,5 @@
-//! What PyTorch's autocast does on CUDA with the counterpart of each operation. Knows no page.
+//! What PyTorch's autocast does on CUDA with the counterpart of each operation. Its version stands in
+//! `src/guide/ops.md` as well.
 
 use std::fmt;
 
@@ -23,10 +24,7 @@ impl fmt::Display for Autocast {
     }
 }
 
-/// The version whose lists these are.
-pub const VERSION: &str = "2.15";
-
-/// By `aten/src/ATen/autocast_mode.h`, less what is internal there. `upsample_*` are all of that
+/// By `aten/src/ATen/autocast_mode.h` of PyTorch 2.15, less what is internal there. `upsample_*` are all of that
 /// beginning; `softmin` is in the documentation's list alone, for it is composed of softmax.
 const LISTS: [(Autocast, &str); 3] = [
     (
