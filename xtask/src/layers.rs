@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use anyhow::{anyhow, ensure};
+use anyhow::{Context, anyhow, ensure};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use walkdir::WalkDir;
 
@@ -64,7 +64,10 @@ pub fn layers() -> anyhow::Result<()> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let found = sources(&root.join(folder))?;
         println!("{folder}: {} files in {} layers", found.len(), layers.len());
-        wrong.extend(self::wrong(folder, layers, &found)?);
+        let found = self::wrong(layers, &found)
+            .with_context(|| folder)?
+            .into_iter();
+        wrong.extend(found.map(|line| format!("{folder}: {line}")));
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
@@ -99,24 +102,18 @@ fn sources(folder: &Path) -> anyhow::Result<Sources> {
 }
 
 /// Whatever is not as it should be, a line each.
-fn wrong(folder: &str, layers: Layers, sources: &Sources) -> anyhow::Result<Vec<String>> {
+fn wrong(layers: Layers, sources: &Sources) -> anyhow::Result<Vec<String>> {
     let mut files = Vec::new();
     for (path, text) in sources {
         let name = path.trim_end_matches(".rs").trim_end_matches("/mod");
         let module = name.split('/').next().unwrap_or(name);
         let tokens: Result<TokenStream, _> = text.parse();
-        let tokens = tokens.map_err(|error| anyhow!("{folder}/{path}: {error}"))?;
+        let tokens = tokens.map_err(|error| anyhow!("{path}: {error}"))?;
         files.push((path, module, name.contains('/'), words(tokens)));
     }
-    let root = files
-        .iter()
-        .flat_map(|(_, module, _, words)| of_root(module, words));
+    let root = files.iter().flat_map(|file| of_root(file.1, &file.3));
     let root: BTreeMap<_, _> = root.collect();
-    let modules: BTreeSet<_> = files
-        .iter()
-        .map(|file| file.1)
-        .filter(|m| *m != "lib")
-        .collect();
+    let modules: BTreeSet<_> = files.iter().map(|file| file.1).collect();
     let place = |module: &str| {
         let layers = layers.iter().map(|layer| layer.0);
         let mut all = layers.chain([ABOVE]);
@@ -124,14 +121,15 @@ fn wrong(folder: &str, layers: Layers, sources: &Sources) -> anyhow::Result<Vec<
     };
 
     let mut wrong = Vec::new();
-    for module in modules.iter().filter(|module| place(module).is_none()) {
-        wrong.push(format!("{folder}: the module {module} is in no layer"));
+    for module in &modules {
+        if *module != "lib" && place(module).is_none() {
+            wrong.push(format!("the module {module} is in no layer"));
+        }
     }
-    let listed = layers.iter().flat_map(|layer| layer.0.split(", "));
-    for module in listed.filter(|module| !modules.contains(module)) {
-        wrong.push(format!(
-            "{folder}: the module {module} of the layers is not there"
-        ));
+    for module in layers.iter().flat_map(|layer| layer.0.split(", ")) {
+        if !modules.contains(module) {
+            wrong.push(format!("the module {module} of the layers is not there"));
+        }
     }
     for (path, from, is_inner, words) in &files {
         // lib.rs, and what documents or re-exports, may use all.
@@ -141,10 +139,8 @@ fn wrong(folder: &str, layers: Layers, sources: &Sources) -> anyhow::Result<Vec<
         for name in used(words, *is_inner) {
             match modules.get(name).or_else(|| root.get(name)) {
                 Some(to) if place(to) <= Some(own) => {}
-                Some(to) => wrong.push(format!("{folder}/{path}: {name}: {from} is below {to}")),
-                None => wrong.push(format!(
-                    "{folder}/{path}: {name}: write crate::module::Item"
-                )),
+                Some(to) => wrong.push(format!("{path}: {name}: {from} is below {to}")),
+                None => wrong.push(format!("{path}: {name}: write crate::module::Item")),
             }
         }
     }
@@ -229,26 +225,24 @@ mod tests {
 
     const THREE: Layers = &[("low", "", ""), ("mid, beside", "", ""), ("high", "", "")];
 
-    const ROOT: &str = "mod low; pub use high::{Top, deep::Other as Renamed}; pub use low::Error;
-        pub use burn::Tensor; pub use high::*;";
+    const ROOT: &str = "lib.rs: mod low; pub use high::{Top, deep::Other as Renamed}; pub use high::*;\
+                        pub use low::Error; pub use burn::Tensor;";
 
-    /// What is wrong in a set of empty modules where these files have these texts.
-    fn wrong_in(layers: Layers, changed: &[(&str, &str)]) -> Vec<String> {
+    /// What is wrong in a set of empty modules where these files have these texts, a line each.
+    fn wrong_in(layers: Layers, changed: &str) -> Vec<String> {
         let modules = layers.iter().flat_map(|layer| layer.0.split(", "));
         let empty = modules.map(|module| (format!("{module}/mod.rs"), String::new()));
-        let changed = changed.iter().chain([&("lib.rs", ROOT)]);
+        let changed = ROOT.lines().chain(changed.lines());
+        let changed = changed.filter_map(|line| line.trim().split_once(": "));
         let changed = changed.map(|(path, text)| (path.to_string(), text.to_string()));
-        wrong("src", layers, &empty.chain(changed).collect()).unwrap()
+        wrong(layers, &empty.chain(changed).collect()).unwrap()
     }
 
     /// The names that are reported where a module in the middle has this text.
     fn reported(text: &str) -> String {
-        let wrong = wrong_in(THREE, &[("mid/mod.rs", text)]);
-        let names: Vec<_> = wrong
-            .iter()
-            .filter_map(|line| line.split(": ").nth(1))
-            .collect();
-        names.join(" ")
+        let wrong = wrong_in(THREE, &format!("mid/mod.rs: {text}"));
+        let names = wrong.iter().filter_map(|line| line.split(": ").nth(1));
+        names.collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -256,47 +250,33 @@ mod tests {
         for (folder, layers) in PACKAGES {
             let (lowest, highest) = (layers[0].0, layers[layers.len() - 1].0);
             let [low, high] = [lowest, highest].map(|all| all.split(", ").next().unwrap());
-            let [upward, downward] = [(low, high), (high, low)].map(|(from, to)| {
-                let (path, text) = (format!("{from}/mod.rs"), format!("use crate::{to}::Item;"));
-                wrong_in(layers, &[(&path, &text)])
-            });
-            let expected = format!("src/{low}/mod.rs: {high}: {low} is below {high}");
-            assert_eq!((upward, downward), (vec![expected], vec![]), "{folder}");
+            let upward = wrong_in(layers, &format!("{low}/mod.rs: use crate::{high}::Item;"));
+            let expected = format!("{low}/mod.rs: {high}: {low} is below {high}");
+            assert_eq!(upward, [expected], "{folder}");
+            let downward = wrong_in(layers, &format!("{high}/mod.rs: use crate::{low}::Item;"));
+            assert!(downward.is_empty(), "{folder}");
         }
     }
 
     #[test]
     fn uses_of_lower_modules_and_those_of_the_same_layer_pass() {
-        let set = [
-            (
-                "low/mod.rs",
-                "use self::own::A; use std::fmt; pub(super) fn f() {}",
-            ),
-            (
-                "mid/mod.rs",
-                "use crate::{beside::A, low::{self, high}, Error, Tensor};",
-            ),
-            (
-                "mid/part.rs",
-                "use super::x; use crate::low; fn f() { crate::mid::g() }",
-            ),
-            (
-                "beside/mod.rs",
-                "use crate::mid; pub(crate) use mid::x; pub(in crate::beside) fn f() {}",
-            ),
-            ("prelude.rs", "pub use crate::high::Top; pub use crate::*;"),
-        ];
-        assert_eq!(wrong_in(THREE, &set), Vec::<String>::new());
+        let set = "low/mod.rs: use self::own::A; use std::fmt; pub(super) fn f() {}
+            mid/mod.rs: use crate::{beside::A, low::{self, high}, Error, Tensor};
+            mid/part.rs: use super::x; use crate::low; fn f() { crate::mid::g() }
+            beside/mod.rs: use crate::mid; pub(crate) use mid::x; pub(in crate::beside) fn f() {}
+            prelude.rs: pub use crate::high::Top; pub use crate::*;";
+        assert!(
+            wrong_in(THREE, set).is_empty(),
+            "{:?}",
+            wrong_in(THREE, set)
+        );
     }
 
     #[test]
     fn upward_uses_by_trees_paths_macros_and_names_of_the_root_are_reported() {
+        assert_eq!(reported("use crate::{low::A, high::{self, B}};"), "high");
         assert_eq!(
-            reported("use crate::{\n low::A, high::{self, B},\n};"),
-            "high"
-        );
-        assert_eq!(
-            reported("type A = Vec<crate::high::A>; vec![crate::high::B; 2];"),
+            reported("type A = Vec<crate::high::A>; m![crate::high::B; 2];"),
             "high high"
         );
         assert_eq!(
@@ -307,16 +287,14 @@ mod tests {
             reported("use crate::{Error, Renamed}; crate::Top::new();"),
             "Renamed Top"
         );
-        assert_eq!(reported("use crate::prelude::x;"), "prelude");
-        let exported = [
-            (
-                "high/mod.rs",
-                "#[macro_export] macro_rules! exported { () => {} }",
-            ),
-            ("low/mod.rs", "fn f() { crate::exported!(); }"),
-        ];
-        let expected = "src/low/mod.rs: exported: low is below high";
-        assert_eq!(wrong_in(THREE, &exported), [expected]);
+        assert_eq!(
+            reported("use crate::prelude::x;\n prelude.rs: mod x;"),
+            "prelude"
+        );
+        let exported = "high/mod.rs: #[macro_export] macro_rules! exported { () => {} }
+            low/mod.rs: fn f() { crate::exported!(); }";
+        let expected = "low/mod.rs: exported: low is below high";
+        assert_eq!(wrong_in(THREE, exported), [expected]);
     }
 
     #[test]
@@ -327,32 +305,29 @@ mod tests {
             reported("use super::high; use super as all;"),
             "super super"
         );
-        let inner = ("mid/part.rs", "use super::super::high;");
-        let expected = "src/mid/part.rs: super: write crate::module::Item";
-        assert_eq!(wrong_in(THREE, &[inner]), [expected]);
+        let inner = "mid/part.rs: use super::super::high;";
+        let expected = "mid/part.rs: super: write crate::module::Item";
+        assert_eq!(wrong_in(THREE, inner), [expected]);
     }
 
     #[test]
     fn comments_texts_and_what_is_for_tests_alone_are_left_out_and_features_are_not() {
-        let text = "#[cfg(test)] use crate::{high::A};
-            #[cfg(all(test, unix))] #[path = \"y\"] mod tests { use crate::high::B; }
-            /// [`crate::high::C`]
-            const TEXT: &str = \"crate::high::D\";
-            impl X { #[cfg(test)] fn f() { crate::high::D } }
-            #[cfg(any(test, unix))] use crate::high::E; #[cfg(not(test))] use crate::high::F;";
+        let text = "#[cfg(test)] use crate::{high::A}; const TEXT: &str = \"crate::high::B\";\
+            #[cfg(all(test, unix))] #[path = \"y\"] mod tests { use crate::high::C; }\
+            impl X { #[cfg(test)] fn f() { crate::high::D } } /* crate::high::E */\
+            #[cfg(any(test, unix))] use crate::high::F; #[cfg(not(test))] use crate::high::G;";
         assert_eq!(reported(text), "high high");
     }
 
     #[test]
     fn every_module_is_in_one_layer() {
-        let sources =
-            ["low.rs", "lib.rs", "other/part.rs"].map(|path| (path.into(), String::new()));
         assert_eq!(
-            wrong("src", &[("low, gone", "", "")], &sources.into()).unwrap(),
-            [
-                "src: the module other is in no layer",
-                "src: the module gone of the layers is not there"
-            ]
+            wrong_in(THREE, "other/part.rs: use crate::low;"),
+            ["the module other is in no layer"]
+        );
+        assert_eq!(
+            wrong(&[("gone", "", "")], &Sources::new()).unwrap(),
+            ["the module gone of the layers is not there"]
         );
         for (folder, layers) in PACKAGES {
             let listed = layers.iter().flat_map(|layer| layer.0.split(", "));

@@ -13,15 +13,10 @@ enum Limit {
 
 /// The bench, the model, the precision if there is one, the figure and its limit. Of `casts` and
 /// `speed`, the figures on LibTorch alone.
+#[rustfmt::skip]
 const BOUNDS: &[(&str, &str, &str, &str, Limit)] = &[
     // Nanoseconds: a ratio on small operations says little about a GPU.
-    (
-        "overhead",
-        "small_ops",
-        "",
-        "recorded_ns_per_op",
-        AtMost(40.0),
-    ),
+    ("overhead", "small_ops", "", "recorded_ns_per_op", AtMost(40.0)),
     ("memory", "transformer", "f16", "ratio", AtMost(0.38)),
     ("memory", "transformer", "bf16", "ratio", AtMost(0.38)),
     ("memory", "cnn", "f16", "ratio", AtMost(0.42)),
@@ -31,20 +26,8 @@ const BOUNDS: &[(&str, &str, &str, &str, Limit)] = &[
     ("memory", "lstm", "f16", "ratio", AtMost(0.54)),
     ("memory", "lstm", "bf16", "ratio", AtMost(0.54)),
     // Otherwise the two frameworks do not train the same model.
-    (
-        "convergence",
-        "characters",
-        "PyTorch fp32",
-        "first_difference",
-        AtMost(1e-4),
-    ),
-    (
-        "convergence",
-        "characters",
-        "PyTorch bf16",
-        "distance_ratio",
-        AtMost(1.1),
-    ),
+    ("convergence", "characters", "PyTorch fp32", "first_difference", AtMost(1e-4)),
+    ("convergence", "characters", "PyTorch bf16", "distance_ratio", AtMost(1.1)),
     // PyTorch's autocast: 160, 19, 31 and 399.
     ("casts", "transformer", "bf16", "casts", AtMost(160.0)),
     ("casts", "cnn", "bf16", "casts", AtMost(60.0)),

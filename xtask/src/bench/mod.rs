@@ -72,8 +72,7 @@ pub struct Options {
     /// Seed of the weights and the batches of `convergence`.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Also prints what `memory` finds by size of block, and what `casts` counts and `speed` times by
-    /// operation.
+    /// Also prints what `memory` finds by size of block, and what `casts` counts by operation.
     #[arg(long)]
     detail: bool,
     /// Also measures `memory`, `speed` and `convergence` with PyTorch, where it is installed.
@@ -192,7 +191,7 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
         add("convergence", rows);
     }
     if let Some(path) = &options.json {
-        let version = pytorch.map(|pytorch| pytorch.version.clone());
+        let version = pytorch.as_ref().map(|pytorch| pytorch.version.as_str());
         measurements::renew(path, runs(options, &report, version)?)?;
     }
     let report = Value::from(report);
@@ -212,15 +211,13 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
 fn runs(
     options: &Options,
     report: &Map<String, Value>,
-    pytorch: Option<String>,
+    pytorch: Option<&str>,
 ) -> anyhow::Result<Vec<Run>> {
     let head = Head::here(options.backend)?;
     let run = |(bench, rows): (&String, &Value)| {
         let mut head = head.clone();
-        head.versions.pytorch = match bench.as_str() {
-            "speed" | "pytorch_memory" => pytorch.clone(),
-            _ => None,
-        };
+        let has_pytorchs = ["speed", "pytorch_memory"].contains(&bench.as_str());
+        head.versions.pytorch = pytorch.filter(|_| has_pytorchs).map(String::from);
         Run {
             bench: bench.clone(),
             backend: options.backend,
@@ -257,6 +254,7 @@ mod tests {
         assert!(options.models().eq(Model::ALL));
         assert!(!options.check && !options.pytorch && !options.detail);
         assert_eq!((options.steps, options.seed), (300, 1));
+        assert_eq!(Choice::Flex.missing_feature(), None);
     }
 
     #[test]
@@ -264,37 +262,19 @@ mod tests {
         let options = parsed("all --backend vulkan --size large --model lstm --json a.json");
         let options = options.unwrap();
         assert!(options.measures(Kind::Casts) && !options.measures(Kind::Convergence));
-        assert_eq!(
-            (options.backend, options.size),
-            (Choice::Vulkan, Size::Large)
-        );
+        assert!(options.backend == Choice::Vulkan && options.size == Size::Large);
         assert!(options.models().eq([Model::Lstm]));
         assert_eq!(options.json.as_deref(), Some(Path::new("a.json")));
-    }
-
-    #[test]
-    fn what_is_unknown_is_refused() {
-        for args in [
-            "",
-            "nothing",
-            "memory --backend tpu",
-            "memory --model gpt",
-            "speed --rounds 0",
-            "convergence --steps 2",
-        ] {
-            assert!(parsed(args).is_err(), "{args}");
+        for model in Model::ALL {
+            assert_eq!(model.to_possible_value().unwrap().get_name(), model.name());
         }
     }
 
     #[test]
-    fn flex_needs_no_feature() {
-        assert_eq!(Choice::Flex.missing_feature(), None);
-    }
-
-    #[test]
-    fn the_names_of_models_are_those_of_the_command_line() {
-        for model in Model::ALL {
-            assert_eq!(model.to_possible_value().unwrap().get_name(), model.name());
+    fn what_is_unknown_is_refused() {
+        let unknown = "|nothing|memory --backend tpu|memory --model gpt|speed --rounds 0";
+        for args in unknown.split('|').chain(["convergence --steps 2"]) {
+            assert!(parsed(args).is_err(), "{args}");
         }
     }
 }

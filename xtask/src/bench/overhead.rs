@@ -21,30 +21,28 @@ const ROUND: Duration = Duration::ZERO;
 const OPS: usize = 1000;
 
 pub fn overhead<B: Measured>() -> Vec<Value> {
-    let step = in_turn(
-        ROUNDS,
-        ROUND,
-        vec![
-            step::<Autodiff<B>>(),
-            step::<AmpAutodiff<B>>(),
-            step::<Autodiff<B>>(),
-        ],
-    );
-    let ratio = step.ratio(1, 0);
-    let noise = step.ratio(2, 0);
+    let steps = vec![
+        step::<Autodiff<B>>(),
+        step::<AmpAutodiff<B>>(),
+        step::<Autodiff<B>>(),
+    ];
+    let step = in_turn(ROUNDS, ROUND, steps);
+    let (ratio, noise) = (step.ratio(1, 0), step.ratio(2, 0));
     let [plain, amp] = [0, 1].map(|of| step.seconds(of).times(1e6).median);
     println!(
         "\nsmall_ops    a step in FP32: {plain:.1} us on Burn, {amp:.1} us on AMP, ratio {:.3} \
          ({:.3} to {:.3}); Burn to itself {:.3} ({:.3} to {:.3})",
         ratio.median, ratio.low, ratio.high, noise.median, noise.low, noise.high
     );
-    let forward = in_turn(ROUNDS, ROUND, vec![chain::<B>(), chain::<Amp<B>>()]);
-    let tracked = in_turn(
-        ROUNDS,
-        ROUND,
-        vec![recorded::<Autodiff<B>>(), recorded::<AmpAutodiff<B>>()],
-    );
-    let [forward, tracked] = [("forward", forward), ("recorded", tracked)].map(|(what, chain)| {
+    let [forward, recorded] = [
+        ("forward", vec![chain::<B>(), chain::<Amp<B>>()]),
+        (
+            "recorded",
+            vec![recorded::<Autodiff<B>>(), recorded::<AmpAutodiff<B>>()],
+        ),
+    ]
+    .map(|(what, chains)| {
+        let chain = in_turn(ROUNDS, ROUND, chains);
         let [plain, amp] = [0, 1].map(|of| chain.seconds(of).times(1e9 / OPS as f64).median);
         let more = chain.difference(1, 0).times(1e9 / OPS as f64);
         println!(
@@ -62,7 +60,7 @@ pub fn overhead<B: Measured>() -> Vec<Value> {
         "step_ratio_low": ratio.low,
         "step_ratio_high": ratio.high,
         "forward_ns_per_op": forward,
-        "recorded_ns_per_op": tracked,
+        "recorded_ns_per_op": recorded,
     })]
 }
 

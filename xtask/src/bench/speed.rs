@@ -1,6 +1,5 @@
 //! How long a training step takes: forward and backward pass and a step of SGD.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use burn::backend::Autodiff;
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 use super::Options;
 use super::backend::{Measured, precisions};
 use super::casts::device_in;
-use super::checked::{Checked, CheckedDevice, Counts, is_contraction};
+use super::checked::{Checked, CheckedDevice, is_contraction};
 use super::models::{Batch, Dims, Model, Net};
 use super::pytorch::PyTorch;
 use super::time::{Contender, Spread, in_turn, timed};
@@ -73,16 +72,15 @@ fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) 
     for precision in precisions.iter().copied() {
         let mut run = contender::<AmpAutodiff<B>>(model, dims);
         names.push((precision.to_string(), 0));
-        contenders.push(Box::new(move |runs| {
-            with_precision(precision, || run(runs))
-        }));
+        contenders.push(Box::new(move |n| with_precision(precision, || run(n))));
     }
-    if let Some(pytorch) = pytorch {
-        let fp32 = names.len();
-        for precision in pytorch.precisions() {
-            names.push((format!("PyTorch {precision}"), fp32));
-            contenders.push(Box::new(move |runs| pytorch.timed(model, precision, runs)));
-        }
+    let fp32 = names.len();
+    for (pytorch, precision) in pytorch
+        .iter()
+        .flat_map(|p| p.precisions().map(move |name| (p, name)))
+    {
+        names.push((format!("PyTorch {precision}"), fp32));
+        contenders.push(Box::new(move |n| pytorch.timed(model, precision, n)));
     }
     let rounds = in_turn(options.rounds.into(), ROUND, contenders);
     let (unit, items) = model.items(dims);
@@ -109,23 +107,14 @@ fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) 
             "unit": unit,
         })
     };
-    let mut rows = Vec::new();
-    for (of, (precision, to)) in names.iter().enumerate() {
-        rows.push(row(
-            precision,
-            rounds.seconds(of).median,
-            rounds.ratio(*to, of),
-        ));
-    }
+    let timed = names.iter().enumerate().map(|(of, (precision, to))| {
+        row(precision, rounds.seconds(of).median, rounds.ratio(*to, of))
+    });
+    let mut rows: Vec<_> = timed.collect();
     let fp32 = rounds.seconds(0).median;
     for precision in precisions.into_iter().skip(1) {
         let floor = fp32 - saved::<B>(options, model, dims, precision);
-        let speedup = fp32 / floor;
-        let speedup = Spread {
-            low: speedup,
-            median: speedup,
-            high: speedup,
-        };
+        let speedup = Spread::of(fp32 / floor);
         rows.push(row(&format!("{precision} floor"), floor, speedup));
     }
     rows
@@ -144,37 +133,12 @@ fn contender<A: AutodiffBackend>(model: Model, dims: Dims) -> Contender<'static>
 /// The seconds that a step gains by its contractions alone: their time in FP32 less that in half,
 /// each operation timed by itself.
 fn saved<B: Measured>(options: &Options, model: Model, dims: Dims, precision: Precision) -> f64 {
-    let half = device_in::<B>(precision);
-    let plain = CheckedDevice::new();
     let contenders = vec![
-        contractions::<Autodiff<Checked<B>>>(model, dims, plain),
-        contractions::<AmpAutodiff<Checked<B>>>(model, dims, half),
+        contractions::<Autodiff<Checked<B>>>(model, dims, CheckedDevice::new()),
+        contractions::<AmpAutodiff<Checked<B>>>(model, dims, device_in::<B>(precision)),
     ];
     let rounds = in_turn(options.rounds.into(), Duration::ZERO, contenders);
-    if options.detail {
-        detail(&plain.counts(), &half.counts());
-    }
     rounds.difference(0, 1).median
-}
-
-/// Prints how long each operation of a step takes, in FP32 and in half, the longest first.
-fn detail(plain: &Counts, half: &Counts) {
-    let mut times: BTreeMap<_, [(f64, usize); 2]> = BTreeMap::new();
-    for (i, counts) in [plain, half].into_iter().enumerate() {
-        for (op, _, time) in counts.times() {
-            times.entry(op).or_default()[i].0 += time.as_secs_f64() * 1e3;
-        }
-        for (op, _, count) in counts.ops() {
-            times.entry(op).or_default()[i].1 += count;
-        }
-    }
-    let mut times: Vec<_> = times.into_iter().collect();
-    times.sort_by(|(_, a), (_, b)| (b[0].0 + b[1].0).total_cmp(&(a[0].0 + a[1].0)));
-    for (op, [(plain, plain_times), (half, half_times)]) in times {
-        println!(
-            "{op:>30} {plain:>9.3} ms {plain_times:>5} times, in half {half:>9.3} ms {half_times:>5} times"
-        );
-    }
 }
 
 /// Tells how long the contractions of its steps take.

@@ -67,24 +67,22 @@ impl Rounds {
 }
 
 impl Spread {
+    /// One figure that does not spread.
+    pub fn of(median: f64) -> Self {
+        spread([median].into_iter())
+    }
+
     pub fn times(self, factor: f64) -> Self {
-        Self {
-            low: self.low * factor,
-            median: self.median * factor,
-            high: self.high * factor,
-        }
+        let [low, median, high] = [self.low, self.median, self.high].map(|value| value * factor);
+        Self { low, median, high }
     }
 }
 
 fn spread(values: impl Iterator<Item = f64>) -> Spread {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);
-    let at = |quarters: usize| values[(values.len() - 1) * quarters / 4];
-    Spread {
-        low: at(1),
-        median: at(2),
-        high: at(3),
-    }
+    let [low, median, high] = [1, 2, 3].map(|quarters| values[(values.len() - 1) * quarters / 4]);
+    Spread { low, median, high }
 }
 
 #[cfg(test)]

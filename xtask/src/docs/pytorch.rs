@@ -63,64 +63,28 @@ const SAME_NAME: &str = "
     max_pool2d scatter_add gather slice expand permute flip reshape unfold detach device
     zeros ones full empty dequantize";
 
-/// PyTorch's name of what Burn calls otherwise.
-const OTHER_NAME: &[(&str, &str)] = &[
-    ("scaled_dot_product_attention", "attention"),
-    ("hardsigmoid", "hard_sigmoid"),
-    ("reciprocal", "float_recip"),
-    ("pow", "float_powf float_powf_scalar float_powf_scalar_impl"),
-    ("pow", "float_powi float_powi_scalar float_powi_scalar_impl"),
-    ("add", "float_add_scalar"),
-    ("sub", "float_sub_scalar"),
-    ("mul", "float_mul_scalar"),
-    ("div", "float_div_scalar"),
-    ("remainder", "float_remainder_scalar"),
-    ("clamp", "float_clamp_min float_clamp_max"),
-    ("eq", "float_equal float_equal_elem"),
-    ("ne", "float_not_equal float_not_equal_elem"),
-    ("gt", "float_greater float_greater_elem"),
-    ("ge", "float_greater_equal float_greater_equal_elem"),
-    ("lt", "float_lower float_lower_elem"),
-    ("le", "float_lower_equal float_lower_equal_elem"),
-    ("isnan", "float_is_nan"),
-    ("isinf", "float_is_inf"),
-    ("sum", "float_sum_dim"),
-    ("mean", "float_mean_dim"),
-    ("prod", "float_prod_dim"),
-    ("any", "float_any_dim"),
-    ("all", "float_all_dim"),
-    ("max", "float_max_dim float_max_dim_with_indices"),
-    ("min", "float_min_dim float_min_dim_with_indices"),
-    ("topk", "float_argtopk"),
-    ("sort", "float_sort_with_indices"),
-    ("max_pool1d", "max_pool1d_with_indices"),
-    ("max_pool2d", "max_pool2d_with_indices"),
-    ("upsample_*", "interpolate"),
-    ("grid_sampler", "float_grid_sample_2d"),
-    ("im2col", "unfold4d"),
-    ("fft_rfft", "rfft"),
-    ("fft_irfft", "irfft"),
-    ("where", "float_mask_where"),
-    ("masked_fill", "float_mask_fill"),
-    ("index", "float_gather_nd"),
-    ("index_add", "float_select_add"),
-    ("index_put", "float_scatter_nd"),
-    ("index_select", "float_select"),
-    ("slice_scatter", "float_slice_assign"),
-    ("repeat", "float_repeat_dim"),
-    ("transpose", "float_transpose float_swap_dims"),
-    ("quantize_per_tensor", "quantize"),
-    ("quantize_per_tensor_dynamic", "quantize_dynamic"),
-    (
-        "to",
-        "float_cast float_into_int int_into_float bool_into_float float_to_device",
-    ),
-    ("tensor", "float_from_data"),
-    ("numpy", "float_into_data"),
-    ("rand", "float_random"),
-    ("requires_grad", "float_is_require_grad"),
-    ("requires_grad_", "float_set_require_grad"),
-];
+/// What Burn calls otherwise, with PyTorch's name.
+const OTHER_NAME: &str = "
+    attention=scaled_dot_product_attention hard_sigmoid=hardsigmoid float_recip=reciprocal
+    float_powf=pow float_powf_scalar=pow float_powf_scalar_impl=pow float_powi=pow
+    float_powi_scalar=pow float_powi_scalar_impl=pow float_add_scalar=add float_sub_scalar=sub
+    float_mul_scalar=mul float_div_scalar=div float_remainder_scalar=remainder
+    float_clamp_min=clamp float_clamp_max=clamp float_equal=eq float_equal_elem=eq
+    float_not_equal=ne float_not_equal_elem=ne float_greater=gt float_greater_elem=gt
+    float_greater_equal=ge float_greater_equal_elem=ge float_lower=lt float_lower_elem=lt
+    float_lower_equal=le float_lower_equal_elem=le float_is_nan=isnan float_is_inf=isinf
+    float_sum_dim=sum float_mean_dim=mean float_prod_dim=prod float_any_dim=any float_all_dim=all
+    float_max_dim=max float_max_dim_with_indices=max float_min_dim=min
+    float_min_dim_with_indices=min float_argtopk=topk float_sort_with_indices=sort
+    max_pool1d_with_indices=max_pool1d max_pool2d_with_indices=max_pool2d interpolate=upsample_*
+    float_grid_sample_2d=grid_sampler unfold4d=im2col rfft=fft_rfft irfft=fft_irfft
+    float_mask_where=where float_mask_fill=masked_fill float_gather_nd=index
+    float_select_add=index_add float_scatter_nd=index_put float_select=index_select
+    float_slice_assign=slice_scatter float_repeat_dim=repeat float_transpose=transpose
+    float_swap_dims=transpose quantize=quantize_per_tensor
+    quantize_dynamic=quantize_per_tensor_dynamic float_cast=to float_into_int=to int_into_float=to
+    bool_into_float=to float_to_device=to float_from_data=tensor float_into_data=numpy
+    float_random=rand float_is_require_grad=requires_grad float_set_require_grad=requires_grad_";
 
 /// What PyTorch has not, or not as an operation of its own.
 const NONE: &str = "deform_conv2d q_matmul float_max_abs float_max_abs_dim tr_execute";
@@ -141,11 +105,9 @@ pub fn counterpart(op: &str) -> Option<Option<Counterpart>> {
         return Some(None);
     }
     let plain = op.strip_prefix("float_").unwrap_or(op);
-    let other = OTHER_NAME
-        .iter()
-        .find(|(_, ops)| words(ops).any(|known| known == op));
-    let name = match other {
-        Some((name, _)) => name,
+    let mut others = other_names();
+    let name = match others.find(|(known, _)| *known == op) {
+        Some((_, name)) => name,
         None => words(SAME_NAME).find(|name| *name == plain)?,
     };
     let autocast = autocast(name);
@@ -176,6 +138,10 @@ fn forward(op: &str) -> &str {
         .iter()
         .find_map(|operand| op.strip_suffix(operand))
         .unwrap_or(op)
+}
+
+fn other_names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    words(OTHER_NAME).filter_map(|pair| pair.split_once('='))
 }
 
 fn words(text: &'static str) -> impl Iterator<Item = &'static str> {
@@ -213,7 +179,7 @@ mod tests {
             let row = rows.iter().find(|op| **op == name);
             row.map_or_else(|| format!("float_{name}"), |op| op.to_string())
         });
-        let other = OTHER_NAME.iter().flat_map(|(_, ops)| words(ops));
+        let other = other_names().map(|(op, _)| op);
         let mut known: Vec<_> = same
             .chain(other.chain(words(NONE)).map(String::from))
             .collect();
