@@ -23,20 +23,20 @@ pub const OPERATIONS: [&str; 7] = [
     "TransactionOps",
 ];
 
+/// Of the package whose Burn 0.21 is asked about, as of the pages.
+const MANIFEST: &str = "xtask/Cargo.toml";
+
 /// A trait's methods, and whether a float tensor takes part in each.
 pub type Methods = BTreeMap<String, bool>;
 
 pub fn coverage(table: bool) -> anyhow::Result<()> {
-    let packages: [(_, _, Vec<Row>); 2] = [
-        ("burn-amp", "xtask/Cargo.toml", policy::rows("0.21").collect()),
-        (
-            "burn-amp-device",
-            "device/Cargo.toml",
-            policy::rows("0.22").collect(),
-        ),
+    let tables: [Vec<Row>; 2] = [policy::rows("0.21").collect(), policy::rows("0.22").collect()];
+    let packages = [
+        ("burn-amp", MANIFEST),
+        ("burn-amp-device", "device/Cargo.toml"),
     ];
     let (mut known, mut missing) = (BTreeSet::new(), Vec::new());
-    for (package, manifest, rows) in &packages {
+    for ((package, manifest), rows) in packages.into_iter().zip(&tables) {
         let (folder, burn) = burn_backend_of(manifest)?;
         let traits = traits(&folder)?;
         for name in OPERATIONS {
@@ -53,17 +53,15 @@ pub fn coverage(table: bool) -> anyhow::Result<()> {
     }
     if table {
         println!("\n| operation | class | otherwise | why |\n|---|---|---|---|");
-        for Row {
-            op,
-            class,
-            otherwise,
-            why,
-            ..
-        } in &packages[1].2
-        {
-            let otherwise = otherwise.map(|(class, when)| format!("{class:?} {when}"));
-            let otherwise = otherwise.unwrap_or_default();
-            println!("| `{op}` | {class:?} | {otherwise} | {why} |");
+        for row in &tables[1] {
+            let otherwise = row
+                .otherwise
+                .map(|(class, when)| format!("{class:?} {when}"));
+            let (op, class, why) = (row.op, row.class, row.why);
+            println!(
+                "| `{op}` | {class:?} | {} | {why} |",
+                otherwise.unwrap_or_default()
+            );
         }
     }
     ensure!(missing.is_empty(), "{}", missing.join("\n"));
@@ -94,7 +92,7 @@ fn missing(
 
 /// Where the sources of the resolved `burn-backend` are, and its version.
 pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
-    burn_backend_of("xtask/Cargo.toml")
+    burn_backend_of(MANIFEST)
 }
 
 /// As [`burn_backend()`], as it is resolved for the package of a manifest.

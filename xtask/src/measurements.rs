@@ -162,11 +162,8 @@ pub mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/renewed.json");
         let _ = fs::remove_file(&path);
         let at = |bench, backend, ms| {
-            run(
-                bench,
-                backend,
-                json!([{"model": "mlp", "precision": "f32", "ms": ms}]),
-            )
+            let row = json!({"model": "mlp", "precision": "f32", "ms": ms});
+            run(bench, backend, json!([row]))
         };
         let [memory, flex] = ["memory", "speed"].map(|bench| at(bench, Choice::Flex, 1.5));
         let (slow, fast) = (at("speed", Choice::Tch, 2.5), at("speed", Choice::Tch, 0.5));

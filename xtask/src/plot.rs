@@ -1,9 +1,7 @@
 //! Lines over an axis, and bars side by side, as an SVG. Knows nothing of what they show.
 
-use std::error::Error;
 use std::path::Path;
 
-use anyhow::anyhow;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -15,10 +13,6 @@ const FONT: &str = "sans-serif";
 pub type Line<'a> = (&'a str, &'a [(f64, f64)]);
 
 pub fn lines(path: &Path, title: &str, x: &str, y: &str, lines: &[Line]) -> anyhow::Result<()> {
-    draw(path, title, x, y, lines).map_err(|error| anyhow!("{}: {error}", path.display()))
-}
-
-fn draw(path: &Path, title: &str, x: &str, y: &str, lines: &[Line]) -> Result<(), Box<dyn Error>> {
     let root = SVGBackend::new(path, (720, 460)).into_drawing_area();
     root.fill(&WHITE)?;
     let points = || lines.iter().flat_map(|(_, points)| points.iter());
@@ -75,27 +69,23 @@ pub struct Group {
 
 /// The panels as a picture, two in a row.
 pub fn bars(panels: &[Panel]) -> anyhow::Result<String> {
-    draw_panels(panels).map_err(|error| anyhow!("bars: {error}"))
-}
-
-fn draw_panels(panels: &[Panel]) -> Result<String, Box<dyn Error>> {
     let mut svg = String::new();
     let rows = panels.len().div_ceil(2);
     let root = SVGBackend::with_string(&mut svg, (840, 280 * rows as u32)).into_drawing_area();
     root.fill(&WHITE)?;
     for (panel, area) in panels.iter().zip(root.split_evenly((rows, 2))) {
-        draw_panel(panel, &area)?;
+        draw(panel, &area)?;
     }
     root.present()?;
     drop(root);
     Ok(svg)
 }
 
-fn draw_panel(panel: &Panel, area: &DrawingArea<SVGBackend, Shift>) -> Result<(), Box<dyn Error>> {
+fn draw(panel: &Panel, area: &DrawingArea<SVGBackend, Shift>) -> anyhow::Result<()> {
     let parts = panel
         .groups
         .iter()
-        .map(|group| group.bars[1] / group.bars[0]);
+        .map(|Group { bars, .. }| bars[1] / bars[0]);
     let top = parts.fold(1.0, f64::max) * 1.1;
     let right = panel.groups.len() as f64;
     // Below zero are the names of the groups and of the bars.

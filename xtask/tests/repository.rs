@@ -17,13 +17,10 @@ fn xtask(args: &[&str]) {
 /// What a command says, which has to succeed.
 fn said(command: &mut Command) -> String {
     let output = command.output().expect("the command starts");
-    let [out, err] =
-        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{out}{err}",
-        output.status
-    );
+    let said = [output.stdout, output.stderr];
+    let [out, err] = said.map(|said| String::from_utf8_lossy(&said).into_owned());
+    let status = output.status;
+    assert!(status.success(), "{command:?}: {status}\n{out}{err}");
     out
 }
 
@@ -138,23 +135,19 @@ fn dependencies_have_allowed_licenses_and_burn_is_there_once() {
     cargo.args(["tree", "--workspace", "--all-features", "--locked"]);
     cargo.args(["--prefix", "none", "--format", "{p};{l};"]);
     let tree = said(cargo.current_dir(ROOT));
-    let columns = tree.lines().map(|line| line.split(';').collect::<Vec<_>>());
+    let columns = tree.lines().filter_map(|line| line.split_once(';'));
     let packages: BTreeSet<_> = columns
-        .filter(|columns| columns.len() > 1)
-        .map(|columns| (columns[0], columns[1]))
+        .map(|(package, rest)| (package, rest.split(';').next().unwrap_or_default()))
         .collect();
 
     let allow = deny.licenses.allow.iter();
-    let allowed: Vec<_> = allow
-        .map(|license| Licensee::parse(license).expect("a license"))
-        .collect();
+    let allow = allow.map(|license| Licensee::parse(license).expect("a license"));
+    let allowed: Vec<_> = allow.collect();
     for (package, license) in &packages {
         let allows = |term: &LicenseReq| allowed.iter().any(|allowed| allowed.satisfies(term));
         let terms = Expression::parse_mode(license, ParseMode::LAX);
-        assert!(
-            terms.is_ok_and(|terms| terms.evaluate(allows)),
-            "{package}: {license}"
-        );
+        let is_allowed = terms.is_ok_and(|terms| terms.evaluate(allows));
+        assert!(is_allowed, "{package}: {license}");
     }
     for ban in &deny.bans.deny {
         let counts = |package: &str| {
@@ -167,10 +160,7 @@ fn dependencies_have_allowed_licenses_and_burn_is_there_once() {
             .iter()
             .filter(|(package, _)| counts(package))
             .count();
-        assert!(
-            ban.deny_multiple_versions && versions == 1,
-            "{versions} of {}",
-            ban.name
-        );
+        let is_there_once = ban.deny_multiple_versions && versions == 1;
+        assert!(is_there_once, "{versions} of {}", ban.name);
     }
 }

@@ -120,8 +120,7 @@ impl Task {
         let (vocabulary, weights) = (corpus.characters.len(), folder.join("weights.json"));
         let device = B::Device::default();
         B::seed(&device, options.seed);
-        let model = Model::<B>::new(vocabulary, &device);
-        model.save_file(&weights, &Recorder::new())?;
+        Model::<B>::new(vocabulary, &device).save_file(&weights, &Recorder::new())?;
 
         let mut rng = StdRng::seed_from_u64(options.seed);
         let mut batch = || corpus.train.choose_multiple(&mut rng, BATCH).copied();
@@ -129,15 +128,9 @@ impl Task {
         let batches: Vec<Vec<Window>> = batches.collect();
         let tokens = |batch: &Vec<Window>| batch.iter().map(|w| w.to_vec()).collect();
         let tokens: Vec<Vec<_>> = batches.iter().map(tokens).collect();
-        let run = json!({
-            "batches": tokens,
-            "adamw": {
-                "lr": LEARNING_RATE,
-                "betas": BETAS,
-                "eps": EPSILON,
-                "weight_decay": WEIGHT_DECAY,
-            },
-        });
+        let (lr, decay) = (LEARNING_RATE, WEIGHT_DECAY);
+        let adamw = json!({"lr": lr, "betas": BETAS, "eps": EPSILON, "weight_decay": decay});
+        let run = json!({"batches": tokens, "adamw": adamw});
         fs::write(folder.join("run.json"), run.to_string())?;
         Ok(Self {
             weights,
@@ -149,11 +142,8 @@ impl Task {
     /// The loss of each step.
     fn train<A: AutodiffBackend>(&self) -> anyhow::Result<Vec<f64>> {
         let device = A::Device::default();
-        let mut model = Model::<A>::new(self.vocabulary, &device).load_file(
-            &self.weights,
-            &Recorder::new(),
-            &device,
-        )?;
+        let model = Model::<A>::new(self.vocabulary, &device);
+        let mut model = model.load_file(&self.weights, &Recorder::new(), &device)?;
         let mut optimizer = AdamWConfig::new()
             .with_beta_1(BETAS[0])
             .with_beta_2(BETAS[1])

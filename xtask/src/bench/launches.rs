@@ -65,10 +65,8 @@ impl Log for Reader {
 
     fn log(&self, record: &Record) {
         if self.enabled(record.metadata()) {
-            LAUNCHES
-                .lock()
-                .expect("counts")
-                .read(&record.args().to_string());
+            let line = record.args().to_string();
+            LAUNCHES.lock().expect("counts").read(&line);
             LOGGED.notify_all();
         }
     }
@@ -138,36 +136,27 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
     );
     let mut rows = Vec::new();
     for model in options.models() {
-        let dims = model.dims(Size::Small);
-        let dims = Dims {
-            batch: (dims.batch / SMALLER).max(1),
-            ..dims
-        };
+        let mut dims = model.dims(Size::Small);
+        dims.batch = (dims.batch / SMALLER).max(1);
         let plain = step::<B, Autodiff<B>>(model, dims);
         let mut row = |precision: &str, counted: &Launches| {
-            let of_fp32 = [
-                counted.total() as f64 / plain.total() as f64,
-                counted.bytes / plain.bytes,
-            ];
+            let (model, kernels, bytes) = (model.name(), counted.total(), counted.bytes);
+            let (ratio, bytes_ratio) = (kernels as f64 / plain.total() as f64, bytes / plain.bytes);
             println!(
-                "{:<12} {precision:<10} {:>8} {:>8.2} {:>10.1} {:>8.2}",
-                model.name(),
-                counted.total(),
-                of_fp32[0],
-                counted.bytes / 1e6,
-                of_fp32[1],
+                "{model:<12} {precision:<10} {kernels:>8} {ratio:>8.2} {:>10.1} {bytes_ratio:>8.2}",
+                bytes / 1e6
             );
             if options.detail {
-                detail(&counted);
+                detail(counted);
             }
             rows.push(json!({
                 "backend": backend,
-                "model": model.name(),
+                "model": model,
                 "precision": precision,
-                "kernels": counted.total(),
-                "kernels_ratio": of_fp32[0],
-                "bytes": counted.bytes,
-                "bytes_ratio": of_fp32[1],
+                "kernels": kernels,
+                "kernels_ratio": ratio,
+                "bytes": bytes,
+                "bytes_ratio": bytes_ratio,
             }));
         };
         row("burn", &plain);
@@ -177,10 +166,8 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
                 .with_op_qualification(false)
                 .apply::<B>(&device)
                 .expect("a possible precision");
-            row(
-                &precision.to_string(),
-                &step::<B, AmpAutodiff<B>>(model, dims),
-            );
+            let counted = step::<B, AmpAutodiff<B>>(model, dims);
+            row(&precision.to_string(), &counted);
         }
     }
     rows

@@ -136,14 +136,9 @@ pub fn growth<B: Measured>(folder: &Path) -> anyhow::Result<()> {
             let run = || held::<B, AmpAutodiff<B>>(Model::Transformer, dims);
             (x as f64, kept(with_precision(half, run)))
         });
-        let path = folder.join(file);
-        plot::lines(
-            &path,
-            "Kept for the backward pass of the transformer",
-            axis,
-            "kept in MiB",
-            &[("Burn in FP32", &plain), (&name, &amp)],
-        )?;
+        let title = "Kept for the backward pass of the transformer";
+        let lines = [("Burn in FP32", &plain[..]), (&name, &amp)];
+        plot::lines(&folder.join(file), title, axis, "kept in MiB", &lines)?;
         println!("wrote target/bench/{file}");
     }
     Ok(())

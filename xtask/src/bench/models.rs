@@ -53,13 +53,9 @@ pub struct Dims {
 impl Model {
     pub const ALL: [Self; 4] = [Self::Transformer, Self::Cnn, Self::Mlp, Self::Lstm];
 
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Transformer => "transformer",
-            Self::Cnn => "cnn",
-            Self::Mlp => "mlp",
-            Self::Lstm => "lstm",
-        }
+    /// Its name on the command line and in reports.
+    pub fn name(self) -> String {
+        self.title().to_lowercase()
     }
 
     /// Its name in prose.
@@ -80,18 +76,18 @@ impl Model {
             width,
             layers,
         } = self.dims(size);
-        let of = match self {
+        let twice = 2 * layers;
+        match self {
             Self::Transformer => {
-                format!("{layers} layers of {width}, length {length}, batch {batch}")
+                format!("transformer, {layers} layers of {width}, length {length}, batch {batch}")
             }
-            Self::Cnn => format!(
-                "{} convolutions with batch norm, batch {batch} of 3x{length}x{length}",
-                2 * layers
-            ),
-            Self::Mlp => format!("{layers} layers of {width}, batch {batch}"),
-            Self::Lstm => format!("{width} wide, {length} steps, batch {batch}"),
-        };
-        format!("{}, {of}", self.title())
+            Self::Cnn => {
+                let convolutions = format!("CNN, {twice} convolutions with batch norm");
+                format!("{convolutions}, batch {batch} of 3x{length}x{length}")
+            }
+            Self::Mlp => format!("MLP, {layers} layers of {width}, batch {batch}"),
+            Self::Lstm => format!("LSTM, {width} wide, {length} steps, batch {batch}"),
+        }
     }
 
     /// The same as in `xtask/pytorch/bench.py`.
@@ -178,12 +174,7 @@ impl<B: Backend> Net<B> {
 impl<B: Backend> Batch<B> {
     /// A batch of random data.
     pub fn new(model: Model, dims: Dims, device: &B::Device) -> Self {
-        let Dims {
-            batch,
-            length,
-            width,
-            ..
-        } = dims;
+        let (batch, length, width) = (dims.batch, dims.length, dims.width);
         let labels = |count, classes| {
             let up_to = Distribution::Uniform(0.0, classes as f64 - 1.0);
             Tensor::<B, 1>::random([count], up_to, device).int()
@@ -193,17 +184,13 @@ impl<B: Backend> Batch<B> {
                 let draw = || labels(batch * length, VOCABULARY);
                 (Input::Tokens(draw().reshape([batch, length])), draw())
             }
-            Model::Cnn => {
-                let images = noise([batch, 3, length, length], device);
-                (Input::Images(images), labels(batch, CLASSES))
-            }
-            Model::Mlp => {
-                let rows = noise([batch, width], device);
-                (Input::Rows(rows), labels(batch, CLASSES))
-            }
-            Model::Lstm => {
-                let sequences = noise([batch, length, width], device);
-                (Input::Sequences(sequences), labels(batch, CLASSES))
+            _ => {
+                let input = match model {
+                    Model::Cnn => Input::Images(noise([batch, 3, length, length], device)),
+                    Model::Mlp => Input::Rows(noise([batch, width], device)),
+                    _ => Input::Sequences(noise([batch, length, width], device)),
+                };
+                (input, labels(batch, CLASSES))
             }
         };
         Self { input, targets }
@@ -251,9 +238,8 @@ impl<B: Backend> Transformer<B> {
         let positions = Tensor::arange(0..length as i64, &device).unsqueeze::<2>();
         let x = self.tokens.forward(tokens) + self.positions.forward(positions);
         let mask = generate_autoregressive_mask(batch, length, &device);
-        let x = self
-            .layers
-            .forward(TransformerEncoderInput::new(x).mask_attn(mask));
+        let x = TransformerEncoderInput::new(x).mask_attn(mask);
+        let x = self.layers.forward(x);
         self.head.forward(self.norm.forward(x)).flatten(0, 1)
     }
 }

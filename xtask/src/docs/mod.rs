@@ -10,10 +10,10 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use burn_amp_core::policy::{self, Class, Row, Rows, TABLE};
-use syn::{Attribute, Expr, ExprLit, Item, Lit, Meta};
+use syn::{Attribute, Expr, Item, Lit, Meta, MetaNameValue};
 
 use crate::coverage::{self, Methods, OPERATIONS};
-use crate::measurements::{self, Run};
+use crate::measurements;
 use crate::{layers, plot};
 use pytorch::{Autocast, Counterpart};
 
@@ -66,12 +66,31 @@ pub fn docs(check: bool) -> anyhow::Result<()> {
     let read =
         |name| fs::read_to_string(root.join(name)).with_context(|| format!("reading {name}"));
     let runs = measurements::read(&root.join(measurements::FILE))?;
+    let part = |name, source, text| Part { name, source, text };
+    let measured = |name, text| part(name, measurements::FILE, text);
+    let layers = aligned("layer | holds | knows nothing of", &layers::rows());
     let mut pages = vec![(PICTURE, plot::bars(&figures::picture(&runs)?)?)];
     for (name, parts) in [
         ("src/guide/ops.md", of_policy(&read(POLICY)?)?),
-        ("src/guide/how_it_works.md", vec![of_layers()]),
-        ("README.md", in_short(&runs)?),
-        ("src/guide/measurements.md", in_full(&runs)?),
+        (
+            "src/guide/how_it_works.md",
+            vec![part("layers", "xtask/src/layers.rs", layers)],
+        ),
+        (
+            "README.md",
+            vec![
+                measured("memory", figures::memory(&runs)?),
+                measured("speed", figures::speed(&runs)?),
+            ],
+        ),
+        (
+            "src/guide/measurements.md",
+            vec![
+                measured("memory", figures::memory_in_full(&runs)?),
+                measured("overhead", figures::overhead(&runs)?),
+                measured("speed", figures::speed_in_full(&runs)?),
+            ],
+        ),
     ] {
         let mut parts = parts.iter();
         let page = parts.try_fold(read(name)?, |page, part| part.renewed(&page));
@@ -91,49 +110,22 @@ fn of_policy(source: &str) -> anyhow::Result<Vec<Part>> {
     let traits = coverage::traits(&coverage::burn_backend()?.0)?;
     let table: Vec<_> = policy::rows("0.21").collect();
     let entries = entries(&traits, &table)?;
-    let part = |name, source, text| Part { name, source, text };
-    Ok(vec![
-        part("classes", POLICY, classes(source)?),
-        part("differences", "core/src/policy", differences(&entries)),
-        part(
+    let parts = [
+        ("classes", POLICY, classes(source)?),
+        ("differences", "core/src/policy", differences(&entries)),
+        (
             "operations",
             "core/src/policy",
             operations(&traits, &entries),
         ),
-        part(
+        (
             "others of PyTorch's",
-            "xtask/src/docs/pytorch.rs",
+            pytorch::FILE,
             without_counterpart(&table),
         ),
-    ])
-}
-
-fn of_layers() -> Part {
-    Part {
-        name: "layers",
-        source: "xtask/src/layers.rs",
-        text: aligned("layer | holds | knows nothing of", &layers::rows()),
-    }
-}
-
-fn in_short(runs: &[Run]) -> anyhow::Result<Vec<Part>> {
-    Ok(vec![
-        measured("memory", figures::memory(runs)?),
-        measured("speed", figures::speed(runs)?),
-    ])
-}
-
-fn in_full(runs: &[Run]) -> anyhow::Result<Vec<Part>> {
-    Ok(vec![
-        measured("memory", figures::memory_in_full(runs)?),
-        measured("overhead", figures::overhead(runs)?),
-        measured("speed", figures::speed_in_full(runs)?),
-    ])
-}
-
-fn measured(name: &'static str, text: String) -> Part {
-    let source = measurements::FILE;
-    Part { name, source, text }
+    ];
+    let parts = parts.map(|(name, source, text)| Part { name, source, text });
+    Ok(parts.into())
 }
 
 /// What stands between two marks in a page.
@@ -157,9 +149,8 @@ impl Part {
     /// The page with this part renewed.
     fn renewed(&self, page: &str) -> anyhow::Result<String> {
         let (start, end) = (self.start(), self.end());
-        let parts = page
-            .split_once(&start)
-            .and_then(|(before, rest)| Some((before, rest.split_once(&end)?.1)));
+        let parts = page.split_once(&start);
+        let parts = parts.and_then(|(before, rest)| Some((before, rest.split_once(&end)?.1)));
         let (before, after) = parts.with_context(|| format!("no place for the {}", self.name))?;
         let text = self.text.trim_end();
         Ok(format!("{before}{start}\n{text}\n{end}{after}"))
@@ -208,9 +199,8 @@ impl Entry<'_> {
     fn why(&self) -> String {
         let row = self.row;
         let why = (!SAID_BY_THE_CLASS.contains(&row.why)).then(|| row.why.to_string());
-        let otherwise = row
-            .otherwise
-            .map(|(class, when)| format!("`{class:?}` {when}"));
+        let otherwise = row.otherwise;
+        let otherwise = otherwise.map(|(class, when)| format!("`{class:?}` {when}"));
         let recorded = row.recorded.map(|form| format!("recorded form: {form}"));
         let parts: Vec<_> = [why, otherwise, recorded].into_iter().flatten().collect();
         parts.join("; ")
@@ -241,9 +231,8 @@ fn entries<'a>(
         let has = |name: &&str| traits.get(*name).is_some_and(|all| all.contains_key(op));
         let places = OPERATIONS.iter().filter(|name| has(name)).count();
         ensure!(places == 1, "{op} is a method of {places} of Burn's traits");
-        let pytorch = pytorch::counterpart(op).with_context(|| {
-            format!("what is {op} in PyTorch? xtask/src/docs/pytorch.rs does not say")
-        })?;
+        let pytorch = pytorch::counterpart(op)
+            .with_context(|| format!("what is {op} in PyTorch? {} does not say", pytorch::FILE))?;
         Ok(Entry { row, pytorch })
     };
     table.iter().map(entry).collect()
@@ -253,12 +242,12 @@ fn entries<'a>(
 fn operations(traits: &BTreeMap<String, Methods>, entries: &[Entry]) -> String {
     let mut text = String::new();
     for name in OPERATIONS {
-        let ours = entries.iter().map(|entry| (entry.row.op, entry));
-        let ours: BTreeMap<_, _> = ours
-            .filter(|(op, _)| traits[name].contains_key(*op))
-            .collect();
+        let ours = entries
+            .iter()
+            .filter(|entry| traits[name].contains_key(entry.row.op));
+        let ours: BTreeMap<_, _> = ours.map(|entry| (entry.row.op, entry.cells())).collect();
         if !ours.is_empty() {
-            let cells: Vec<_> = ours.values().map(|entry| entry.cells()).collect();
+            let cells: Vec<_> = ours.into_values().collect();
             let header = "operation | class | why | PyTorch's autocast";
             text += &format!("\n## {name}\n\n{}", aligned(header, &cells));
         }
@@ -269,10 +258,8 @@ fn operations(traits: &BTreeMap<String, Methods>, entries: &[Entry]) -> String {
 /// What PyTorch's lists have beyond the table.
 fn without_counterpart(table: &[Row]) -> String {
     let ops: Vec<_> = table.iter().map(|row| row.op).collect();
-    let lines = pytorch::without_counterpart(&ops).into_iter();
-    lines
-        .map(|(autocast, names)| format!("- **{autocast}**: {}\n", quoted(&names)))
-        .collect()
+    let line = |(autocast, names): (_, Vec<_>)| format!("- **{autocast}**: {}\n", quoted(&names));
+    pytorch::without_counterpart(&ops).map(line).concat()
 }
 
 /// What differs, by sort and reason.
@@ -283,12 +270,10 @@ fn differences(entries: &[Entry]) -> String {
             all.entry(difference).or_default().push(entry.row.op);
         }
     }
-    let mut text = String::new();
-    let mut last = None;
+    let (mut text, mut last) = (String::new(), None);
     for ((sort, why), ops) in &all {
-        if last != Some(sort) {
+        if last.replace(sort) != Some(sort) {
             text += &format!("- {sort}:\n");
-            last = Some(sort);
         }
         text += &format!("  - {}: {why}\n", quoted(ops));
     }
@@ -319,13 +304,17 @@ fn classes(source: &str) -> anyhow::Result<String> {
 /// The lines of a doc comment.
 fn doc(attributes: &[Attribute]) -> Vec<String> {
     let text = |attribute: &Attribute| match &attribute.meta {
-        Meta::NameValue(meta) if meta.path.is_ident("doc") => match &meta.value {
-            Expr::Lit(ExprLit {
-                lit: Lit::Str(text),
-                ..
-            }) => Some(text.value().trim().to_string()),
-            _ => None,
-        },
+        Meta::NameValue(MetaNameValue {
+            path,
+            value: Expr::Lit(literal),
+            ..
+        }) => {
+            let Lit::Str(text) = &literal.lit else {
+                return None;
+            };
+            path.is_ident("doc")
+                .then(|| text.value().trim().to_string())
+        }
         _ => None,
     };
     attributes.iter().filter_map(text).collect()
@@ -449,39 +438,24 @@ mod tests {
 
     #[test]
     fn a_row_shows_what_its_class_does_not_and_where_pytorch_differs() {
-        for (op, why, pytorch) in [
-            ("float_add", "recorded form: sums", "`add`: as given"),
-            ("float_cat", "", "`cat`: as given"),
-            (
-                "float_div",
-                "recorded form: keeps what half",
-                "`div`: as given",
-            ),
-            ("float_mean", "a sum of", "`mean`: as given ≠"),
-            ("float_unfold", "moves data, but", "`unfold`: as given ≠"),
-            ("layer_norm", "sums and squares", "`layer_norm`: float32 ≠"),
-            (
-                "float_mask_fill",
-                "rounded at most once",
-                "`masked_fill`: as given ≠",
-            ),
-            (
-                "float_scatter_nd",
-                "`Fp32` where it accumulates",
-                "`index_put`: widest",
-            ),
-            ("q_matmul", "its scales", "—"),
-        ] {
-            let row = &policy::rows("0.21").find(|row| row.op == op).unwrap();
-            let pytorch_of = pytorch::counterpart(op).unwrap();
-            let cells = Entry {
-                row,
-                pytorch: pytorch_of,
-            }
-            .cells();
-            assert!(cells[2].starts_with(why), "{cells:?}");
-            assert_eq!(cells[2].is_empty(), why.is_empty(), "{cells:?}");
-            assert_eq!(cells[3], pytorch);
+        for line in "float_add | recorded form: sums | `add`: as given
+            float_cat |  | `cat`: as given
+            float_div | recorded form: keeps what half | `div`: as given
+            float_mean | a sum of | `mean`: as given ≠
+            float_unfold | moves data, but | `unfold`: as given ≠
+            layer_norm | sums and squares | `layer_norm`: float32 ≠
+            float_mask_fill | rounded at most once | `masked_fill`: as given ≠
+            float_scatter_nd | `Fp32` where it accumulates | `index_put`: widest
+            q_matmul | its scales | —"
+            .lines()
+        {
+            let parts: Vec<_> = line.trim().split(" | ").collect();
+            let row = &policy::rows("0.21").find(|row| row.op == parts[0]).unwrap();
+            let pytorch = pytorch::counterpart(row.op).unwrap();
+            let cells = Entry { row, pytorch }.cells();
+            assert!(cells[2].starts_with(parts[1]), "{cells:?}");
+            assert_eq!(cells[2].is_empty(), parts[1].is_empty(), "{cells:?}");
+            assert_eq!(cells[3], parts[2]);
         }
     }
 

@@ -24,6 +24,9 @@ impl fmt::Display for Autocast {
     }
 }
 
+/// This file, from the root of the repository.
+pub const FILE: &str = "xtask/src/docs/pytorch.rs";
+
 /// By `aten/src/ATen/autocast_mode.h` of PyTorch 2.15, less what is internal there. `upsample_*` are all of that
 /// beginning; `softmin` is in the documentation's list alone, for it is composed of softmax.
 const LISTS: [(Autocast, &str); 3] = [
