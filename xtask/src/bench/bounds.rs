@@ -104,9 +104,8 @@ mod tests {
             ]})
         };
         assert_eq!(check(&report("flex")), (0, vec![]));
-        let (measured, missed) = check(&report("libtorch<cpu>"));
-        assert_eq!(measured, 1);
-        assert_eq!(missed, ["speed: speedup of lstm in bf16 is 0.9, below 1"]);
+        let missed = "speed: speedup of lstm in bf16 is 0.9, below 1".to_string();
+        assert_eq!(check(&report("libtorch<cpu>")), (1, vec![missed]));
     }
 
     #[test]
@@ -115,14 +114,10 @@ mod tests {
             "memory": [{"model": "transformer", "precision": "bf16", "ratio": 0.3801}],
             "overhead": [{"model": "small_ops", "recorded_ns_per_op": null}],
         });
-        let (measured, missed) = check(&report);
-        assert_eq!(measured, 2);
-        assert_eq!(
-            missed,
-            [
-                "overhead: recorded_ns_per_op of small_ops is NaN, above 40",
-                "memory: ratio of transformer in bf16 is 0.3801, above 0.38",
-            ]
-        );
+        let expected = [
+            "overhead: recorded_ns_per_op of small_ops is NaN, above 40",
+            "memory: ratio of transformer in bf16 is 0.3801, above 0.38",
+        ];
+        assert_eq!(check(&report), (2, expected.map(String::from).into()));
     }
 }

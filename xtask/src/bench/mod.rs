@@ -147,10 +147,8 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     // slow the other measurements down.
     let launches = options.kind == Kind::Casts && B::watch_launches();
     // What `Auto` would choose is not what is compared: each precision is asked for by name.
-    let device = B::Device::default();
-    AmpConfig::new()
-        .with_precision(Precision::F32)
-        .apply::<B>(&device)?;
+    let config = AmpConfig::new().with_precision(Precision::F32);
+    config.apply::<B>(&B::Device::default())?;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
     fs::create_dir_all(&folder)?;
 
@@ -165,12 +163,10 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     } else if options.measures(Kind::Casts) {
         add("casts", casts::casts::<B>(options));
     }
-    let of_pytorch = options.measures(Kind::Memory) || options.measures(Kind::Speed);
-    let pytorch = if options.pytorch && of_pytorch {
-        PyTorch::start(options)?
-    } else {
-        None
-    };
+    let mut pytorch = None;
+    if options.pytorch && (options.measures(Kind::Memory) || options.measures(Kind::Speed)) {
+        pytorch = PyTorch::start(options)?;
+    }
     if options.measures(Kind::Memory) && !B::COUNTED {
         println!("\nmemory is not measured: tensors of this backend are not counted");
     } else if options.measures(Kind::Memory) {
@@ -197,11 +193,8 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     let report = Value::from(report);
     if options.check {
         let (measured, missed) = bounds::check(&report);
-        ensure!(
-            missed.is_empty(),
-            "beyond its bound:\n{}",
-            missed.join("\n")
-        );
+        let list = missed.join("\n");
+        ensure!(missed.is_empty(), "beyond its bound:\n{list}");
         println!("\n{measured} figures within their bounds");
     }
     Ok(())

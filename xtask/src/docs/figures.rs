@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::aligned;
 use crate::bench::models::Model;
 use crate::bench::pytorch::text;
-use crate::measurements::{Machine, Run};
+use crate::measurements::{Machine, Run, Versions};
 use crate::plot::{Group, Panel};
 
 const MIB: f64 = (1 << 20) as f64;
@@ -127,23 +127,20 @@ pub fn speed_in_full(runs: &[Run]) -> anyhow::Result<String> {
 
 /// What AMP costs where it gains nothing.
 pub fn overhead(runs: &[Run]) -> anyhow::Result<String> {
-    let mut text = String::new();
-    for run in of(runs, "overhead") {
+    tables(of(runs, "overhead"), |run| {
         let row = run.rows.first().context("overhead without a row")?;
-        text += &format!(
-            "With mixed precision off, a training step of small operations alone takes {} of Burn's\n\
-             time ({}).\n",
-            number(row["step_ratio"].as_f64(), 2),
-            place(run)
-        );
-    }
-    Ok(text)
+        let (part, place) = (number(row["step_ratio"].as_f64(), 2), place(run));
+        Ok(format!(
+            "With mixed precision off, a training step of small operations alone takes {part} of Burn's\n\
+             time ({place}).\n"
+        ))
+    })
 }
 
 /// Memory and time by model, FP32 beside half.
 pub fn picture(runs: &[Run]) -> anyhow::Result<Vec<Panel>> {
-    let memory =
-        of(runs, "memory").map(|run| (run, "kept_bytes", MIB, "Kept for the backward pass in MiB"));
+    let title = "Kept for the backward pass in MiB";
+    let memory = of(runs, "memory").map(|run| (run, "kept_bytes", MIB, title));
     let speed = timed(runs).map(|run| (run, "step_ms", 1.0, "A training step in ms"));
     let panel = |(run, name, unit, title): (&Run, &str, f64, &str)| {
         let half = half(run)?;
@@ -203,10 +200,8 @@ fn under_head(run: &Run, table: &str) -> String {
     let mut head = vec![place(run)];
     head.extend(machine.gpu.as_ref().map(|_| cpu(machine)));
     head.push(format!("{}, Rust {}", machine.os, versions.rustc));
-    head.push(format!(
-        "Burn {}, burn-amp {}",
-        versions.burn, versions.burn_amp
-    ));
+    let Versions { burn, burn_amp, .. } = versions;
+    head.push(format!("Burn {burn}, burn-amp {burn_amp}"));
     head.extend(versions.pytorch.iter().map(|v| format!("PyTorch {v}")));
     format!("{}:\n\n{table}", head.join(", "))
 }

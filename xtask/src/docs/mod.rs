@@ -10,7 +10,6 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use burn_amp_core::policy::{self, Class, Row, Rows, TABLE};
-use syn::{Attribute, Expr, Item, Lit, Meta, MetaNameValue};
 
 use crate::coverage::{self, Methods, OPERATIONS};
 use crate::measurements;
@@ -110,19 +109,13 @@ fn of_policy(source: &str) -> anyhow::Result<Vec<Part>> {
     let traits = coverage::traits(&coverage::burn_backend()?.0)?;
     let table: Vec<_> = policy::rows("0.21").collect();
     let entries = entries(&traits, &table)?;
+    let tables = operations(&traits, &entries);
+    let others = without_counterpart(&table);
     let parts = [
         ("classes", POLICY, classes(source)?),
         ("differences", "core/src/policy", differences(&entries)),
-        (
-            "operations",
-            "core/src/policy",
-            operations(&traits, &entries),
-        ),
-        (
-            "others of PyTorch's",
-            pytorch::FILE,
-            without_counterpart(&table),
-        ),
+        ("operations", "core/src/policy", tables),
+        ("others of PyTorch's", pytorch::FILE, others),
     ];
     let parts = parts.map(|(name, source, text)| Part { name, source, text });
     Ok(parts.into())
@@ -242,9 +235,8 @@ fn entries<'a>(
 fn operations(traits: &BTreeMap<String, Methods>, entries: &[Entry]) -> String {
     let mut text = String::new();
     for name in OPERATIONS {
-        let ours = entries
-            .iter()
-            .filter(|entry| traits[name].contains_key(entry.row.op));
+        let ours = entries.iter();
+        let ours = ours.filter(|entry| traits[name].contains_key(entry.row.op));
         let ours: BTreeMap<_, _> = ours.map(|entry| (entry.row.op, entry.cells())).collect();
         if !ours.is_empty() {
             let cells: Vec<_> = ours.into_values().collect();
@@ -287,46 +279,31 @@ fn quoted(ops: &[&str]) -> String {
 
 /// What the policy's source says of its classes.
 fn classes(source: &str) -> anyhow::Result<String> {
-    let mut items = syn::parse_file(source)?.items.into_iter();
-    let classes = items.find_map(|item| match item {
-        Item::Enum(item) if item.ident == "Class" => Some(item),
-        _ => None,
-    });
-    let classes = classes.with_context(|| format!("{POLICY} has no enum Class"))?;
-    let rows = classes.variants.iter();
-    let rows: Vec<_> = rows
-        .map(|class| [format!("`{}`", class.ident), doc(&class.attrs).join(" ")])
-        .collect();
-    let table = aligned("class | what happens", &rows);
-    Ok(format!("{}\n\n{table}", doc(&classes.attrs).join("\n")))
-}
-
-/// The lines of a doc comment.
-fn doc(attributes: &[Attribute]) -> Vec<String> {
-    let text = |attribute: &Attribute| match &attribute.meta {
-        Meta::NameValue(MetaNameValue {
-            path,
-            value: Expr::Lit(literal),
-            ..
-        }) => {
-            let Lit::Str(text) = &literal.lit else {
-                return None;
-            };
-            path.is_ident("doc")
-                .then(|| text.value().trim().to_string())
+    let parts = source.split_once("pub enum Class {\n");
+    let parts = parts.and_then(|(before, rest)| Some((before, rest.split_once("\n}")?.0)));
+    let (before, classes) = parts.with_context(|| format!("{POLICY} has no enum Class"))?;
+    let said = |line: &str| Some(line.trim().strip_prefix("///")?.trim().to_string());
+    let of_all = before.rsplit("\n\n").next().unwrap_or_default();
+    let of_all: Vec<_> = of_all.lines().filter_map(said).collect();
+    let (mut rows, mut of_one) = (Vec::new(), Vec::new());
+    for line in classes.lines() {
+        if let Some(line) = said(line) {
+            of_one.push(line);
+        } else {
+            let name = line.trim().trim_end_matches(',');
+            rows.push([format!("`{name}`"), std::mem::take(&mut of_one).join(" ")]);
         }
-        _ => None,
-    };
-    attributes.iter().filter_map(text).collect()
+    }
+    let table = aligned("class | what happens", &rows);
+    Ok(format!("{}\n\n{table}", of_all.join("\n")))
 }
 
 /// A markdown table whose columns stand below each other in its source as well.
 fn aligned(header: &str, rows: &[impl AsRef<[String]>]) -> String {
     let escaped = |cell: &String| cell.replace('|', "\\|");
     let header: Vec<_> = header.split(" | ").map(String::from).collect();
-    let rows = rows
-        .iter()
-        .map(|row| row.as_ref().iter().map(escaped).collect());
+    let rows = rows.iter().map(AsRef::as_ref);
+    let rows = rows.map(|row| row.iter().map(escaped).collect());
     let rows: Vec<Vec<_>> = std::iter::once(header).chain(rows).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths: Vec<_> = (0..rows[0].len()).filter_map(width).collect();
@@ -337,10 +314,10 @@ fn aligned(header: &str, rows: &[impl AsRef<[String]>]) -> String {
         }
         text += "|\n";
         if i == 0 {
-            let lines = widths
-                .iter()
-                .map(|width| format!("|{}", "-".repeat(width + 2)));
-            text += &(lines.collect::<String>() + "|\n");
+            for width in &widths {
+                text += &format!("|{}", "-".repeat(width + 2));
+            }
+            text += "|\n";
         }
     }
     text
@@ -375,8 +352,9 @@ mod tests {
 
     #[test]
     fn a_class_has_what_its_documentation_says() {
-        let classes =
-            classes("/// How.\nenum Class {\n/// Cast\n/// down.\nLowerPrecision }").unwrap();
+        let source =
+            "/// How.\npub enum Class {\n    /// Cast\n    /// down.\n    LowerPrecision,\n}";
+        let classes = classes(source).unwrap();
         assert!(classes.starts_with("How.\n\n| class "), "{classes}");
         assert!(
             classes.contains("| `LowerPrecision` | Cast down.   |"),
