@@ -2,7 +2,6 @@
 //! that one run of each is enough.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::{
@@ -11,14 +10,13 @@ use burn::backend::autodiff::checkpoint::strategy::{
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_amp::{AmpAutodiff, with_precision};
+use burn_amp::{AmpAutodiff, Precision, with_precision};
 use serde_json::{Value, json};
 
 use super::Options;
 use super::alloc::Mark;
 use super::backend::{Measured, precisions};
 use super::models::{Batch, Dims, Model, Net, Size};
-use crate::plot;
 
 /// What a training step holds, in bytes.
 struct Held {
@@ -39,24 +37,49 @@ pub fn balanced<B: Measured>(options: &Options) -> Vec<Value> {
 }
 
 fn strategy<B: Measured, C: CheckpointStrategy>(options: &Options, name: &str) -> Vec<Value> {
+    header(name);
+    let all = precisions::<B>();
+    let rows = options.models().flat_map(|model| {
+        let dims = model.dims(options.size);
+        one::<B, C>(options, &model.name(), (model, dims), &all)
+    });
+    rows.collect()
+}
+
+/// Prints how what is held by a transformer grows, in FP32 and in half.
+pub fn growth<B: Measured>(options: &Options) {
+    header("the transformer by depth and by length");
+    let (model, all) = (Model::Transformer, precisions::<B>());
+    let dims = model.dims(Size::Small);
+    let depths = [1, 2, 4, 6].map(|layers| (format!("{layers} layers"), Dims { layers, ..dims }));
+    let lengths = [64, 128, 256, 512];
+    let lengths = lengths.map(|length| (format!("{length} tokens"), Dims { length, ..dims }));
+    for (name, dims) in depths.into_iter().chain(lengths) {
+        // bf16 where the device has it.
+        let half = &all[all.len() - 1..];
+        one::<B, NoCheckpointing>(options, &name, (model, dims), half);
+    }
+}
+
+fn header(name: &str) {
     println!(
         "\n{name}\n{:<12} {:<10} {:>12} {:>7} {:>12} {:>7}",
         "model", "precision", "kept MiB", "ratio", "peak MiB", "ratio"
     );
-    let models = options.models();
-    let rows = models.flat_map(|model| one::<B, C>(options, model));
-    rows.collect()
 }
 
-fn one<B: Measured, C: CheckpointStrategy>(options: &Options, model: Model) -> Vec<Value> {
-    let dims = model.dims(options.size);
+fn one<B: Measured, C: CheckpointStrategy>(
+    options: &Options,
+    name: &str,
+    (model, dims): (Model, Dims),
+    precisions: &[Precision],
+) -> Vec<Value> {
     let plain = held::<B, Autodiff<B, C>>(model, dims);
     let row = |precision: &str, held: &Held| {
         let ratio = held.kept as f64 / plain.kept as f64;
         let peak_ratio = Option::zip(held.peak, plain.peak).map(|(a, b)| a as f64 / b as f64);
         println!(
-            "{:<12} {precision:<10} {:>12.1} {ratio:>7.3} {:>12} {:>7}",
-            model.name(),
+            "{name:<12} {precision:<10} {:>12.1} {ratio:>7.3} {:>12} {:>7}",
             mib(held.kept),
             or_dash(held.peak.map(mib), 1),
             or_dash(peak_ratio, 3),
@@ -65,7 +88,7 @@ fn one<B: Measured, C: CheckpointStrategy>(options: &Options, model: Model) -> V
             detail(&held.blocks);
         }
         json!({
-            "model": model.name(),
+            "model": name,
             "precision": precision,
             "kept_bytes": held.kept,
             "peak_bytes": held.peak,
@@ -74,7 +97,7 @@ fn one<B: Measured, C: CheckpointStrategy>(options: &Options, model: Model) -> V
         })
     };
     let mut rows = vec![row("burn", &plain)];
-    for precision in precisions::<B>() {
+    for &precision in precisions {
         let held = with_precision(precision, || held::<B, AmpAutodiff<B, C>>(model, dims));
         rows.push(row(&precision.to_string(), &held));
     }
@@ -113,35 +136,6 @@ fn held<B: Measured, A: AutodiffBackend<Device = B::Device>>(model: Model, dims:
     let peak = on_device.is_none().then(|| mark.peak());
     drop(grads);
     Held { kept, blocks, peak }
-}
-
-/// How what is kept by a transformer grows, as plots in `folder`.
-pub fn growth<B: Measured>(folder: &Path) -> anyhow::Result<()> {
-    let dims = Model::Transformer.dims(Size::Small);
-    // bf16 where the device has it.
-    let half = *precisions::<B>().last().expect("at least FP32");
-    let name = format!("burn-amp in {half}");
-    let depths = [1, 2, 4, 6].map(|layers| (layers, Dims { layers, ..dims }));
-    let lengths = [64, 128, 256, 512].map(|length| (length, Dims { length, ..dims }));
-    for (file, axis, points) in [
-        ("memory_depth.svg", "layers", depths),
-        ("memory_length.svg", "sequence length in tokens", lengths),
-    ] {
-        let kept = |held: Held| mib(held.kept);
-        let plain = points.map(|(x, dims)| {
-            let held = held::<B, Autodiff<B>>(Model::Transformer, dims);
-            (x as f64, kept(held))
-        });
-        let amp = points.map(|(x, dims)| {
-            let run = || held::<B, AmpAutodiff<B>>(Model::Transformer, dims);
-            (x as f64, kept(with_precision(half, run)))
-        });
-        let title = "Kept for the backward pass of the transformer";
-        let lines = [("Burn in FP32", &plain[..]), (&name, &amp)];
-        plot::lines(&folder.join(file), title, axis, "kept in MiB", &lines)?;
-        println!("wrote target/bench/{file}");
-    }
-    Ok(())
 }
 
 /// Prints what is kept by size of block, the most bytes first.

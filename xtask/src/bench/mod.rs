@@ -16,7 +16,6 @@ pub mod pytorch;
 mod speed;
 mod time;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
@@ -149,8 +148,6 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     // What `Auto` would choose is not what is compared: each precision is asked for by name.
     let config = AmpConfig::new().with_precision(Precision::F32);
     config.apply::<B>(&B::Device::default())?;
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
-    fs::create_dir_all(&folder)?;
 
     let mut report = Map::new();
     let mut add = |name: &str, rows: Vec<Value>| report.insert(name.into(), rows.into());
@@ -176,15 +173,18 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
             add("pytorch_memory", pytorch.memory(options)?);
         }
         if options.model.is_none() {
-            memory::growth::<B>(&folder)?;
+            memory::growth::<B>(options);
         }
     }
     if options.measures(Kind::Speed) {
         add("speed", speed::speed::<B>(options, pytorch.as_ref()));
     }
     if options.measures(Kind::Convergence) {
-        let rows = convergence::convergence::<B>(options, &folder.join("convergence"))?;
-        add("convergence", rows);
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench/convergence");
+        add(
+            "convergence",
+            convergence::convergence::<B>(options, &folder)?,
+        );
     }
     if let Some(path) = &options.json {
         let version = pytorch.as_ref().map(|pytorch| pytorch.version.as_str());
