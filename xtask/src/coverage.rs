@@ -119,26 +119,21 @@ pub fn traits(folder: &Path) -> anyhow::Result<BTreeMap<String, Methods>> {
 }
 
 fn traits_in(file: syn::File) -> BTreeMap<String, Methods> {
-    let traits = file.items.into_iter().filter_map(|item| match item {
-        Item::Trait(item) => Some(item),
-        _ => None,
-    });
-    let methods = |item| match item {
-        TraitItem::Fn(method) => {
+    let mut traits = BTreeMap::new();
+    for item in file.items {
+        let Item::Trait(item) = item else { continue };
+        let mut methods = Methods::new();
+        for item in item.items {
+            let TraitItem::Fn(method) = item else {
+                continue;
+            };
             let text = method.sig.to_token_stream().to_string();
             let is_float = text.contains("FloatTensor") || text.contains("TransactionPrimitive <");
-            Some((method.sig.ident.to_string(), is_float))
+            methods.insert(method.sig.ident.to_string(), is_float);
         }
-        _ => None,
-    };
+        traits.insert(item.ident.to_string(), methods);
+    }
     traits
-        .map(|item| {
-            (
-                item.ident.to_string(),
-                item.items.into_iter().filter_map(methods).collect(),
-            )
-        })
-        .collect()
 }
 
 #[cfg(test)]

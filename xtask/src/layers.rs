@@ -64,10 +64,8 @@ pub fn layers() -> anyhow::Result<()> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let found = sources(&root.join(folder))?;
         println!("{folder}: {} files in {} layers", found.len(), layers.len());
-        let found = self::wrong(layers, &found)
-            .with_context(|| folder)?
-            .into_iter();
-        wrong.extend(found.map(|line| format!("{folder}: {line}")));
+        let found = self::wrong(layers, &found).context(folder)?;
+        wrong.extend(found.iter().map(|line| format!("{folder}: {line}")));
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
@@ -75,13 +73,9 @@ pub fn layers() -> anyhow::Result<()> {
 
 /// The layers of the core and of burn-amp as rows of a table.
 pub fn rows() -> Vec<[String; 3]> {
-    let row = |of, (modules, holds, not): &(&str, &str, &str)| {
+    let row = |of, &(modules, holds, not): &(&str, &str, &str)| {
         let modules = modules.replace(", ", "`, `");
-        [
-            format!("{of}`{modules}`"),
-            holds.to_string(),
-            not.to_string(),
-        ]
+        [format!("{of}`{modules}`"), holds.into(), not.into()]
     };
     let core = CORE.iter().map(|layer| row("core: ", layer));
     core.chain(AMP.iter().map(|layer| row("", layer))).collect()

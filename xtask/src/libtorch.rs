@@ -1,4 +1,4 @@
-//! LibTorch, where Burn's `tch` finds it.
+//! LibTorch, where Burn's `tch` finds it, and Python.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -41,12 +41,15 @@ fn folder() -> Result<PathBuf, String> {
         return Err("neither LIBTORCH nor LIBTORCH_USE_PYTORCH is set".into());
     }
     let script = "import torch, pathlib; print(pathlib.Path(torch.__file__).parent / 'lib')";
+    python(script).map(PathBuf::from)
+}
+
+/// What a script prints, or why it does not run.
+pub fn python(script: &str) -> Result<String, String> {
     let python = Command::new("python3").args(["-c", script]).output();
     let python = python.map_err(|error| format!("cannot start python3: {error}"))?;
-    if !python.status.success() {
-        let said = String::from_utf8_lossy(&python.stderr);
-        return Err(format!("python3: {}\n{}", python.status, said.trim()));
-    }
-    let folder = String::from_utf8(python.stdout).map_err(|error| format!("python3: {error}"))?;
-    Ok(folder.trim().into())
+    let said = [python.stdout, python.stderr];
+    let [out, err] = said.map(|said| String::from_utf8_lossy(&said).trim().to_string());
+    let failed = || format!("python3: {}\n{err}", python.status);
+    python.status.success().then_some(out).ok_or_else(failed)
 }

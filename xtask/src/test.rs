@@ -121,14 +121,9 @@ fn has_vulkan_driver() -> bool {
 /// Kernels are compiled when they are first used, with the toolkit's headers. CubeCL looks for it
 /// where CUDA_PATH says, else in these.
 fn has_cuda_toolkit() -> bool {
-    let named = env::var_os("CUDA_PATH").map(|folder| vec![folder]);
-    let usual = || {
-        ["/usr/local/cuda", "/opt/cuda", "/usr"]
-            .map(Into::into)
-            .to_vec()
-    };
-    let mut folders = named.unwrap_or_else(usual).into_iter();
-    folders.any(|folder| Path::new(&folder).join("include/cuda_fp16.h").exists())
+    let usual = "/usr/local/cuda:/opt/cuda:/usr";
+    let folders = env::var_os("CUDA_PATH").unwrap_or(usual.into());
+    env::split_paths(&folders).any(|folder| folder.join("include/cuda_fp16.h").exists())
 }
 
 #[cfg(test)]

@@ -15,15 +15,8 @@ use super::speed::Step;
 use super::{Options, pytorch};
 
 /// Operations that launch no kernel: they say how data lies, or carry it to and from the device.
-const NO_LAUNCH: [&str; 7] = [
-    "float_reshape",
-    "float_transpose",
-    "float_swap_dims",
-    "float_permute",
-    "float_expand",
-    "float_from_data",
-    "float_into_data",
-];
+const NO_LAUNCH: &str = "float_reshape float_transpose float_swap_dims float_permute float_expand \
+                         float_from_data float_into_data";
 
 pub fn casts<B: Measured>(options: &Options) -> Vec<Value> {
     let backend = B::name(&B::Device::default());
@@ -37,11 +30,10 @@ pub fn casts<B: Measured>(options: &Options) -> Vec<Value> {
         let dims = model.dims(Size::Small);
         let plain = counted::<Autodiff<Checked<B>>>(model, dims, CheckedDevice::new());
         let mut row = |precision: &str, counts: &Counts, pytorch: usize| {
-            let bytes = cast_bytes(counts);
+            let (model, bytes) = (model.name(), cast_bytes(counts));
             let (casts, reads, launches) = (counts.casts(), counts.reads.total(), launches(counts));
             println!(
-                "{:<12} {precision:<10} {casts:>7} {:>9.1} {reads:>10} {launches:>8} {pytorch:>14}",
-                model.name(),
+                "{model:<12} {precision:<10} {casts:>7} {:>9.1} {reads:>10} {launches:>8} {pytorch:>14}",
                 bytes as f64 / f64::from(1 << 20),
             );
             if options.detail {
@@ -49,7 +41,7 @@ pub fn casts<B: Measured>(options: &Options) -> Vec<Value> {
             }
             rows.push(json!({
                 "backend": backend,
-                "model": model.name(),
+                "model": model,
                 "precision": precision,
                 "casts": casts,
                 "cast_bytes": bytes,
@@ -105,7 +97,7 @@ pub fn counted<A: AutodiffBackend<Device = CheckedDevice>>(
 /// Prints each operation that launches a kernel, by how often it ran in each dtype.
 fn detail(counts: &Counts) {
     let mut ops: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (op, dtype, times) in counts.ops().filter(|(op, ..)| !NO_LAUNCH.contains(op)) {
+    for (op, dtype, times) in launching(counts) {
         ops.entry(op).or_default().push((dtype.name(), times));
     }
     for (op, mut dtypes) in ops {
@@ -126,6 +118,10 @@ fn cast_bytes(counts: &Counts) -> usize {
 }
 
 fn launches(counts: &Counts) -> usize {
-    let ops = counts.ops().filter(|(op, ..)| !NO_LAUNCH.contains(op));
-    ops.map(|(_, _, times)| times).sum()
+    launching(counts).map(|(_, _, times)| times).sum()
+}
+
+fn launching(counts: &Counts) -> impl Iterator<Item = (&'static str, DType, usize)> {
+    let launches = |op: &str| NO_LAUNCH.split(' ').all(|none| none != op);
+    counts.ops().filter(move |(op, ..)| launches(op))
 }

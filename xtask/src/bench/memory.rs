@@ -152,6 +152,7 @@ fn mib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-fn or_dash(value: Option<f64>, digits: usize) -> String {
+/// A figure where there is one.
+pub fn or_dash(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".into(), |value| format!("{value:.digits$}"))
 }

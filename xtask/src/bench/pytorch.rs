@@ -14,7 +14,9 @@ use serde_json::{Value, json};
 
 use super::Options;
 use super::backend::Choice;
+use super::memory::or_dash;
 use super::models::Model;
+use crate::libtorch;
 
 /// The casts of a step of a small model under `torch.autocast` on CUDA, with the models as `bench.py`
 /// has them: counted in PyTorch 2.15, with fake CUDA tensors.
@@ -77,9 +79,8 @@ impl PyTorch {
 
     /// How long so many steps take.
     pub fn timed(&self, model: Model, precision: &str, runs: u32) -> Duration {
-        let request = json!({
-            "ask": "time", "model": model.name(), "precision": precision, "runs": runs,
-        });
+        let model = model.name();
+        let request = json!({"ask": "time", "model": model, "precision": precision, "runs": runs});
         let answer = self.ask(&request).expect("an answer of PyTorch's");
         Duration::from_secs_f64(answer["seconds"].as_f64().expect("seconds"))
     }
@@ -93,15 +94,13 @@ impl PyTorch {
         let mut rows = Vec::new();
         for model in options.models() {
             for precision in self.precisions() {
-                let request =
-                    json!({"ask": "memory", "model": model.name(), "precision": precision});
-                let row = self.ask(&request)?;
-                println!(
-                    "{:<12} {precision:<10} {:>10} {:>10}",
-                    model.name(),
-                    number(&row["saved_bytes"], MIB, 1),
-                    number(&row["peak_bytes"], MIB, 1),
-                );
+                let model = model.name();
+                let row =
+                    self.ask(&json!({"ask": "memory", "model": model, "precision": precision}))?;
+                let mib = |bytes: &Value| bytes.as_f64().map(|bytes| bytes / f64::from(1 << 20));
+                let [saved, peak] =
+                    ["saved_bytes", "peak_bytes"].map(|name| or_dash(mib(&row[name]), 1));
+                println!("{model:<12} {precision:<10} {saved:>10} {peak:>10}");
                 rows.push(row);
             }
         }
@@ -138,8 +137,6 @@ pub fn losses(backend: Choice, folder: &Path) -> anyhow::Result<Option<[Vec<f64>
     Ok(Some(serde_json::from_slice(&output.stdout)?))
 }
 
-const MIB: f64 = (1 << 20) as f64;
-
 /// Where PyTorch is measured beside a backend.
 fn device(backend: Choice) -> &'static str {
     match backend {
@@ -151,36 +148,18 @@ fn device(backend: Choice) -> &'static str {
 /// The command that runs one of our scripts beside a backend; says so and gives nothing where
 /// PyTorch is not installed.
 fn script(name: &str, backend: Choice) -> Option<Command> {
-    if let Err(why) = has_torch() {
+    if let Err(why) = libtorch::python("import torch") {
         println!("\nPyTorch is not measured beside: {why}");
         return None;
     }
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch");
-    let mut python = python();
+    let mut python = Command::new("python3");
     python.arg(scripts.join(name));
     python.args(["--device", device(backend)]);
     Some(python)
 }
 
-fn python() -> Command {
-    Command::new("python3")
-}
-
-/// Whether python3 has PyTorch, or what it says instead.
-fn has_torch() -> Result<(), String> {
-    let output = python().args(["-c", "import torch"]).output();
-    let output = output.map_err(|error| format!("cannot start python3: {error}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let failed = || format!("python3: {}\n{}", output.status, said.trim());
-    output.status.success().then_some(()).ok_or_else(failed)
-}
-
 /// A text, or none where there is none.
 pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
-}
-
-fn number(value: &Value, unit: f64, digits: usize) -> String {
-    let value = value.as_f64();
-    value.map_or("-".into(), |value| format!("{:.digits$}", value / unit))
 }

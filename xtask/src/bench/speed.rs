@@ -65,22 +65,20 @@ pub fn speed<B: Measured>(options: &Options, pytorch: Option<&PyTorch>) -> Vec<V
 
 fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) -> Vec<Value> {
     let dims = model.dims(options.size);
-    // Each with the one that it is compared with.
-    let mut names = vec![("burn".to_string(), 0)];
+    let mut names = vec!["burn".to_string()];
     let mut contenders = vec![contender::<Autodiff<B>>(model, dims)];
     let precisions = precisions::<B>();
     for precision in precisions.iter().copied() {
         let mut run = contender::<AmpAutodiff<B>>(model, dims);
-        names.push((precision.to_string(), 0));
+        names.push(precision.to_string());
         contenders.push(Box::new(move |n| with_precision(precision, || run(n))));
     }
-    let fp32 = names.len();
-    for (pytorch, precision) in pytorch
-        .iter()
-        .flat_map(|p| p.precisions().map(move |name| (p, name)))
-    {
-        names.push((format!("PyTorch {precision}"), fp32));
-        contenders.push(Box::new(move |n| pytorch.timed(model, precision, n)));
+    let ours = names.len();
+    if let Some(pytorch) = pytorch {
+        for precision in pytorch.precisions() {
+            names.push(format!("PyTorch {precision}"));
+            contenders.push(Box::new(move |n| pytorch.timed(model, precision, n)));
+        }
     }
     let rounds = in_turn(options.rounds.into(), ROUND, contenders);
     let (unit, items) = model.items(dims);
@@ -107,8 +105,10 @@ fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) 
             "unit": unit,
         })
     };
-    let timed = names.iter().enumerate().map(|(of, (precision, to))| {
-        row(precision, rounds.seconds(of).median, rounds.ratio(*to, of))
+    let timed = names.iter().enumerate().map(|(of, name)| {
+        // Each with FP32 in the same framework.
+        let fp32 = if of < ours { 0 } else { ours };
+        row(name, rounds.seconds(of).median, rounds.ratio(fp32, of))
     });
     let mut rows: Vec<_> = timed.collect();
     let fp32 = rounds.seconds(0).median;
