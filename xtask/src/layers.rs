@@ -219,8 +219,9 @@ mod tests {
 
     const THREE: Layers = &[("low", "", ""), ("mid, beside", "", ""), ("high", "", "")];
 
-    const ROOT: &str = "lib.rs: mod low; pub use high::{Top, deep::Other as Renamed}; pub use high::*;\
-                        pub use low::Error; pub use burn::Tensor;";
+    const ROOT: &str = "prelude.rs: pub use crate::high::Top; pub use crate::*;
+        lib.rs: mod low; pub use high::{Top, deep::Other as Renamed}; pub use high::*;\
+            pub use low::Error; pub use burn::Tensor;";
 
     /// What is wrong in a set of empty modules where these files have these texts, a line each.
     fn wrong_in(layers: Layers, changed: &str) -> Vec<String> {
@@ -257,34 +258,22 @@ mod tests {
         let set = "low/mod.rs: use self::own::A; use std::fmt; pub(super) fn f() {}
             mid/mod.rs: use crate::{beside::A, low::{self, high}, Error, Tensor};
             mid/part.rs: use super::x; use crate::low; fn f() { crate::mid::g() }
-            beside/mod.rs: use crate::mid; pub(crate) use mid::x; pub(in crate::beside) fn f() {}
-            prelude.rs: pub use crate::high::Top; pub use crate::*;";
-        assert!(
-            wrong_in(THREE, set).is_empty(),
-            "{:?}",
-            wrong_in(THREE, set)
-        );
+            beside/mod.rs: use crate::mid; pub(crate) use mid::x; pub(in crate::beside) fn f() {}";
+        let wrong = wrong_in(THREE, set);
+        assert!(wrong.is_empty(), "{wrong:?}");
     }
 
     #[test]
     fn upward_uses_by_trees_paths_macros_and_names_of_the_root_are_reported() {
-        assert_eq!(reported("use crate::{low::A, high::{self, B}};"), "high");
-        assert_eq!(
-            reported("type A = Vec<crate::high::A>; m![crate::high::B; 2];"),
-            "high high"
-        );
-        assert_eq!(
-            reported("macro_rules! m { () => {{ use $crate::{low, high::C}; }} }"),
-            "high"
-        );
-        assert_eq!(
-            reported("use crate::{Error, Renamed}; crate::Top::new();"),
-            "Renamed Top"
-        );
-        assert_eq!(
-            reported("use crate::prelude::x;\n prelude.rs: mod x;"),
-            "prelude"
-        );
+        let lines = "high | use crate::{low::A, high::{self, B}};
+            high high | type A = Vec<crate::high::A>; m![crate::high::B; 2];
+            high | macro_rules! m { () => {{ use $crate::{low, high::C}; }} }
+            Renamed Top | use crate::{Error, Renamed}; crate::Top::new();
+            prelude | use crate::prelude::x;";
+        for line in lines.lines() {
+            let (names, text) = line.trim().split_once(" | ").unwrap();
+            assert_eq!(reported(text), names);
+        }
         let exported = "high/mod.rs: #[macro_export] macro_rules! exported { () => {} }
             low/mod.rs: fn f() { crate::exported!(); }";
         let expected = "low/mod.rs: exported: low is below high";
@@ -326,11 +315,8 @@ mod tests {
         for (folder, layers) in PACKAGES {
             let listed = layers.iter().flat_map(|layer| layer.0.split(", "));
             let all: Vec<_> = listed.chain(ABOVE.split(", ")).collect();
-            assert_eq!(
-                all.iter().collect::<BTreeSet<_>>().len(),
-                all.len(),
-                "{folder}"
-            );
+            let once: BTreeSet<_> = all.iter().collect();
+            assert_eq!(once.len(), all.len(), "{folder}");
         }
     }
 }

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use serde::Deserialize;
 use spdx::{Expression, LicenseReq, Licensee, ParseMode};
+use toml::{Table, Value};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -92,44 +92,12 @@ fn the_links_of_the_readme_lead_to_the_web_or_into_the_package() {
     }
 }
 
-/// What of `deny.toml` is checked here.
-#[derive(Deserialize)]
-struct Deny {
-    licenses: Licenses,
-    bans: Bans,
-}
-
-#[derive(Deserialize)]
-struct Licenses {
-    allow: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct Bans {
-    deny: Vec<Ban>,
-    /// Versions that do not count, as `name@version`.
-    skip: Vec<Skip>,
-}
-
-#[derive(Deserialize)]
-struct Skip {
-    #[serde(rename = "crate")]
-    version: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Ban {
-    #[serde(rename = "crate")]
-    name: String,
-    deny_multiple_versions: bool,
-}
-
 /// As `cargo deny check licenses bans` does, for this platform.
 #[test]
 fn dependencies_have_allowed_licenses_and_burn_is_there_once() {
     let deny = fs::read_to_string(Path::new(ROOT).join("deny.toml")).expect("deny.toml");
-    let deny: Deny = toml::from_str(&deny).expect("deny.toml is valid");
+    let deny: Table = toml::from_str(&deny).expect("deny.toml is valid");
+    let listed = |of: &str, what: &str| deny[of][what].as_array().expect("a list").clone();
     // What is compiled: the packages of cargo's metadata are more.
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["tree", "--workspace", "--all-features", "--locked"]);
@@ -140,27 +108,29 @@ fn dependencies_have_allowed_licenses_and_burn_is_there_once() {
         .map(|(package, rest)| (package, rest.split(';').next().unwrap_or_default()))
         .collect();
 
-    let allow = deny.licenses.allow.iter();
-    let allow = allow.map(|license| Licensee::parse(license).expect("a license"));
-    let allowed: Vec<_> = allow.collect();
+    let allow = listed("licenses", "allow").into_iter();
+    let allow = allow.map(|license| Licensee::parse(license.as_str().expect("a text")));
+    let allowed: Vec<_> = allow.collect::<Result<_, _>>().expect("licenses");
     for (package, license) in &packages {
         let allows = |term: &LicenseReq| allowed.iter().any(|allowed| allowed.satisfies(term));
         let terms = Expression::parse_mode(license, ParseMode::LAX);
         let is_allowed = terms.is_ok_and(|terms| terms.evaluate(allows));
         assert!(is_allowed, "{package}: {license}");
     }
-    for ban in &deny.bans.deny {
-        let counts = |package: &str| {
+    // Versions that do not count, as `name@version`.
+    let skipped = listed("bans", "skip").into_iter();
+    let skipped: Vec<_> = skipped.map(|skip| skip["crate"].clone()).collect();
+    for ban in listed("bans", "deny") {
+        let name = ban["crate"].as_str().expect("a name");
+        let twice = format!("crate = \"{name}\"\ndeny-multiple-versions = true\n");
+        assert_eq!(ban, Value::Table(toml::from_str(&twice).expect("a ban")));
+        let counts = |(package, _): &&(&str, &str)| {
             let mut words = package.split(' ');
-            let (name, version) = (words.next(), words.next().unwrap_or_default());
-            let version = format!("{}@{}", ban.name, version.trim_start_matches('v'));
-            name == Some(&ban.name) && deny.bans.skip.iter().all(|skip| skip.version != version)
+            let (of, version) = (words.next(), words.next().unwrap_or_default());
+            let version = format!("{name}@{}", version.trim_start_matches('v'));
+            of == Some(name) && skipped.iter().all(|skip| skip.as_str() != Some(&version))
         };
-        let versions = packages
-            .iter()
-            .filter(|(package, _)| counts(package))
-            .count();
-        let is_there_once = ban.deny_multiple_versions && versions == 1;
-        assert!(is_there_once, "{versions} of {}", ban.name);
+        let versions = packages.iter().filter(counts).count();
+        assert_eq!(versions, 1, "{versions} of {name}");
     }
 }

@@ -28,12 +28,11 @@ struct Held {
     peak: Option<usize>,
 }
 
-pub fn memory<B: Measured>(options: &Options) -> Vec<Value> {
-    strategy::<B, NoCheckpointing>(options, "no checkpointing")
-}
-
-pub fn balanced<B: Measured>(options: &Options) -> Vec<Value> {
-    strategy::<B, BalancedCheckpointing>(options, "balanced checkpointing")
+/// Without checkpointing and with it.
+pub fn memory<B: Measured>(options: &Options) -> [Vec<Value>; 2] {
+    let plain = strategy::<B, NoCheckpointing>(options, "no checkpointing");
+    let balanced = strategy::<B, BalancedCheckpointing>(options, "balanced checkpointing");
+    [plain, balanced]
 }
 
 fn strategy<B: Measured, C: CheckpointStrategy>(options: &Options, name: &str) -> Vec<Value> {

@@ -167,8 +167,9 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     if options.measures(Kind::Memory) && !B::COUNTED {
         println!("\nmemory is not measured: tensors of this backend are not counted");
     } else if options.measures(Kind::Memory) {
-        add("memory", memory::memory::<B>(options));
-        add("memory_balanced", memory::balanced::<B>(options));
+        let [plain, balanced] = memory::memory::<B>(options);
+        add("memory", plain);
+        add("memory_balanced", balanced);
         if let Some(pytorch) = &pytorch {
             add("pytorch_memory", pytorch.memory(options)?);
         }

@@ -184,13 +184,17 @@ impl<B: Backend> Batch<B> {
                 let draw = || labels(batch * length, VOCABULARY);
                 (Input::Tokens(draw().reshape([batch, length])), draw())
             }
-            _ => {
-                let input = match model {
-                    Model::Cnn => Input::Images(noise([batch, 3, length, length], device)),
-                    Model::Mlp => Input::Rows(noise([batch, width], device)),
-                    _ => Input::Sequences(noise([batch, length, width], device)),
-                };
-                (input, labels(batch, CLASSES))
+            Model::Cnn => {
+                let images = noise([batch, 3, length, length], device);
+                (Input::Images(images), labels(batch, CLASSES))
+            }
+            Model::Mlp => {
+                let rows = noise([batch, width], device);
+                (Input::Rows(rows), labels(batch, CLASSES))
+            }
+            Model::Lstm => {
+                let sequences = noise([batch, length, width], device);
+                (Input::Sequences(sequences), labels(batch, CLASSES))
             }
         };
         Self { input, targets }

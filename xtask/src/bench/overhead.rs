@@ -34,14 +34,7 @@ pub fn overhead<B: Measured>() -> Vec<Value> {
          ({:.3} to {:.3}); Burn to itself {:.3} ({:.3} to {:.3})",
         ratio.median, ratio.low, ratio.high, noise.median, noise.low, noise.high
     );
-    let [forward, recorded] = [
-        ("forward", vec![chain::<B>(), chain::<Amp<B>>()]),
-        (
-            "recorded",
-            vec![recorded::<Autodiff<B>>(), recorded::<AmpAutodiff<B>>()],
-        ),
-    ]
-    .map(|(what, chains)| {
+    let chain = |what, chains| {
         let chain = in_turn(ROUNDS, ROUND, chains);
         let [plain, amp] = [0, 1].map(|of| chain.seconds(of).times(1e9 / OPS as f64).median);
         let more = chain.difference(1, 0).times(1e9 / OPS as f64);
@@ -51,7 +44,10 @@ pub fn overhead<B: Measured>() -> Vec<Value> {
             more.median, more.low, more.high
         );
         more.median
-    });
+    };
+    let forward = chain("forward", vec![links_of::<B>(), links_of::<Amp<B>>()]);
+    let both = vec![recorded::<Autodiff<B>>(), recorded::<AmpAutodiff<B>>()];
+    let recorded = chain("recorded", both);
     vec![json!({
         "model": "small_ops",
         "step_us": plain,
@@ -82,7 +78,7 @@ fn step<B: AutodiffBackend>() -> Contender<'static> {
 }
 
 /// The chain where nothing records it.
-fn chain<B: Backend>() -> Contender<'static> {
+fn links_of<B: Backend>() -> Contender<'static> {
     let x = Tensor::<B, 1>::ones([8], &B::Device::default());
     timed(move || drop(links(x.clone())), sync::<B>)
 }

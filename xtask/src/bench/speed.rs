@@ -57,10 +57,9 @@ pub fn speed<B: Measured>(options: &Options, pytorch: Option<&PyTorch>) -> Vec<V
         "{:<12} {:<13} {:>10} {:>9} {:>16} {:>16}",
         "model", "precision", "step ms", "speed-up", "middle half", "a second"
     );
-    options
-        .models()
-        .flat_map(|model| one::<B>(options, model, pytorch))
-        .collect()
+    let models = options.models();
+    let rows = models.flat_map(|model| one::<B>(options, model, pytorch));
+    rows.collect()
 }
 
 fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) -> Vec<Value> {
