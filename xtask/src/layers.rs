@@ -65,7 +65,7 @@ pub fn layers() -> anyhow::Result<()> {
         let found = sources(&root.join(folder))?;
         println!("{folder}: {} files in {} layers", found.len(), layers.len());
         let found = self::wrong(layers, &found).context(folder)?;
-        wrong.extend(found.iter().map(|line| format!("{folder}: {line}")));
+        wrong.extend(found.iter().map(|line| format!("{folder}/{line}")));
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
@@ -117,12 +117,14 @@ fn wrong(layers: Layers, sources: &Sources) -> anyhow::Result<Vec<String>> {
     let mut wrong = Vec::new();
     for module in &modules {
         if *module != "lib" && place(module).is_none() {
-            wrong.push(format!("the module {module} is in no layer"));
+            wrong.push(format!("lib.rs: the module {module} is in no layer"));
         }
     }
     for module in layers.iter().flat_map(|layer| layer.0.split(", ")) {
         if !modules.contains(module) {
-            wrong.push(format!("the module {module} of the layers is not there"));
+            wrong.push(format!(
+                "lib.rs: the module {module} of the layers is not there"
+            ));
         }
     }
     for (path, from, is_inner, words) in &files {
@@ -306,11 +308,11 @@ mod tests {
     fn every_module_is_in_one_layer() {
         assert_eq!(
             wrong_in(THREE, "other/part.rs: use crate::low;"),
-            ["the module other is in no layer"]
+            ["lib.rs: the module other is in no layer"]
         );
         assert_eq!(
             wrong(&[("gone", "", "")], &Sources::new()).unwrap(),
-            ["the module gone of the layers is not there"]
+            ["lib.rs: the module gone of the layers is not there"]
         );
         for (folder, layers) in PACKAGES {
             let listed = layers.iter().flat_map(|layer| layer.0.split(", "));
