@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use burn_amp_core::policy::{self, Class, Row, Rows, TABLE};
+use burn_amp_core::policy::{self, Case, Class, Row, Rows, TABLE};
 
 use crate::coverage::{self, Methods, OPERATIONS};
 use crate::measurements;
@@ -32,7 +32,7 @@ const BEYOND_THE_CLASS: [Beyond; 5] = [
         "FP32 that half holds as well is brought to half; in PyTorch it stays FP32",
     ),
     (
-        |row| stands_with(row, "float_add_scalar") || row.op == "float_remainder_scalar",
+        |row| matches!(row.otherwise, Some((_, Case::UnheldScalar))),
         "a scalar that half does not hold takes it to FP32; in PyTorch it stays in half, or \
          refuses the scalar",
     ),
