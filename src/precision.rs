@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::Precision;
 
 /// What holds for the code that a thread runs now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Modes {
     /// The precision of the innermost region. A region covers code that a thread runs; tensors and
     /// devices have no region.
@@ -17,6 +17,10 @@ struct Modes {
     keep_dtypes: bool,
     /// Whether a backward pass is running. Burn runs a backward pass on the calling thread.
     in_backward: bool,
+    /// The gradient that the backward pass starts with, until autodiff takes it.
+    seed: Option<f32>,
+    /// Whether anomaly detection inspects a tensor: the inspection runs operations too.
+    inspecting: bool,
     /// The scaler scopes that this thread has entered, and how many of them do not apply.
     scopes: u32,
     hidden_scopes: u32,
@@ -27,6 +31,8 @@ thread_local! {
         region: None,
         keep_dtypes: false,
         in_backward: false,
+        seed: None,
+        inspecting: false,
         scopes: 0,
         hidden_scopes: 0,
     }) };
@@ -37,7 +43,7 @@ thread_local! {
 fn changed<T>(change: impl FnOnce(&mut Modes), f: impl FnOnce() -> T) -> T {
     let mut modes = MODES.get();
     change(&mut modes);
-    let _restored = Restore::set(&MODES, modes);
+    let _restored = Restore::set(modes);
     f()
 }
 
@@ -55,7 +61,7 @@ pub(crate) fn in_kernel<T>(kernel: impl FnOnce() -> T) -> T {
     if modes == aside {
         return kernel();
     }
-    let _restored = Restore::set(&MODES, aside);
+    let _restored = Restore::set(aside);
     kernel()
 }
 
@@ -66,6 +72,8 @@ impl Modes {
             region: None,
             keep_dtypes: false,
             in_backward: false,
+            seed: None,
+            inspecting: false,
             scopes: self.scopes,
             hidden_scopes: self.scopes,
         }
@@ -90,22 +98,18 @@ pub(crate) fn half_wanted() -> bool {
     HALF_WANTED.load(Ordering::Relaxed)
 }
 
-/// Sets a thread-local and restores it on drop, also when the thread unwinds.
-pub(crate) struct Restore<T: Copy + 'static> {
-    cell: &'static std::thread::LocalKey<Cell<T>>,
-    before: T,
-}
+/// Sets the modes and restores them on drop, also when the thread unwinds.
+struct Restore(Modes);
 
-impl<T: Copy + 'static> Restore<T> {
-    pub(crate) fn set(cell: &'static std::thread::LocalKey<Cell<T>>, value: T) -> Self {
-        let before = cell.replace(value);
-        Self { cell, before }
+impl Restore {
+    fn set(modes: Modes) -> Self {
+        Self(MODES.replace(modes))
     }
 }
 
-impl<T: Copy + 'static> Drop for Restore<T> {
+impl Drop for Restore {
     fn drop(&mut self) {
-        self.cell.set(self.before);
+        MODES.set(self.0);
     }
 }
 
@@ -152,15 +156,45 @@ pub(crate) fn keeps_dtypes() -> bool {
     MODES.get().keep_dtypes
 }
 
-/// Runs `pass`, marked as a backward pass.
-pub(crate) fn in_backward<T>(pass: impl FnOnce() -> T) -> T {
-    changed(|modes| modes.in_backward = true, pass)
+/// Runs `pass`, marked as a backward pass, in the dtypes of the forward pass. It starts with the
+/// gradient `seed`, if there is one.
+pub(crate) fn in_backward<T>(seed: Option<f32>, pass: impl FnOnce() -> T) -> T {
+    let change = |modes: &mut Modes| {
+        modes.keep_dtypes = true;
+        modes.in_backward = true;
+        modes.seed = seed;
+    };
+    changed(change, pass)
+}
+
+/// Takes the gradient that a backward pass starts with, if it begins now.
+#[inline]
+pub(crate) fn take_seed() -> Option<f32> {
+    let modes = MODES.get();
+    if modes.seed.is_some() {
+        MODES.set(Modes {
+            seed: None,
+            ..modes
+        });
+    }
+    modes.seed
 }
 
 /// Whether the current thread is inside [`in_backward`].
 #[inline]
 pub(crate) fn is_in_backward() -> bool {
     MODES.get().in_backward
+}
+
+/// Runs `f`, which inspects a tensor for anomaly detection.
+pub(crate) fn inspecting<T>(f: impl FnOnce() -> T) -> T {
+    changed(|modes| modes.inspecting = true, f)
+}
+
+/// Whether the current thread is inside [`inspecting`].
+#[inline]
+pub(crate) fn is_inspecting() -> bool {
+    MODES.get().inspecting
 }
 
 /// Runs `f` in one more scaler scope.
@@ -202,7 +236,7 @@ mod tests {
     fn a_kernel_puts_all_modes_aside_and_a_panic_brings_them_back() {
         let everything = |f: &dyn Fn()| {
             with_precision(Precision::F16, || {
-                keep_dtypes(|| in_backward(|| in_scope(f)))
+                in_backward(Some(8.0), || inspecting(|| in_scope(f)))
             });
         };
         everything(&|| {
@@ -210,7 +244,8 @@ mod tests {
             let caught = std::panic::catch_unwind(|| {
                 in_kernel(|| {
                     assert_eq!((region(), innermost_scope()), (None, None));
-                    assert!(!keeps_dtypes() && !is_in_backward());
+                    assert!(!keeps_dtypes() && !is_in_backward() && !is_inspecting());
+                    assert_eq!(take_seed(), None);
                     // A task in its own scope.
                     in_scope(|| assert_eq!(innermost_scope(), Some(1)));
                     panic!("inside the kernel")
@@ -219,6 +254,7 @@ mod tests {
             assert!(caught.is_err());
             assert_eq!(MODES.get(), before);
             assert_eq!(innermost_scope(), Some(0));
+            assert_eq!((take_seed(), take_seed()), (Some(8.0), None));
         });
         assert_eq!(MODES.get(), Modes::default());
     }

@@ -14,9 +14,10 @@ use crate::tensor::converted;
 /// trained in FP32: in half, its updates would be rounded away. PyTorch's `GradScaler` refuses such a
 /// parameter ("Attempting to unscale FP16 gradients").
 pub(crate) fn trained_dtype<B: Backend>(dtype: DType, device: &B::Device) -> DType {
-    match is_half(dtype) && DeviceContext::of::<B>(device).mode != Mode::Off {
-        true => DType::F32,
-        false => dtype,
+    if is_half(dtype) && DeviceContext::of::<B>(device).mode != Mode::Off {
+        DType::F32
+    } else {
+        dtype
     }
 }
 
@@ -30,9 +31,10 @@ pub(crate) fn trained<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     log_once::<B>(from, &device);
     let tensor = tensor.into_primitive();
     // The cast of a leaf would be no leaf.
-    let tensor = match B::float_is_require_grad(&tensor) {
-        true => B::float_set_require_grad(tensor, false),
-        false => tensor,
+    let tensor = if B::float_is_require_grad(&tensor) {
+        B::float_set_require_grad(tensor, false)
+    } else {
+        tensor
     };
     AmpTensor::plain(converted::<B>(tensor, dtype.into()))
 }

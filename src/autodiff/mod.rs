@@ -40,7 +40,7 @@ use tape::Node;
 use crate::device::DeviceContext;
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::Mode;
-use crate::precision::{half_wanted, in_backward, in_kernel, keep_dtypes};
+use crate::precision::{half_wanted, in_kernel};
 use crate::scaler;
 use crate::tensor::{TensorFlags, at_least_f32};
 use crate::{Amp, AmpTensor, GradScaler, Outcome};
@@ -108,11 +108,8 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         if !tracked || !f16 || !scaler.state().is_enabled() {
             let loss = loss.into_primitive();
             let leaves = half_wanted().then(leaves::alive);
-            let pass = || tape_of::<B, C>(loss.clone());
-            let (mut tape, replicas) = match tracked && half_wanted() {
-                true => seed::with_scale(1.0, pass),
-                false => pass(),
-            };
+            let scale = (tracked && half_wanted()).then_some(1.0);
+            let (mut tape, replicas) = tape_of::<B, C>(loss.clone(), scale);
             replicas::agreed::<B>(replicas.as_deref(), &device, None, Outcome::Finite);
             let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
             let copied = leaves.map(take).unwrap_or_default();
@@ -172,13 +169,15 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let flags = tensor.flags();
         let is_leaf = AutodiffLayer::<B, C>::float_is_require_grad(&tensor.primitive);
         let inner = AutodiffLayer::<B, C>::inner(tensor.into_primitive());
-        let dtype = match is_leaf {
-            true => master::trained_dtype::<B>(inner.dtype(), &inner.device()),
-            false => inner.dtype(),
+        let dtype = if is_leaf {
+            master::trained_dtype::<B>(inner.dtype(), &inner.device())
+        } else {
+            inner.dtype()
         };
-        match dtype == inner.dtype() {
-            true => inner.with_flags(flags),
-            false => AmpTensor::plain(inner.into_dtype(dtype)),
+        if dtype == inner.dtype() {
+            inner.with_flags(flags)
+        } else {
+            AmpTensor::plain(inner.into_dtype(dtype))
         }
     }
 
@@ -233,14 +232,16 @@ fn finished<B: Backend>(leaf: LeafInfo, grad: FloatTensor<B>) -> AmpTensor<B> {
     AmpTensor::new(grad, leaf.flags | TensorFlags::GRADIENT)
 }
 
-/// The gradients of a loss as the tape returns them, and the replicas that reduce them together.
+/// The gradients of a loss times `scale` as the tape returns them, and the replicas that reduce them
+/// together.
 fn tape_of<B: AutodiffInner, C: CheckpointStrategy>(
     loss: FloatTensor<AutodiffLayer<B, C>>,
+    scale: Option<f32>,
 ) -> (Gradients, Option<Arc<Replicas>>) {
     #[cfg(feature = "distributed")]
     let leaf = loss.clone();
     reuse::begin_pass();
-    let tape = in_backward(|| keep_dtypes(|| AutodiffLayer::<B, C>::backward(loss)));
+    let tape = seed::with_scale(scale, || AutodiffLayer::<B, C>::backward(loss));
     #[cfg(feature = "distributed")]
     if tape.is_distributed() {
         register_distributed::<B, C>(leaf, &tape);
@@ -280,7 +281,7 @@ fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
 ) -> (HashMap<u64, AmpTensor<B>>, Option<Arc<Replicas>>) {
     let loss = loss.into_primitive();
     let leaves = leaves::alive();
-    let (mut tape, replicas) = seed::with_scale(scale, || tape_of::<B, C>(loss.clone()));
+    let (mut tape, replicas) = tape_of::<B, C>(loss.clone(), Some(scale));
     let grads = take_gradients::<B, C>(loss, &mut tape, leaves, false)
         .into_iter()
         .map(|(id, info, grad)| {

@@ -1,14 +1,14 @@
 //! Finds, on request, the first operation with a non-finite result. Costs a read-back from the
 //! device after every operation.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata, try_read_sync};
 
 use super::FiniteCheck;
 use crate::policy::Class;
-use crate::precision::{Restore, is_in_backward, keeps_dtypes};
+use crate::precision::{inspecting, is_in_backward, is_inspecting, keeps_dtypes};
 use crate::tensor::{AmpTensor, at_least_f32};
 use crate::{Anomaly, Pass};
 
@@ -25,9 +25,9 @@ struct Watched {
 }
 
 thread_local! {
+    /// Of a thread, because a pass runs on one: Burn's operations have no argument for what the ones
+    /// before them found.
     static WATCHED: RefCell<Watched> = RefCell::default();
-    /// Set while a tensor is inspected, because the inspection runs operations too.
-    static LOOKING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Takes the anomalies found since the last call.
@@ -44,7 +44,7 @@ pub(crate) fn begins<B: Backend>(
 ) -> bool {
     // The forward pass is watched above autodiff, the backward pass below it.
     let above = B::ad_enabled(&tensors[0].device());
-    if LOOKING.get() || !(is_in_backward() || (above && !keeps_dtypes())) {
+    if is_inspecting() || !(is_in_backward() || (above && !keeps_dtypes())) {
         return false;
     }
     let mut leaves = tensors
@@ -82,9 +82,10 @@ pub(crate) fn scalars(scalars: &[f64]) {
 /// Checks the result of the current operation.
 #[cold]
 pub(crate) fn result<B: Backend>(op: &str, class: Class, tensor: &FloatTensor<B>) {
-    let pass = match is_in_backward() {
-        true => Pass::Backward,
-        false => Pass::Forward,
+    let pass = if is_in_backward() {
+        Pass::Backward
+    } else {
+        Pass::Forward
     };
     let is_known = |watched: &Watched| watched.found.iter().any(|found| found.pass == pass);
     if class == Class::Move || WATCHED.with_borrow(|watched| !watched.finite || is_known(watched)) {
@@ -107,14 +108,15 @@ pub(crate) fn result<B: Backend>(op: &str, class: Class, tensor: &FloatTensor<B>
 
 /// The largest magnitude, if all values are finite.
 fn magnitude<B: Backend>(tensor: FloatTensor<B>) -> Option<f32> {
-    let _looking = Restore::set(&LOOKING, true);
-    let tensor = B::float_detach(tensor);
-    let mut check = FiniteCheck::<B>::new(B::float_device(&tensor));
-    check.add(tensor.clone());
-    if check.read() != [true] {
-        return None;
-    }
-    let largest = B::float_max_abs(at_least_f32::<B>(tensor));
-    let data = try_read_sync(B::float_into_data(largest))?.ok()?;
-    data.iter::<f32>().next()
+    inspecting(|| {
+        let tensor = B::float_detach(tensor);
+        let mut check = FiniteCheck::<B>::new(B::float_device(&tensor));
+        check.add(tensor.clone());
+        if check.read() != [true] {
+            return None;
+        }
+        let largest = B::float_max_abs(at_least_f32::<B>(tensor));
+        let data = try_read_sync(B::float_into_data(largest))?.ok()?;
+        data.iter::<f32>().next()
+    })
 }
