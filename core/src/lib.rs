@@ -24,6 +24,8 @@ pub use error::{AmpError, StuckReason};
 #[doc(hidden)]
 pub use file::replace_file;
 pub use precision::Precision;
+#[doc(hidden)]
+pub use precision::{Capabilities, Chosen, DTypeUses, Registry};
 pub use scaler::{
     Anomaly, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Pass, ScaleEntry,
     ScaleHistory, Skipped, Transition,

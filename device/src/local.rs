@@ -10,6 +10,7 @@ use burn::server::TokenAuthorizer;
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
+use burn_amp_core::Chosen;
 use burn_dispatch::DispatchDevice;
 #[cfg(feature = "cube")]
 use burn_dispatch::backends::Cube;
@@ -23,7 +24,6 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::back::{self, WebSocket};
 use crate::client::within;
-use crate::device::InForce;
 use crate::front::{Door, Front, Guest, forward, message};
 use crate::host::enter;
 use crate::{AmpReport, AmpServer, Error, Precision, batching, connect};
@@ -40,7 +40,7 @@ const TRANSFER: Duration = Duration::from_secs(600);
 /// A device of this process that computes in mixed precision. Its server ends with it.
 struct Local {
     on: Device,
-    in_force: InForce,
+    in_force: Chosen,
     device: Device,
     ended: Arc<AtomicBool>,
     server: AbortHandle,

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn_amp_core::policy::trials::TrialResults;
-use burn_amp_core::{Casts, Precision, bytes};
+use burn_amp_core::policy::trials::{TrialResults, report_lines};
+use burn_amp_core::{Casts, Chosen, Precision, bytes};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use crate::device::{self, DeviceState, InForce, OpCasts};
+use crate::device::{self, DeviceState, OpCasts};
 
 /// A snapshot of a device's precision and of what mixed precision has it do. Printed, it is a short
 /// table; serde keeps every field.
@@ -31,12 +31,12 @@ pub struct AmpReport {
     pub precision: Precision,
     /// Why this precision is in force.
     pub reason: String,
-    /// Operations found not to be exact on the device in this precision, of those that have run
-    /// there so far. They compute in FP32 and return half.
-    pub inexact: Vec<String>,
-    /// Operations that FP32 would compute on half operands, but the device computes in half as
-    /// exactly: they run without casts. Found by the same trial as `inexact`.
-    pub native: Vec<String>,
+    /// Operations that run in half by the policy, but in FP32 here: a trial found that the device is
+    /// not exact in them in this precision. Of those that have run there so far. They return half.
+    pub fp32_here: Vec<String>,
+    /// Operations that run in FP32 by the policy, but in half here, without casts: a trial found that
+    /// the device is as exact in half. Of those that have run there so far.
+    pub half_here: Vec<String>,
     /// The casts that the policy made since the device was configured, by operation.
     pub casts: BTreeMap<String, OpCasts>,
     /// Bytes that the shared half copies of FP32 tensors take now.
@@ -56,7 +56,7 @@ impl AmpReport {
     }
 
     /// The report of a device, or of a session there with a precision of its own.
-    pub(crate) fn in_force<B: Backend>(device: &B::Device, in_force: InForce) -> Self {
+    pub(crate) fn in_force<B: Backend>(device: &B::Device, in_force: Chosen) -> Self {
         let state = DeviceState::of::<B>(device);
         let half = in_force.precision.compute_dtype();
         let trials = half.map(|half| state.trials(half));
@@ -66,8 +66,8 @@ impl AmpReport {
             device: device::name::<B>(device),
             precision: in_force.precision,
             reason: in_force.why.into(),
-            inexact: trials.map(TrialResults::inexact).unwrap_or_default(),
-            native: trials.map(TrialResults::native).unwrap_or_default(),
+            fp32_here: trials.map(TrialResults::fp32_here).unwrap_or_default(),
+            half_here: trials.map(TrialResults::half_here).unwrap_or_default(),
             casts: casts.map(|(op, casts)| (op.into(), casts)).collect(),
             copies_now: statistics.copies.now(),
             copies_most: statistics.copies.most(),
@@ -91,20 +91,7 @@ impl fmt::Display for AmpReport {
         let precision = self.precision;
         writeln!(f, "device      {}", self.device)?;
         writeln!(f, "precision   {precision}: {}", self.reason)?;
-        if !self.inexact.is_empty() {
-            let ops = self.inexact.join(", ");
-            writeln!(
-                f,
-                "inexact     {ops}: computed in FP32, then rounded to {precision}"
-            )?;
-        }
-        if !self.native.is_empty() {
-            let ops = self.native.join(", ");
-            writeln!(
-                f,
-                "native      {ops}: as exact in {precision} as in FP32, so without casts"
-            )?;
-        }
+        f.write_str(&report_lines(precision, &self.fp32_here, &self.half_here))?;
         let all = self.all_casts();
         let (to, from) = (all.to_half, all.from_half);
         writeln!(
@@ -158,8 +145,8 @@ mod tests {
             device: "flex on Cpu".into(),
             precision: Precision::F16,
             reason: "asked for".into(),
-            inexact: vec!["conv2d".into(), "float_tanh".into()],
-            native: vec!["float_sqrt".into()],
+            fp32_here: vec!["conv2d".into(), "float_tanh".into()],
+            half_here: vec!["float_sqrt".into()],
             casts: [("linear".into(), linear), ("float_exp".into(), exp)].into(),
             copies_now: 0,
             copies_most: 2_048,
@@ -171,8 +158,8 @@ mod tests {
         let expected = "\
 device      flex on Cpu
 precision   f16: asked for
-inexact     conv2d, float_tanh: computed in FP32, then rounded to f16
-native      float_sqrt: as exact in f16 as in FP32, so without casts
+FP32 here   conv2d, float_tanh: computed in FP32, then rounded to f16
+half here   float_sqrt: as exact in f16 as in FP32, so without casts
 casts       1,200 (1.5 KiB) to f16 or bf16, 2 (600 B) to FP32 or wider
             linear 1,200 (1.5 KiB)
             float_exp 2 (600 B)

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use burn::server::{PeerAuthorizer, ServeError, ServerLogging, Transport};
 use burn::tensor::Device;
+use burn_amp_core::Chosen;
 use burn_backend::Backend;
 use burn_dispatch::DispatchDevice;
 
-use crate::device::{DeviceState, InForce};
+use crate::device::DeviceState;
 use crate::host::{Host, Hosted};
 use crate::{Amp, Error, Precision, ending, front};
 
@@ -47,7 +48,7 @@ use crate::{Amp, Error, Precision, ending, front};
 pub struct AmpServer {
     pub(crate) host: Arc<dyn Host>,
     pub(crate) authorizer: Arc<dyn PeerAuthorizer>,
-    pub(crate) in_force: InForce,
+    pub(crate) in_force: Chosen,
 }
 
 impl AmpServer {

@@ -35,17 +35,17 @@ fn the_report_names_what_the_trials_found() {
     let report = AmpReport::of::<Flex>(&FlexDevice);
     assert_eq!(report.device, "flex on Cpu");
     assert_eq!(report.reason, "asked for");
-    for op in &report.inexact {
+    for op in &report.fp32_here {
         assert_ne!(policy::class(op), Class::Fp32Inside, "{op}");
     }
-    for op in &report.native {
+    for op in &report.half_here {
         assert_eq!(policy::class(op), Class::Fp32Inside, "{op}");
     }
     // Flex adds up in half in a convolution of few channels.
     assert!(
-        report.inexact.iter().any(|op| op == "conv2d"),
+        report.fp32_here.iter().any(|op| op == "conv2d"),
         "{:?}",
-        report.inexact
+        report.fp32_here
     );
     let text = report.to_string();
     assert!(text.contains("precision   f16: asked for\n"), "{text}");

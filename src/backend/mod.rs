@@ -5,7 +5,6 @@ use burn_backend::tensor::Device;
 use burn_backend::{DType, DeviceOps, TensorData};
 
 use crate::autodiff::tape;
-use crate::device;
 use crate::ops::{delegate, delegate_on_device};
 use crate::{Amp, AmpTensor};
 
@@ -70,7 +69,6 @@ impl<B: Backend> Backend for Amp<B> {
              backend without autodiff: AmpAutodiff<Flex>, not AmpAutodiff<Autodiff<Flex>>",
             B::name(device)
         );
-        device::register_timing::<B>(device);
         B::dtype_usage(device, dtype)
     }
 

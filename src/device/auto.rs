@@ -1,67 +1,31 @@
 //! The precision that `Precision::Auto` selects on a device: by what its backend reports or, where a
-//! backend reports nothing, by a trial.
+//! backend reports nothing, by how long products of matrices take.
 
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use burn_backend::{Backend, DType, DTypeUsage, DTypeUsageSet, DeviceOps, FloatDType, Shape};
+use burn_amp_core::{Capabilities, Chosen};
+use burn_backend::{Backend, DeviceOps, FloatDType, Shape};
 
-use super::capabilities::half_support;
-use super::{bare_name, name, trial};
+use super::bare_name;
 use crate::Precision;
 use crate::policy::HalfSupport;
+use crate::precision::full_precision;
 
 /// What `Auto` selects on a device, and why.
-#[derive(Debug)]
-pub(crate) struct Auto {
-    pub precision: Precision,
-    pub why: String,
-}
-
-impl Auto {
-    /// Runs the trial, if the backend does not report what the device accelerates.
-    pub(super) fn of<B: Backend>(device: &B::Device) -> Self {
-        let usage = |dtype| B::dtype_usage(device.inner(), dtype);
-        let usage = [usage(DType::F16), usage(DType::BF16)];
-        // Burn reports the dtypes that LibTorch computes in, not those that the device accelerates.
-        match bare_name::<B>(device).starts_with("libtorch") {
-            true => by_trial(usage, trial::times::<B>(device)),
-            false => reported(usage),
-        }
-    }
-
-    pub(super) fn log<B: Backend>(&self, device: &B::Device) {
-        let Self { precision, why } = self;
-        let device = name::<B>(device);
-        log::info!("burn-amp: auto on {device} is {precision}: {why}");
-    }
-
-    fn new(precision: Precision, why: impl Into<String>) -> Self {
-        let why = why.into();
-        Self { precision, why }
-    }
-}
-
-fn reported([f16, bf16]: [DTypeUsageSet; 2]) -> Auto {
-    let accelerated = |usage: DTypeUsageSet| {
-        usage.contains(DTypeUsage::Accelerated) && half_support(usage) != HalfSupport::None
-    };
-    if accelerated(bf16) {
-        Auto::new(Precision::Bf16, "the device accelerates bf16")
-    } else if accelerated(f16) {
-        Auto::new(Precision::F16, "the device accelerates f16, but not bf16")
+pub(super) fn select<B: Backend>(device: &B::Device, capabilities: Capabilities) -> Chosen {
+    // Burn reports the dtypes that LibTorch computes in, not those that the device accelerates.
+    if bare_name::<B>(device).starts_with("libtorch") {
+        by_times(capabilities, times::<B>(device.inner()))
     } else {
-        Auto::new(
-            Precision::F32,
-            "the device accelerates neither f16 nor bf16",
-        )
+        capabilities.auto()
     }
 }
 
 /// How long a product of matrices takes on a device.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
+struct Times {
     /// The rows and columns of the matrices.
     size: usize,
     f32: Duration,
@@ -73,20 +37,21 @@ pub(super) struct Times {
 /// How many times as fast as FP32 a half dtype has to be, since a step also casts.
 const FASTER: f64 = 1.3;
 
-fn by_trial([f16, bf16]: [DTypeUsageSet; 2], times: Option<Times>) -> Auto {
+fn by_times(capabilities: Capabilities, times: Option<Times>) -> Chosen {
     let Some(times) = times else {
-        return Auto::new(
-            Precision::F32,
-            "the backend does not report what the device accelerates, and the trial failed",
-        );
+        return Chosen {
+            precision: Precision::F32,
+            why: "the backend does not report what the device accelerates, and the trial failed",
+        };
     };
-    let is_faster = |usage, half: Option<Duration>| {
+    let support = capabilities.support();
+    let is_faster = |support, half: Option<Duration>| {
         let speedup = half.map(|half| times.f32.as_secs_f64() / half.as_secs_f64());
-        half_support(usage) != HalfSupport::None && speedup.is_some_and(|by| by >= FASTER)
+        support != HalfSupport::None && speedup.is_some_and(|by| by >= FASTER)
     };
-    let precision = if is_faster(bf16, times.bf16) {
+    let precision = if is_faster(support.bf16, times.bf16) {
         Precision::Bf16
-    } else if is_faster(f16, times.f16) {
+    } else if is_faster(support.f16, times.f16) {
         Precision::F16
     } else {
         Precision::F32
@@ -100,16 +65,18 @@ fn by_trial([f16, bf16]: [DTypeUsageSet; 2], times: Option<Times>) -> Auto {
     let why = format!(
         "a product of {size}x{size} matrices takes {f32} in f32, {bf16} in bf16 and {f16} in f16"
     );
-    Auto::new(precision, why)
+    // Once for each device, whose state is not freed either.
+    let why = why.leak();
+    Chosen { precision, why }
 }
 
 /// Sizes are doubled until a product in FP32 takes this long, or the matrices are large enough.
 const FILLED: Duration = Duration::from_millis(2);
 const LARGEST: usize = 8192;
 
-/// Times products of matrices. `B` must be a backend that computes. `None` if the device does not
-/// answer.
-pub(super) fn times<B: Backend>(device: &B::Device) -> Option<Times> {
+/// Times products of matrices, in the dtypes of their operands whatever the device is set to. `None`
+/// if the device does not answer.
+fn times<B: Backend>(device: &B::Device) -> Option<Times> {
     let product = |size, dtype| product::<B>(device, size, dtype);
     let times = || {
         let mut size = 256;
@@ -130,6 +97,7 @@ pub(super) fn times<B: Backend>(device: &B::Device) -> Option<Times> {
             bf16: half(FloatDType::BF16),
         })
     };
+    let times = || full_precision(times);
     catch_unwind(AssertUnwindSafe(times)).ok().flatten()
 }
 
@@ -150,34 +118,21 @@ fn product<B: Backend>(device: &B::Device, size: usize, dtype: FloatDType) -> Op
 
 #[cfg(test)]
 mod tests {
+    use burn_amp_core::DTypeUses;
+
     use super::*;
 
     #[test]
-    fn auto_prefers_accelerated_bf16_then_f16_then_fp32() {
-        let none = DTypeUsageSet::empty();
-        let general = DTypeUsage::general();
-        let accelerated = general | DTypeUsage::Accelerated;
-        let contractions = DTypeUsage::Storage | DTypeUsage::Accelerated;
-        for (f16, bf16, expected) in [
-            (accelerated, accelerated, Precision::Bf16),
-            (accelerated, contractions, Precision::Bf16),
-            (accelerated, general, Precision::F16),
-            (contractions, none, Precision::F16),
-            (general, general, Precision::F32),
-            (none, none, Precision::F32),
-            (DTypeUsage::Accelerated.into(), none, Precision::F32),
-        ] {
-            let auto = reported([f16, bf16]);
-            assert_eq!(auto.precision, expected, "{f16:?} {bf16:?}");
-        }
-    }
-
-    #[test]
-    fn a_trial_prefers_bf16_then_f16_if_they_are_clearly_faster() {
+    fn times_prefer_bf16_then_f16_if_they_are_clearly_faster() {
         let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
-        let general = DTypeUsage::general();
-        let none = DTypeUsageSet::empty();
-        for (f16, bf16, usage, expected) in [
+        let none = DTypeUses::default();
+        let general = DTypeUses {
+            storage: true,
+            arithmetic: true,
+            accelerated: false,
+        };
+        let capabilities = |[f16, bf16]: [DTypeUses; 2]| Capabilities { f16, bf16 };
+        for (f16, bf16, uses, expected) in [
             (Some(1.0), Some(1.5), [general, general], Precision::Bf16),
             (Some(1.0), Some(1.6), [general, general], Precision::F16),
             (Some(1.0), None, [general, general], Precision::F16),
@@ -192,10 +147,11 @@ mod tests {
                 f16: f16.map(ms),
                 bf16: bf16.map(ms),
             };
-            let auto = by_trial(usage, Some(times));
+            let auto = by_times(capabilities(uses), Some(times));
             assert_eq!(auto.precision, expected, "{times:?}");
             assert!(auto.why.contains("512x512 matrices takes 2.00 ms in f32"));
         }
-        assert_eq!(by_trial([general; 2], None).precision, Precision::F32);
+        let failed = by_times(capabilities([general; 2]), None);
+        assert_eq!(failed.precision, Precision::F32);
     }
 }

@@ -28,7 +28,7 @@ pub struct AmpConfig {
     loss_scale: Option<LossScaleConfig>,
     when_stuck: WhenStuck,
     anomaly_detection: bool,
-    op_qualification: bool,
+    trials: bool,
     replica_timeout: Duration,
 }
 
@@ -51,7 +51,7 @@ impl Default for AmpConfig {
             loss_scale: None,
             when_stuck: WhenStuck::Log,
             anomaly_detection: false,
-            op_qualification: true,
+            trials: true,
             replica_timeout: Duration::from_secs(600),
         }
     }
@@ -99,9 +99,9 @@ impl AmpConfig {
     /// device, once for each half dtype. Default on: some kernels accumulate products in half, so
     /// that 4,096 ones sum to 2,048, or lose the last bits of a function. Such an operation then
     /// computes in FP32 and returns half; the log and
-    /// [`AmpReport::inexact`](crate::AmpReport::inexact) name it.
-    pub fn with_op_qualification(mut self, op_qualification: bool) -> Self {
-        self.op_qualification = op_qualification;
+    /// [`AmpReport::fp32_here`](crate::AmpReport::fp32_here) name it.
+    pub fn with_trials(mut self, trials: bool) -> Self {
+        self.trials = trials;
         self
     }
 
@@ -132,8 +132,8 @@ impl AmpConfig {
     /// - a loss scale is given with bf16 or FP32: [`AmpError::LossScaleWithoutF16`]. With `Auto`
     ///   this is only a warning in the log, because the device chose the precision.
     pub fn apply<B: Backend>(&self, device: &B::Device) -> Result<Precision, AmpError> {
-        let in_force = self.checked::<B>(device)?;
-        self.put_in_force::<B>(device, in_force)
+        let settings = self.checked::<B>(device)?;
+        self.put_in_force::<B>(device, settings)
     }
 
     /// As [`apply`](AmpConfig::apply) on several devices; returns whether any of them scales
@@ -147,38 +147,37 @@ impl AmpConfig {
         let all = devices.iter().map(|device| self.checked::<B>(device));
         let all: Vec<_> = all.collect::<Result<_, _>>()?;
         let scales = self.loss_scale != Some(LossScaleConfig::Disabled)
-            && all.iter().any(|in_force| in_force.precision.scales_loss());
+            && all.iter().any(|settings| settings.precision.scales_loss());
         accept(scales)?;
-        for (device, in_force) in devices.iter().zip(all) {
-            self.put_in_force::<B>(device, in_force)?;
+        for (device, settings) in devices.iter().zip(all) {
+            self.put_in_force::<B>(device, settings)?;
         }
         Ok(scales)
     }
 
-    /// The configuration that `device` would get, if the device supports it.
-    fn checked<B: Backend>(&self, device: &B::Device) -> Result<InForce, AmpError> {
+    /// The settings that `device` would get, if the device supports them.
+    fn checked<B: Backend>(&self, device: &B::Device) -> Result<Settings, AmpError> {
         let state = DeviceState::of::<B>(device);
-        let precision = match self.precision {
-            Precision::Auto => state.auto::<B>(device).precision,
-            chosen => {
-                let capabilities = state.capabilities::<B>(device);
-                capabilities.check::<B>(chosen, device)?
-            }
+        let chosen = self.precision != Precision::Auto;
+        let precision = if chosen {
+            state.check::<B>(device, self.precision)?
+        } else {
+            state.auto::<B>(device).precision
         };
-        if self.precision != Precision::Auto && self.has_idle_loss_scale(precision) {
+        if chosen && self.has_idle_loss_scale(precision) {
             return Err(AmpError::LossScaleWithoutF16 { precision });
         }
         LossScaler::new(self.loss_scale.unwrap_or_default())?;
-        Ok(self.in_force(precision))
+        Ok(self.settings(precision))
     }
 
     /// The form that operations read.
-    pub(super) fn in_force(&self, precision: Precision) -> InForce {
-        InForce {
+    pub(super) fn settings(&self, precision: Precision) -> Settings {
+        Settings {
             precision,
             is_chosen: self.precision != Precision::Auto,
             watched: self.anomaly_detection || is_watched_by_environment(),
-            tried: self.op_qualification,
+            tried: self.trials,
             replica_timeout: self.replica_timeout,
         }
     }
@@ -186,13 +185,10 @@ impl AmpConfig {
     fn put_in_force<B: Backend>(
         &self,
         device: &B::Device,
-        in_force: InForce,
+        settings: Settings,
     ) -> Result<Precision, AmpError> {
         let state = DeviceState::of::<B>(device);
-        let precision = in_force.precision;
-        if !in_force.is_chosen {
-            state.auto::<B>(device).log::<B>(device);
-        }
+        let precision = settings.precision;
         if self.has_idle_loss_scale(precision) {
             log::warn!(
                 "burn-amp: {} computes in {precision}, which needs no loss scale: the configured \
@@ -202,7 +198,7 @@ impl AmpConfig {
         }
         GradScaler::of::<B>(device).configure(self.loss_scale.unwrap_or_default())?;
         state.statistics().reset();
-        state.put_in_force(in_force);
+        state.put_in_force(settings);
         Ok(precision)
     }
 
@@ -213,9 +209,9 @@ impl AmpConfig {
     }
 }
 
-/// A configuration that passed the checks, in the form that operations read.
+/// A configuration that passed a device's checks, in the form that operations read.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct InForce {
+pub(crate) struct Settings {
     /// Never `Auto`.
     pub precision: Precision,
     /// Whether the user asked for this precision; false if `Auto` selected it.

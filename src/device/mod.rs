@@ -10,14 +10,14 @@ mod trial;
 
 use std::any::TypeId;
 
+use burn_amp_core::Chosen;
 use burn_amp_core::policy::trials::TriedOp;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
-pub(crate) use config::InForce;
+pub(crate) use config::Settings;
 pub use config::{AmpConfig, WhenStuck};
 pub(crate) use state::DeviceState;
 pub(crate) use statistics::CastStatistics;
-pub(crate) use trial::register as register_timing;
 
 use crate::policy::{Mode, Support};
 use crate::precision::{in_kernel, region};
@@ -30,33 +30,33 @@ use crate::{AmpError, GradScaler, Precision};
 ///
 /// [`AmpError::UnsupportedPrecision`] if a region requests a precision that the device lacks.
 pub fn precision_of<B: Backend>(device: &B::Device) -> Result<Precision, AmpError> {
-    Ok(explained::<B>(device)?.0)
+    Ok(explained::<B>(device)?.precision)
 }
 
-/// The precision in force on a device for this thread, and the reason for it.
-pub(crate) fn explained<B: Backend>(
-    device: &B::Device,
-) -> Result<(Precision, &'static str), AmpError> {
+/// The precision in force on a device for this thread, and why.
+pub(crate) fn explained<B: Backend>(device: &B::Device) -> Result<Chosen, AmpError> {
     let state = DeviceState::of::<B>(device);
-    let in_force = state.in_force::<B>(device);
-    let auto = || state.auto::<B>(device);
-    Ok(match (region(), in_force.is_chosen) {
-        (None, true) => (in_force.precision, "asked for with AmpConfig"),
-        (None, false) => (in_force.precision, &auto().why),
-        (Some(Precision::Auto), _) => (auto().precision, &auto().why),
-        (Some(precision), _) => {
-            let capabilities = state.capabilities::<B>(device);
-            let precision = capabilities.check::<B>(precision, device)?;
+    let Settings {
+        precision,
+        is_chosen,
+        ..
+    } = state.in_force::<B>(device);
+    let (precision, why) = match region() {
+        None if is_chosen => (precision, "asked for with AmpConfig"),
+        None | Some(Precision::Auto) => return Ok(state.auto::<B>(device)),
+        Some(precision) => {
+            let precision = state.check::<B>(device, precision)?;
             (precision, "asked for in a region")
         }
-    })
+    };
+    Ok(Chosen { precision, why })
 }
 
 /// A device's state as one operation sees it.
 #[derive(Clone, Copy)]
 pub(crate) struct DeviceContext {
     state: &'static DeviceState,
-    pub in_force: InForce,
+    pub in_force: Settings,
     /// How the policy applies before the operands are considered.
     pub mode: Mode,
 }
@@ -88,11 +88,11 @@ impl DeviceContext {
     }
 
     pub(crate) fn support<B: Backend>(&self, device: &B::Device) -> Support {
-        self.state.capabilities::<B>(device).support
+        self.state.support::<B>(device)
     }
 
-    /// Whether the device computes an operation exactly in `half`, if the configuration has devices
-    /// tried. Tries the device the first time. `B` must be a backend that computes.
+    /// Whether the device is exact in an operation in `half`, if the configuration has operations
+    /// tried. Tries it the first time. `B` must be a backend that computes.
     pub(crate) fn is_exact<B: Backend>(
         &self,
         device: &B::Device,
@@ -100,8 +100,9 @@ impl DeviceContext {
         op: TriedOp,
     ) -> Option<bool> {
         let trials = self.in_force.tried.then(|| self.state.trials(half))?;
-        let tried = || in_kernel(|| trial::is_exact::<B>(device, half, op));
-        Some(trials.is_exact(op, tried))
+        let support = || self.support::<B>(device).of(half);
+        let tried = || in_kernel(|| trial::tried::<B>(device, half, support(), op));
+        Some(trials.of(op, tried))
     }
 }
 
@@ -110,7 +111,7 @@ impl DeviceContext {
 pub(crate) fn registered<B: Backend>(device: &B::Device) -> Support {
     let state = DeviceState::of::<B>(device);
     state.in_force::<B>(device);
-    state.capabilities::<B>(device).support
+    state.support::<B>(device)
 }
 
 impl GradScaler {

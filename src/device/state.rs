@@ -1,19 +1,19 @@
 //! The state of a device.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::any::type_name;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use burn_amp_core::policy::trials::TrialResults;
-use burn_backend::{Backend, DType};
-use parking_lot::Mutex;
+use burn_amp_core::{Capabilities, Chosen, Registry};
+use burn_backend::{Backend, DType, DeviceOps};
 
-use super::auto::Auto;
-use super::capabilities::Capabilities;
-use super::{AmpConfig, CastStatistics, DeviceKey, InForce, key};
-use crate::GradScaler;
+use super::auto::select;
+use super::capabilities::capabilities;
+use super::{AmpConfig, CastStatistics, DeviceKey, Settings, key, name};
+use crate::policy::Support;
 use crate::precision::{in_kernel, want_half};
+use crate::{AmpError, GradScaler, Precision};
 
 /// The state of a device, for all threads and for the life of the process. Backends that share the
 /// device share its state.
@@ -21,84 +21,90 @@ use crate::precision::{in_kernel, want_half};
 pub(crate) struct DeviceState {
     capabilities: OnceLock<Capabilities>,
     /// Unset until the device is first asked for its precision, unless that is configured.
-    auto: OnceLock<Auto>,
+    auto: OnceLock<Chosen>,
     /// Replaced as a whole. Absent until the device is configured or first computes.
-    in_force: ArcSwapOption<InForce>,
+    in_force: ArcSwapOption<Settings>,
     scaler: GradScaler,
     statistics: CastStatistics,
     /// In f16 and bf16.
     trials: [TrialResults; 2],
 }
 
-/// The states of all devices, by device id. Process-wide, because a device outlives every tensor on
-/// it and any thread may name it.
-static STATES: Mutex<BTreeMap<DeviceKey, &'static DeviceState>> = Mutex::new(BTreeMap::new());
-
-thread_local! {
-    /// The entries of [`STATES`] that this thread has used: an operation finds its device's state
-    /// without a lock, an allocation or a hash.
-    static SEEN: RefCell<Vec<(DeviceKey, &'static DeviceState)>> = const { RefCell::new(Vec::new()) };
-}
+/// The states of all devices. Process-wide, because a device outlives every tensor on it, and any
+/// thread may name it.
+static STATES: Registry<DeviceKey, DeviceState> = Registry::new();
 
 impl DeviceState {
-    /// The state of a device. The lookup walks the short list of devices that this thread has used.
+    /// The state of a device. Takes no lock, since each operation looks its device up.
     pub(crate) fn of<B: Backend>(device: &B::Device) -> &'static Self {
-        let key = key::<B>(device);
-        let seen = SEEN.with_borrow(|seen| seen.iter().find(|(k, _)| *k == key).map(|(_, s)| *s));
-        seen.unwrap_or_else(|| {
-            let mut states = STATES.lock();
-            let state = *states
-                .entry(key)
-                .or_insert_with(|| Box::leak(Box::default()));
-            SEEN.with_borrow_mut(|seen| seen.push((key, state)));
-            state
+        STATES.get_or_add(key::<B>(device), Self::default)
+    }
+
+    fn capabilities<B: Backend>(&self, device: &B::Device) -> Capabilities {
+        let reported = || capabilities::<B>(device.inner());
+        *self.capabilities.get_or_init(reported)
+    }
+
+    pub(crate) fn support<B: Backend>(&self, device: &B::Device) -> Support {
+        self.capabilities::<B>(device).support()
+    }
+
+    /// The precision, if the device supports it.
+    pub(super) fn check<B: Backend>(
+        &self,
+        device: &B::Device,
+        precision: Precision,
+    ) -> Result<Precision, AmpError> {
+        let hint = if type_name::<B>().contains("NdArray") {
+            ", or the Flex backend, which computes in half on a CPU"
+        } else {
+            ""
+        };
+        let capabilities = self.capabilities::<B>(device);
+        capabilities.check(precision, || name::<B>(device), hint)
+    }
+
+    /// What `Auto` selects on the device. May time it.
+    pub(crate) fn auto<B: Backend>(&self, device: &B::Device) -> Chosen {
+        // Nothing is locked meanwhile: a thread that waits for a kernel may come here again, and so
+        // does the layer below one that is timed.
+        self.auto.get().copied().unwrap_or_else(|| {
+            let auto = in_kernel(|| select::<B>(device, self.capabilities::<B>(device)));
+            if self.auto.set(auto).is_ok() {
+                auto.log_auto(&name::<B>(device));
+            }
+            *self.auto.get().expect("set here, or by another")
         })
-    }
-
-    pub(crate) fn capabilities<B: Backend>(&self, device: &B::Device) -> &Capabilities {
-        self.capabilities
-            .get_or_init(|| Capabilities::of::<B>(device))
-    }
-
-    /// What `Auto` selects on the device. May run a trial.
-    pub(crate) fn auto<B: Backend>(&self, device: &B::Device) -> &Auto {
-        // No lock is held while a trial runs: a thread that waits for a kernel may come here again.
-        if self.auto.get().is_none() {
-            let auto = in_kernel(|| Auto::of::<B>(device));
-            self.auto.set(auto).ok();
-        }
-        self.auto.get().expect("set here, or by another thread")
     }
 
     /// The configuration in force; that of `Auto` if the device was not configured.
     #[inline]
-    pub(crate) fn in_force<B: Backend>(&self, device: &B::Device) -> InForce {
+    pub(crate) fn in_force<B: Backend>(&self, device: &B::Device) -> Settings {
         match &*self.in_force.load() {
-            Some(in_force) => **in_force,
+            Some(settings) => **settings,
             None => self.in_auto::<B>(device),
         }
     }
 
     #[cold]
-    fn in_auto<B: Backend>(&self, device: &B::Device) -> InForce {
-        let selected = self.auto::<B>(device);
-        let auto = Arc::new(AmpConfig::new().in_force(selected.precision));
-        let none: Option<Arc<InForce>> = None;
+    fn in_auto<B: Backend>(&self, device: &B::Device) -> Settings {
+        let auto = self.auto::<B>(device).precision;
+        let auto = Arc::new(AmpConfig::new().settings(auto));
+        let none: Option<Arc<Settings>> = None;
         let before = self.in_force.compare_and_swap(&none, Some(auto.clone()));
         match &*before {
             // Another thread was first.
-            Some(in_force) => **in_force,
+            Some(settings) => **settings,
             None => {
                 announce(&auto);
-                selected.log::<B>(device);
                 *auto
             }
         }
     }
 
-    pub(super) fn put_in_force(&self, in_force: InForce) {
-        announce(&in_force);
-        self.in_force.store(Some(in_force.into()));
+    pub(super) fn put_in_force(&self, settings: Settings) {
+        announce(&settings);
+        self.in_force.store(Some(settings.into()));
     }
 
     pub(crate) fn scaler(&self) -> &GradScaler {
@@ -116,8 +122,8 @@ impl DeviceState {
 }
 
 /// Tells the process if half precision is now in use.
-fn announce(in_force: &InForce) {
-    if in_force.precision.is_half() {
+fn announce(settings: &Settings) {
+    if settings.precision.is_half() {
         want_half();
     }
 }

@@ -26,9 +26,10 @@ pub(crate) struct Counter {
 impl CastStatistics {
     /// Counts a cast of `elements` elements.
     pub(crate) fn cast(&self, elements: usize, from: DType, to: DType) {
-        let counter = match is_half(to) {
-            true => &self.to_half,
-            false => &self.from_half,
+        let counter = if is_half(to) {
+            &self.to_half
+        } else {
+            &self.from_half
         };
         counter.count.fetch_add(1, Ordering::Relaxed);
         let bytes = elements * (from.size() + to.size());

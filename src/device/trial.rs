@@ -1,74 +1,48 @@
-//! Tries a device: which operations it computes in half as exactly as half allows.
+//! A device of Burn 0.21, for the trials of `burn-amp-core`.
 
-use std::any::{Any, TypeId};
-use std::collections::BTreeMap;
-use std::marker::PhantomData;
-use std::ops::RangeInclusive;
-
-use burn_amp_core::policy::trials::{self, N, POINTS, SPREAD, TriedOp};
+use burn_amp_core::policy::HalfSupport;
+use burn_amp_core::policy::trials::{TrialDevice, TriedOp};
 use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, DeviceOps, FloatDType, TensorData, try_read_sync};
-use parking_lot::Mutex;
+use burn_backend::{Backend, DType, TensorData, try_read_sync};
 
-use super::DeviceState;
-use super::auto::{self, Times};
-
-/// Makes the operands of a trial.
-struct TrialInputs<'a, B: Backend> {
-    device: &'a B::Device,
-    half: FloatDType,
-    /// The dtype that the trial computes in: `half` or FP32.
-    dtype: FloatDType,
+/// Whether a device is exact in an operation, in `half`: tries it.
+pub(super) fn tried<B: Backend>(
+    device: &B::Device,
+    half: DType,
+    support: HalfSupport,
+    op: TriedOp,
+) -> bool {
+    let or = " If the device is known to be exact in it, AmpConfig::with_trials(false) lets it \
+              compute in half";
+    op.tried(&Tried::<B>(device.clone()), half, support, or)
 }
 
-impl<B: Backend> TrialInputs<'_, B> {
-    fn ones<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
-        self.values(trials::ones(shape.iter().product()), shape)
+struct Tried<B: Backend>(B::Device);
+
+impl<B: Backend> TrialDevice for Tried<B> {
+    type DType = DType;
+    type Tensor = FloatTensor<B>;
+
+    fn name(&self) -> String {
+        super::name::<B>(&self.0)
     }
 
-    fn peak<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
-        self.values(trials::peak(shape.iter().product()), shape)
+    fn tensor(&self, values: Vec<f32>, shape: Vec<usize>) -> FloatTensor<B> {
+        B::float_from_data(TensorData::new(values, shape), &self.0)
     }
 
-    fn points(&self) -> FloatTensor<B> {
-        self.values(POINTS.to_vec(), [POINTS.len()])
+    fn cast(&self, tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+        B::float_cast(tensor, dtype.into())
     }
 
-    fn varied<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
-        self.values(trials::varied(shape.iter().product()), shape)
+    fn read(&self, tensor: FloatTensor<B>) -> Option<Vec<f32>> {
+        let data = try_read_sync(B::float_into_data(tensor))?.ok()?;
+        Some(data.iter::<f32>().collect())
     }
 
-    fn ends<const D: usize>(&self, shape: [usize; D]) -> FloatTensor<B> {
-        self.values(trials::ends(shape.iter().product()), shape)
-    }
-
-    fn spread(&self, range: RangeInclusive<f32>) -> FloatTensor<B> {
-        self.values(trials::spread(range), [SPREAD])
-    }
-
-    /// Values rounded to half, even if the trial computes in FP32.
-    fn values<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> FloatTensor<B> {
-        let values = B::float_from_data(TensorData::new(values, shape), self.device);
-        B::float_cast(B::float_cast(values, self.half), self.dtype)
-    }
+    burn_amp_core::trials! { for Burn 0.21 }
 }
-
-type Trial<B> = fn(&TrialInputs<B>) -> FloatTensor<B>;
-
-struct Trials<B>(PhantomData<B>);
-
-macro_rules! tried {
-    (|$make:ident| $($op:ident $(($($argument:expr),+))+;)*) => {
-        impl<B: Backend> Trials<B> {
-            /// The tried operations, each with its trials.
-            const OF: &'static [(&'static str, &'static [Trial<B>])] =
-                &[$((stringify!($op), &[$(|$make| B::$op($($argument),+)),+])),*];
-        }
-    };
-}
-
-burn_amp_core::trials! { tried, |make| }
 
 fn conv<const D: usize>() -> ConvOptions<D> {
     ConvOptions::new([1; D], [0; D], [1; D], 1)
@@ -76,77 +50,4 @@ fn conv<const D: usize>() -> ConvOptions<D> {
 
 fn transpose<const D: usize>() -> ConvTransposeOptions<D> {
     ConvTransposeOptions::new([1; D], [0; D], [0; D], [1; D], 1)
-}
-
-/// Whether a device computes an operation exactly in a half dtype.
-pub(super) fn is_exact<B: Backend>(device: &B::Device, half: DType, op: TriedOp) -> bool {
-    let support = DeviceState::of::<B>(device)
-        .capabilities::<B>(device)
-        .support;
-    let mut all = Trials::<B>::OF.iter();
-    let (_, trials) = all
-        .find(|(name, _)| *name == op.name())
-        .expect("its trials");
-    let trials = trials
-        .iter()
-        .map(|trial| computes_exactly::<B>(op, *trial, device, half));
-    let names = [&*super::name::<B>(device), half.name()];
-    let or = " If the device is known to be exact in it, AmpConfig::with_op_qualification(false) \
-              lets it compute in half";
-    op.tried(support.of(half), trials, names, or)
-}
-
-/// Whether the device computes a trial exactly. `None` if the values cannot be read back.
-fn computes_exactly<B: Backend>(
-    op: TriedOp,
-    trial: Trial<B>,
-    device: &B::Device,
-    half: DType,
-) -> Option<bool> {
-    let values = |dtype: DType| {
-        let (half, dtype) = (half.into(), dtype.into());
-        let inputs = TrialInputs {
-            device,
-            half,
-            dtype,
-        };
-        let result = B::float_cast(trial(&inputs), FloatDType::F32);
-        let data = try_read_sync(B::float_into_data(result))?.ok()?;
-        Some(data.iter::<f32>().collect::<Vec<_>>())
-    };
-    Some(trials::is_exact(
-        op.name(),
-        half,
-        &values(half)?,
-        &values(DType::F32)?,
-    ))
-}
-
-/// How to time a device, by device type: the layer above autodiff cannot name the backend that
-/// computes. Process-wide, like the types.
-static BACKENDS: Mutex<BTreeMap<TypeId, Timing>> = Mutex::new(BTreeMap::new());
-
-/// Times the products of a backend's device.
-type Timing = fn(&dyn Any) -> Option<Times>;
-
-fn timing<B: Backend>(device: &dyn Any) -> Option<Times> {
-    auto::times::<B>(device.downcast_ref()?)
-}
-
-/// Registers how to time devices of this backend, unless the backend has autodiff.
-pub(crate) fn register<B: Backend>(device: &B::Device) {
-    if !B::ad_enabled(device) {
-        let mut known = BACKENDS.lock();
-        known
-            .entry(TypeId::of::<B::Device>())
-            .or_insert(timing::<B>);
-    }
-}
-
-/// How fast a device is in each precision.
-pub(super) fn times<B: Backend>(device: &B::Device) -> Option<Times> {
-    let known = BACKENDS.lock().get(&TypeId::of::<B::Device>()).copied();
-    // `B` is the backend itself, and no layer has been used on it yet.
-    let timing = known.or_else(|| (!B::ad_enabled(device)).then_some(timing::<B> as Timing))?;
-    timing(device.inner())
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use burn_amp_core::policy::trials::TrialResults;
-use burn_amp_core::{Casts, counted, grouped};
+use burn_amp_core::policy::trials::{TrialResults, report_lines};
+use burn_amp_core::{Casts, Chosen, counted, grouped};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +37,7 @@ use crate::{AmpError, GradScaler, LossScaleConfig, Precision, ScaleHistory};
 /// loss scale  32768: dynamic, from 65536, lowest 32768, highest 65536
 /// steps       2 taken, 1 skipped: 1 overflow
 ///             step 2 at 65536: 2 gradients not finite
-/// inexact     linear, linear_weight_backward: computed in FP32, then rounded to f16
+/// FP32 here   linear, linear_weight_backward: computed in FP32, then rounded to f16
 /// casts       14 (714 B) to f16 or bf16, 24 (1.3 KiB) to FP32 or wider
 /// read-backs  4
 /// ```
@@ -65,13 +65,13 @@ pub struct AmpReport {
     pub skipped_in_a_row: u64,
     /// Which steps were skipped and why, and how the scale changed.
     pub history: ScaleHistory,
-    /// Operations found not to be exact on the device in this precision, of those that have run
-    /// there so far. They compute in FP32 and return half
-    /// ([`AmpConfig::with_op_qualification`](crate::AmpConfig::with_op_qualification)).
-    pub inexact: Vec<String>,
-    /// Operations that FP32 would compute on half operands, but the device computes in half as
-    /// exactly: they run without casts. Found by the same trial as `inexact`.
-    pub native: Vec<String>,
+    /// Operations that run in half by the policy, but in FP32 here: a trial found that the device is
+    /// not exact in them in this precision. Of those that have run there so far. They return half
+    /// ([`AmpConfig::with_trials`](crate::AmpConfig::with_trials)).
+    pub fp32_here: Vec<String>,
+    /// Operations that run in FP32 by the policy, but in half here, without casts: a trial found that
+    /// the device is as exact in half. Of those that have run there so far.
+    pub half_here: Vec<String>,
     /// Casts of tensors to f16 or bf16, since the device was configured.
     pub casts_to_half: Casts,
     /// Casts of tensors to FP32 or F64, since the device was configured.
@@ -81,7 +81,7 @@ pub struct AmpReport {
     pub read_backs: u64,
 }
 
-/// How many of the latest skipped steps, and of the operations, the text shows.
+/// How many of the latest skipped steps the text shows.
 const SHOWN: usize = 5;
 
 impl AmpReport {
@@ -92,7 +92,7 @@ impl AmpReport {
     ///
     /// [`AmpError::UnsupportedPrecision`] when a region asks for a precision the device cannot do.
     pub fn of<B: Backend>(device: &B::Device) -> Result<Self, AmpError> {
-        let (precision, reason) = device::explained::<B>(device)?;
+        let Chosen { precision, why } = device::explained::<B>(device)?;
         let state = DeviceState::of::<B>(device);
         let tried = state.in_force::<B>(device).tried;
         let half = precision.compute_dtype().filter(|_| tried);
@@ -101,7 +101,7 @@ impl AmpReport {
         let unscaled = Self {
             device: device::name::<B>(device),
             precision,
-            reason: reason.into(),
+            reason: why.into(),
             loss_scaling: LossScaleConfig::Disabled,
             loss_scale: 1.0,
             taken_steps: 0,
@@ -109,8 +109,8 @@ impl AmpReport {
             non_finite_losses: 0,
             skipped_in_a_row: 0,
             history: ScaleHistory::default(),
-            inexact: trials.map(TrialResults::inexact).unwrap_or_default(),
-            native: trials.map(TrialResults::native).unwrap_or_default(),
+            fp32_here: trials.map(TrialResults::fp32_here).unwrap_or_default(),
+            half_here: trials.map(TrialResults::half_here).unwrap_or_default(),
             casts_to_half: statistics.to_half.casts(),
             casts_from_half: statistics.from_half.casts(),
             read_backs: statistics.read_backs(),
@@ -185,35 +185,16 @@ impl fmt::Display for AmpReport {
                 writeln!(f, "            the last {in_a_row} steps were skipped")?;
             }
         }
-        let half = self.precision;
-        if !self.inexact.is_empty() {
-            let ops = first_of(&self.inexact, "inexact");
-            writeln!(
-                f,
-                "inexact     {ops}: computed in FP32, then rounded to {half}"
-            )?;
-        }
-        if !self.native.is_empty() {
-            let ops = first_of(&self.native, "native");
-            writeln!(
-                f,
-                "native      {ops}: as exact in {half} as in FP32, so without casts"
-            )?;
-        }
+        f.write_str(&report_lines(
+            self.precision,
+            &self.fp32_here,
+            &self.half_here,
+        ))?;
         let (to, from) = (self.casts_to_half, self.casts_from_half);
         writeln!(
             f,
             "casts       {to} to f16 or bf16, {from} to FP32 or wider"
         )?;
         write!(f, "read-backs  {}", grouped(self.read_backs))
-    }
-}
-
-/// The first of the operations by name, and the field that has the others.
-fn first_of(ops: &[String], field: &str) -> String {
-    let first = ops.iter().take(SHOWN).cloned().collect::<Vec<_>>();
-    match ops.len() - first.len() {
-        0 => first.join(", "),
-        more => format!("{} and {more} more (see `{field}`)", first.join(", ")),
     }
 }

@@ -1,7 +1,6 @@
 //! A device: what it supports, the precision in force on it, what its trials found, and its counts,
 //! in one [`DeviceState`]. Independent of the operations.
 
-mod auto;
 mod capabilities;
 pub(crate) mod session;
 mod state;
@@ -11,7 +10,7 @@ mod trial;
 use burn_amp_core::{AmpError, Precision};
 use burn_backend::Backend;
 
-pub(crate) use state::{DeviceState, InForce};
+pub(crate) use state::DeviceState;
 pub use statistics::OpCasts;
 pub(crate) use statistics::{CastStatistics, CopyBytes};
 
@@ -19,9 +18,9 @@ pub(crate) use statistics::{CastStatistics, CopyBytes};
 /// threads, and returns the precision that is in force from now on: never
 /// [`Auto`](Precision::Auto). Resets the device's counts.
 ///
-/// A device that was never configured is in `Auto`. An operation is tried when it first computes in a
-/// half dtype on a device: one that is not exact there computes in FP32 and gives half. Tensors that exist keep their dtypes, and the next operation on them follows the new
-/// precision.
+/// A device that was never configured is in `Auto`. Tensors that exist keep their dtypes, and the next
+/// operation on them follows the new precision. An operation is tried when it first computes in a half
+/// dtype on a device: where the device is not exact in it, it computes in FP32 and gives half.
 ///
 /// ```
 /// use burn_amp_device::{Precision, configure};

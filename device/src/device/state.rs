@@ -1,46 +1,31 @@
 //! The state of a device.
 
 use std::any::TypeId;
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{OnceLock, PoisonError, RwLock};
 
 use burn_amp_core::policy::trials::{TrialResults, TriedOp};
 use burn_amp_core::policy::{Mode, Support};
-use burn_amp_core::{AmpError, Precision};
+use burn_amp_core::{AmpError, Capabilities, Chosen, Precision, Registry};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
-use super::{CastStatistics, auto, capabilities, name, session, trial};
+use super::capabilities::capabilities;
+use super::{CastStatistics, name, session, trial};
 
 /// A backend and one of its devices.
 type DeviceKey = (TypeId, DeviceId);
 
-/// The states of all devices. Process-wide, because a device outlives every tensor on it and any
+/// The states of all devices. Process-wide, because a device outlives every tensor on it, and any
 /// thread may name it.
-static STATES: Mutex<BTreeMap<DeviceKey, &'static DeviceState>> = Mutex::new(BTreeMap::new());
-
-thread_local! {
-    /// The entries of [`STATES`] that this thread has used: a session's thread runs every operation
-    /// on the same device, and needs no lock to find its state.
-    static SEEN: RefCell<Vec<(DeviceKey, &'static DeviceState)>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The precision that a device computes in.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct InForce {
-    /// Never `Auto`.
-    pub precision: Precision,
-    /// Why this precision.
-    pub why: &'static str,
-}
+static STATES: Registry<DeviceKey, DeviceState> = Registry::new();
 
 /// The state of a device, for all threads and for the life of the process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct DeviceState {
-    support: OnceLock<Support>,
+    capabilities: OnceLock<Capabilities>,
+    auto: OnceLock<Chosen>,
     /// Absent until the device is configured or first computes.
-    in_force: RwLock<Option<InForce>>,
+    in_force: RwLock<Option<Chosen>>,
     /// In f16 and bf16.
     trials: [TrialResults; 2],
     shares_copies: AtomicBool,
@@ -48,54 +33,51 @@ pub(crate) struct DeviceState {
 }
 
 impl DeviceState {
-    fn new() -> Self {
-        Self {
-            support: OnceLock::new(),
-            in_force: RwLock::new(None),
-            trials: Default::default(),
-            shares_copies: AtomicBool::new(false),
-            statistics: CastStatistics::default(),
-        }
+    /// The state of a device of `B`. Takes no lock, since each operation looks its device up.
+    pub(crate) fn of<B: Backend>(device: &B::Device) -> &'static Self {
+        STATES.get_or_add((TypeId::of::<B>(), device.id()), Self::default)
     }
 
-    /// The state of a device of `B`.
-    pub(crate) fn of<B: Backend>(device: &B::Device) -> &'static Self {
-        let key = (TypeId::of::<B>(), device.id());
-        let seen = SEEN.with_borrow(|seen| seen.iter().find(|(k, _)| *k == key).map(|(_, s)| *s));
-        seen.unwrap_or_else(|| {
-            let mut states = STATES.lock().unwrap_or_else(PoisonError::into_inner);
-            let state = *states
-                .entry(key)
-                .or_insert_with(|| Box::leak(Box::new(Self::new())));
-            SEEN.with_borrow_mut(|seen| seen.push((key, state)));
-            state
-        })
+    fn capabilities<B: Backend>(&self, device: &B::Device) -> Capabilities {
+        let reported = || capabilities::<B>(device);
+        *self.capabilities.get_or_init(reported)
     }
 
     pub(crate) fn support<B: Backend>(&self, device: &B::Device) -> Support {
-        *self
-            .support
-            .get_or_init(|| capabilities::support::<B>(device))
+        self.capabilities::<B>(device).support()
     }
 
     /// Gives a device other capabilities than its backend reports, before it is used.
     #[cfg(test)]
     pub(crate) fn pretend(&self, support: Support) {
-        assert_eq!(*self.support.get_or_init(|| support), support);
+        use burn_amp_core::DTypeUses;
+        use burn_amp_core::policy::HalfSupport;
+
+        let uses = |support| DTypeUses {
+            storage: support != HalfSupport::None,
+            arithmetic: support == HalfSupport::Arithmetic,
+            accelerated: support == HalfSupport::Contractions,
+        };
+        let pretended = Capabilities {
+            f16: uses(support.f16),
+            bf16: uses(support.bf16),
+        };
+        assert_eq!(*self.capabilities.get_or_init(|| pretended), pretended);
+    }
+
+    /// What `Auto` selects on the device.
+    fn auto<B: Backend>(&self, device: &B::Device) -> Chosen {
+        *self.auto.get_or_init(|| {
+            let auto = self.capabilities::<B>(device).auto();
+            auto.log_auto(&name::<B>(device));
+            auto
+        })
     }
 
     /// The precision in force; what `Auto` selects if the device was not configured.
-    pub(crate) fn in_force<B: Backend>(&self, device: &B::Device) -> InForce {
+    pub(crate) fn in_force<B: Backend>(&self, device: &B::Device) -> Chosen {
         let in_force = *self.in_force.read().unwrap_or_else(PoisonError::into_inner);
-        in_force.unwrap_or_else(|| {
-            // Another thread that is first selects the same.
-            let selected = selected::<B>(device);
-            let mut in_force = self
-                .in_force
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
-            *in_force.get_or_insert(selected)
-        })
+        in_force.unwrap_or_else(|| self.auto::<B>(device))
     }
 
     /// What `precision` is on this device. Puts nothing in force.
@@ -103,13 +85,14 @@ impl DeviceState {
         &self,
         device: &B::Device,
         precision: Precision,
-    ) -> Result<InForce, AmpError> {
-        Ok(match precision {
-            Precision::Auto => selected::<B>(device),
-            precision => InForce {
-                precision: capabilities::check::<B>(self.support::<B>(device), precision, device)?,
-                why: "asked for",
-            },
+    ) -> Result<Chosen, AmpError> {
+        if precision == Precision::Auto {
+            return Ok(self.auto::<B>(device));
+        }
+        let capabilities = self.capabilities::<B>(device);
+        Ok(Chosen {
+            precision: capabilities.check(precision, || name::<B>(device), "")?,
+            why: "asked for",
         })
     }
 
@@ -117,7 +100,7 @@ impl DeviceState {
         &self,
         device: &B::Device,
         precision: Precision,
-    ) -> Result<InForce, AmpError> {
+    ) -> Result<Chosen, AmpError> {
         let chosen = self.chosen::<B>(device, precision)?;
         self.statistics.reset();
         *self
@@ -137,15 +120,16 @@ impl DeviceState {
         }
     }
 
-    /// Whether the device computes an operation exactly in `half`. Tries it the first time.
+    /// Whether the device is exact in an operation in `half`. Tries it the first time.
     pub(crate) fn is_exact<B: Backend>(
         &self,
         device: &B::Device,
         half: DType,
         op: TriedOp,
     ) -> bool {
-        self.trials(half).is_exact(op, || {
-            trial::is_exact::<B>(device, half, self.support::<B>(device), op)
+        self.trials(half).of(op, || {
+            let support = self.support::<B>(device).of(half);
+            trial::tried::<B>(device, half, support, op)
         })
     }
 
@@ -166,16 +150,6 @@ impl DeviceState {
     pub(crate) fn statistics(&self) -> &CastStatistics {
         &self.statistics
     }
-}
-
-/// What `Auto` selects on the device.
-fn selected<B: Backend>(device: &B::Device) -> InForce {
-    let (precision, why) = auto::select::<B>(device);
-    log::info!(
-        "burn-amp: auto on {} is {precision}: {why}",
-        name::<B>(device)
-    );
-    InForce { precision, why }
 }
 
 #[cfg(test)]

@@ -30,9 +30,12 @@ pub(crate) struct CastStatistics {
 impl CastStatistics {
     /// Counts a cast of `elements` elements for the operation `op`.
     pub(crate) fn cast(&self, op: &'static str, elements: usize, from: DType, to: DType) {
-        self.count(op, elements, from, to, |casts| match is_half(to) {
-            true => &mut casts.to_half,
-            false => &mut casts.from_half,
+        self.count(op, elements, from, to, |casts| {
+            if is_half(to) {
+                &mut casts.to_half
+            } else {
+                &mut casts.from_half
+            }
         });
     }
 

@@ -24,7 +24,7 @@ pub use registry::{Casts, CheckedDevice, Counts, Reads};
 /// A configuration that asks for nothing but what a test says: its operations are not tried, for
 /// they are Flex's, which is not exact in f16 in some.
 pub fn config() -> AmpConfig {
-    AmpConfig::new().with_op_qualification(false)
+    AmpConfig::new().with_trials(false)
 }
 
 /// The backend.
@@ -47,8 +47,8 @@ impl<B: Backend> BackendTypes for Checked<B> {
 }
 
 impl<B: Backend> Backend for Checked<B> {
-    fn name(_device: &CheckedDevice) -> String {
-        "checked".into()
+    fn name(device: &CheckedDevice) -> String {
+        device.name().into()
     }
 
     fn seed(device: &CheckedDevice, seed: u64) {

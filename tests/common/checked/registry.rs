@@ -46,6 +46,7 @@ type Hook = Arc<dyn Fn(&'static str, DType) + Send + Sync>;
 
 #[derive(Clone)]
 struct State {
+    name: &'static str,
     f16: DTypeUsageSet,
     bf16: DTypeUsageSet,
     seed: u64,
@@ -76,6 +77,15 @@ impl CheckedDevice {
         };
         devices().insert(id, state);
         Self { id }
+    }
+
+    /// Has its backend name itself so from now on.
+    pub fn set_name(&self, name: &'static str) {
+        self.with(|state| state.name = name);
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.with(|state| state.name)
     }
 
     /// What has run so far.
@@ -248,6 +258,7 @@ impl DeviceOps for CheckedDevice {}
 impl Default for State {
     fn default() -> Self {
         Self {
+            name: "checked",
             f16: DTypeUsage::general(),
             bf16: DTypeUsage::general(),
             seed: 0,

@@ -62,7 +62,7 @@ fn a_device_with_autodiff_is_used_without() {
         // The device was tried, and its casts are counted.
         let report = AmpReport::of::<B>(&autodiff()).unwrap();
         assert!(report.casts_to_half.count > 0, "{report}");
-        assert_eq!(report.inexact.is_empty(), precision == Precision::Bf16);
+        assert_eq!(report.fp32_here.is_empty(), precision == Precision::Bf16);
     }
 }
 

@@ -66,7 +66,7 @@ pub fn casts<B: Measured>(options: &Options) -> Vec<Value> {
 pub fn device_in<B: Measured>(precision: Precision) -> CheckedDevice {
     let device = CheckedDevice::new();
     config_in(precision)
-        .with_op_qualification(B::TRIED)
+        .with_trials(B::TRIED)
         .apply::<Checked<B>>(&device)
         .expect("a device that does all");
     device

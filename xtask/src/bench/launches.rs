@@ -163,7 +163,7 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
         for precision in precisions::<B>() {
             // As on an accelerator, whose kernels add up in FP32.
             config_in(precision)
-                .with_op_qualification(false)
+                .with_trials(false)
                 .apply::<B>(&device)
                 .expect("a possible precision");
             let counted = step::<B, AmpAutodiff<B>>(model, dims);

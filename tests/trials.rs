@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::backend::Flex;
+use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, AmpReport, GradScaler, LossScaleConfig, Precision, precision_of,
@@ -27,10 +27,10 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn configure(precision: Precision, qualified: bool) {
+fn configure(precision: Precision, tried: bool) {
     let config = AmpConfig::new()
         .with_precision(precision)
-        .with_op_qualification(qualified);
+        .with_trials(tried);
     let config = match precision.scales_loss() {
         true => config.with_loss_scale(LossScaleConfig::Fixed(1.0)),
         false => config,
@@ -68,12 +68,12 @@ fn what_adds_up_in_half_computes_in_fp32_and_gives_half() {
     for op in ["float_matmul", "linear", "conv2d_weight_backward"] {
         // What did not run was not tried.
         let ran = op == "float_matmul";
-        assert_eq!(report.inexact.contains(&op.into()), ran, "{report}");
+        assert_eq!(report.fp32_here.contains(&op.into()), ran, "{report}");
     }
     assert!(
         report
             .to_string()
-            .contains("\ninexact     float_matmul: computed in FP32, then rounded to f16\n")
+            .contains("\nFP32 here   float_matmul: computed in FP32, then rounded to f16\n")
     );
     assert_eq!(GradScaler::of::<B>(&Default::default()).skipped_steps(), 0);
 }
@@ -85,17 +85,17 @@ fn what_is_exact_in_half_computes_without_casts() {
     let config = AmpConfig::new().with_precision(Precision::Bf16);
     config.apply::<Checked>(&device).unwrap();
     let report = || AmpReport::of::<Checked>(&device).unwrap();
-    let mut natives = 0;
+    let mut half_here = 0;
     let mut widened = |op: &str, run: &dyn Fn()| {
         run(); // Tries the operation.
         device.reset();
         run();
         let in_half = device.counts().ran_in(op, DType::BF16);
-        let native = report().native.contains(&op.into());
-        assert_eq!(in_half == 1, native, "{op}");
-        assert_eq!(report().to_string().contains(op), native);
+        let is_half_here = report().half_here.contains(&op.into());
+        assert_eq!(in_half == 1, is_half_here, "{op}");
+        assert_eq!(report().to_string().contains(op), is_half_here);
         assert_eq!(device.counts().ran(op), 1, "{op}");
-        natives += usize::from(native);
+        half_here += usize::from(is_half_here);
     };
     let half = || Tensor::<Amp<Checked>, 3>::ones([1, 2, 8], &device).cast(DType::BF16);
     widened("float_sqrt", &|| drop(half().sqrt()));
@@ -109,11 +109,16 @@ fn what_is_exact_in_half_computes_without_casts() {
             false,
         ));
     });
-    assert_eq!(report().native.len(), natives);
-    assert!(report().inexact.is_empty());
+    assert_eq!(report().half_here.len(), half_here);
+    assert!(report().fp32_here.is_empty());
     let off = checked::config().with_precision(Precision::Bf16);
     off.apply::<Checked>(&device).unwrap();
-    assert!(AmpReport::of::<Checked>(&device).unwrap().native.is_empty());
+    assert!(
+        AmpReport::of::<Checked>(&device)
+            .unwrap()
+            .half_here
+            .is_empty()
+    );
     device.reset();
     drop(half().sqrt());
     assert_eq!(device.counts().ran_in("float_sqrt", DType::F32), 1);
@@ -124,11 +129,11 @@ fn it_can_be_switched_off() {
     let _alone = alone();
     configure(Precision::F16, false);
     assert_eq!(row().1, 2048.0);
-    assert!(report().inexact.is_empty());
+    assert!(report().fp32_here.is_empty());
     // And on again.
     configure(Precision::F16, true);
     assert_eq!(row(), (DType::F16, N as f32, N as f32));
-    assert!(!report().inexact.is_empty());
+    assert!(!report().fp32_here.is_empty());
 }
 
 #[test]
@@ -136,9 +141,9 @@ fn a_dtype_that_the_device_is_exact_in_is_left_alone() {
     let _alone = alone();
     configure(Precision::Bf16, true);
     assert_eq!(row(), (DType::BF16, N as f32, N as f32));
-    assert!(report().inexact.is_empty());
+    assert!(report().fp32_here.is_empty());
     configure(Precision::F32, true);
-    assert!(report().inexact.is_empty());
+    assert!(report().fp32_here.is_empty());
 }
 
 #[test]
@@ -203,6 +208,42 @@ fn product(device: &CheckedDevice) -> Tensor<Amp<Checked>, 2> {
     one().matmul(one())
 }
 
+/// As LibTorch, of which Burn does not say what it accelerates. The layers have no precision of their
+/// own while its products are timed.
+#[test]
+fn what_a_backend_does_not_report_is_timed_in_each_dtype_through_any_layer() {
+    fn is_timed<B: Backend<Device = CheckedDevice>>(precision: Option<Precision>) {
+        let device = CheckedDevice::new();
+        device.set_name("libtorch");
+        if let Some(precision) = precision {
+            let config = checked::config().with_precision(precision);
+            config.apply::<B>(&device).unwrap();
+            assert_eq!(device.counts().ran("float_matmul"), 0);
+        }
+        let report = || AmpReport::of::<B>(&device).unwrap();
+        let auto = with_precision(Precision::Auto, report);
+        assert!(auto.reason.contains("matrices takes"), "{auto}");
+        let counts = device.counts();
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            assert!(counts.ran_in("float_matmul", dtype) >= 4, "{dtype:?}");
+        }
+        assert_eq!(counts.casts_between(DType::F32, DType::F16).count, 0);
+        // Once: what is chosen stays.
+        device.reset();
+        let again = with_precision(Precision::Auto, report);
+        assert_eq!(
+            (again.reason, device.counts().ran("float_matmul")),
+            (auto.reason, 0)
+        );
+    }
+    for precision in [None, Some(Precision::F16)] {
+        is_timed::<Checked>(precision);
+        is_timed::<Amp<Checked>>(precision);
+        is_timed::<Autodiff<Checked>>(precision);
+        is_timed::<AmpAutodiff<Checked>>(precision);
+    }
+}
+
 /// What another thread configures while a device is tried holds.
 #[test]
 fn a_configuration_during_the_trial_is_kept() {
@@ -234,7 +275,7 @@ fn a_configuration_during_the_trial_is_kept() {
 fn what_cannot_be_tried_computes_in_fp32() {
     let _alone = alone();
     let config = AmpConfig::new().with_precision(Precision::Bf16);
-    let inexact = |device: &CheckedDevice| AmpReport::of::<Checked>(device).unwrap().inexact;
+    let fp32_here = |device: &CheckedDevice| AmpReport::of::<Checked>(device).unwrap().fp32_here;
 
     let device = CheckedDevice::new();
     device.before_each(|op, dtype| {
@@ -245,7 +286,7 @@ fn what_cannot_be_tried_computes_in_fp32() {
     });
     config.apply::<Checked>(&device).unwrap();
     assert_eq!(product(&device).dtype(), DType::BF16);
-    assert_eq!(inexact(&device), ["float_matmul"]);
+    assert_eq!(fp32_here(&device), ["float_matmul"]);
     device.without_hook();
 
     // Nothing can be read, as on WebAssembly: inference goes on.
@@ -254,7 +295,7 @@ fn what_cannot_be_tried_computes_in_fp32() {
     config.apply::<Checked>(&device).unwrap();
     let half = product(&device);
     assert_eq!(half.dtype(), DType::BF16);
-    assert_eq!(inexact(&device), ["float_matmul"]);
+    assert_eq!(fp32_here(&device), ["float_matmul"]);
     device.set_unreadable(false);
     assert_eq!(half.into_data().to_vec::<f32>().unwrap(), [1.0]);
     device.reset();

@@ -1,5 +1,8 @@
-//! The requested precision: the names that users write. Depends on dtypes, but not on tensors,
-//! backends or devices.
+//! The precision: the names that users write, and what a device makes of them. Depends on dtypes, but
+//! not on tensors or backends.
+
+mod device;
+mod registry;
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::FloatDType;
 use crate::error::AmpError;
+
+pub use device::{Capabilities, Chosen, DTypeUses};
+pub use registry::Registry;
 
 /// The precision that matrix multiplications and convolutions compute in.
 ///

@@ -1,0 +1,71 @@
+//! The operands of a trial.
+
+use std::ops::RangeInclusive;
+
+use super::TrialDevice;
+
+/// The number of terms in a sum: beyond what f16 (2,048) and bf16 (256) can count to.
+pub const N: usize = 4096;
+/// Enough values that two roundings show where one is allowed.
+pub const SPREAD: usize = 512;
+
+/// Points at which precision is lost: near zero, at a bend and at the end of the range.
+const POINTS: [f32; 12] = [
+    6.2e-5, -1e-3, 0.02, -0.1, 0.5, -1.0, 1.7, -3.0, 3.93, -7.0, 256.0, 60_000.0,
+];
+
+/// Makes the operands of a trial.
+pub struct TrialInputs<'a, D: TrialDevice> {
+    pub(super) device: &'a D,
+    pub(super) half: D::DType,
+    /// The dtype that the trial computes in: `half` or FP32.
+    pub(super) dtype: D::DType,
+}
+
+impl<D: TrialDevice> TrialInputs<'_, D> {
+    /// These values, rounded to half even if the trial computes in FP32.
+    pub fn values<const R: usize>(&self, values: Vec<f32>, shape: [usize; R]) -> D::Tensor {
+        let values = self.device.tensor(values, shape.into());
+        let rounded = self.device.cast(values, self.half);
+        self.device.cast(rounded, self.dtype)
+    }
+
+    /// Ones.
+    pub fn ones<const R: usize>(&self, shape: [usize; R]) -> D::Tensor {
+        self.values(vec![1.0; shape.iter().product()], shape)
+    }
+
+    /// Ones, with 2,048 in the middle: from there, neither f16 nor bf16 can count in steps of one.
+    /// For sums of few terms, in any order.
+    pub fn peak<const R: usize>(&self, shape: [usize; R]) -> D::Tensor {
+        let mut values = vec![1.0; shape.iter().product()];
+        let middle = values.len() / 2;
+        values[middle] = 2048.0;
+        self.values(values, shape)
+    }
+
+    /// Twelve points at which precision is lost.
+    pub fn points(&self) -> D::Tensor {
+        self.values(POINTS.into(), [POINTS.len()])
+    }
+
+    /// Positive values of four orders of magnitude, in no order.
+    pub fn varied<const R: usize>(&self, shape: [usize; R]) -> D::Tensor {
+        let fraction = |i: usize| (i as f32 * 0.618_034).fract();
+        let value = |i: usize| fraction(i) * 10f32.powi((i * i % 4) as i32 - 2);
+        let count = shape.iter().product();
+        self.values((1..=count).map(value).collect(), shape)
+    }
+
+    /// The end of f16's range, where a sum of two overflows.
+    pub fn ends<const R: usize>(&self, shape: [usize; R]) -> D::Tensor {
+        self.values(vec![60_000.0; shape.iter().product()], shape)
+    }
+
+    /// Values spread evenly over a range.
+    pub fn spread(&self, range: RangeInclusive<f32>) -> D::Tensor {
+        let (from, to) = range.into_inner();
+        let value = |i: usize| from + (to - from) * i as f32 / (SPREAD - 1) as f32;
+        self.values((0..SPREAD).map(value).collect(), [SPREAD])
+    }
+}

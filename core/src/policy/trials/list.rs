@@ -1,0 +1,162 @@
+//! The operations that are tried, each with the operands that try it.
+
+/// The tried operations. Each row has the first version of Burn with the operation, its name, and the
+/// arguments of its trials.
+///
+/// `trials! { for Burn 0.21 }` is, in an implementation of [`TrialDevice`](super::TrialDevice), the
+/// function `trials`. A macro, since each version of Burn has a `Backend` of its own: a trial is a
+/// call of a method of `B`. Functions `conv` and `transpose` beside it give the options of a plain
+/// convolution.
+// One row of a matrix selects a different kernel than many. So do few channels, and taps instead of
+// channels.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! trials {
+    (for $($of:tt)*) => {
+        $crate::trials! { $($of)* |inputs|
+            0.21 float_matmul
+                (inputs.ones([1, N]), inputs.ones([N, 1]))
+                (inputs.ones([1, N]), inputs.ones([N, 8]))
+                (inputs.ones([8, N]), inputs.ones([N, 8]))
+                (inputs.ones([2, 1, N]), inputs.ones([2, N, 8]));
+            0.21 linear
+                (inputs.ones([1, N]), inputs.ones([N, 8]), None)
+                (inputs.ones([8, N]), inputs.ones([N, 8]), None);
+            0.21 linear_x_backward
+                (inputs.ones([8, N]), inputs.ones([1, N]))
+                (inputs.ones([8, N]), inputs.ones([8, N]));
+            0.21 linear_weight_backward
+                (inputs.ones([N, 8]), inputs.ones([N, 8]))
+                (inputs.ones([N, 1]), inputs.ones([N, 1]));
+            0.21 conv1d
+                (inputs.ones([1, N, 2]), inputs.ones([4, N, 1]), None, conv())
+                (inputs.ones([1, 1, 64]), inputs.peak([1, 1, 64]), None, conv());
+            0.21 conv1d_x_backward
+                (inputs.ones([1, 4, 2]), inputs.ones([N, 4, 1]), inputs.ones([1, N, 2]), conv())
+                (inputs.ones([1, 1, 127]), inputs.peak([1, 1, 64]), inputs.ones([1, 1, 64]), conv());
+            0.21 conv1d_weight_backward
+                (inputs.ones([2, 8, N / 2]), inputs.ones([8, 8, 1]), inputs.ones([2, 8, N / 2]), conv())
+                (inputs.ones([2, 1, N / 2]), inputs.ones([1, 1, 1]), inputs.ones([2, 1, N / 2]), conv());
+            0.21 conv2d
+                (inputs.ones([1, N, 2, 2]), inputs.ones([4, N, 1, 1]), None, conv())
+                (inputs.ones([1, 1, 8, 8]), inputs.peak([1, 1, 8, 8]), None, conv());
+            0.21 conv2d_x_backward
+                (inputs.ones([1, 4, 2, 2]), inputs.ones([N, 4, 1, 1]), inputs.ones([1, N, 2, 2]), conv())
+                (inputs.ones([1, 1, 15, 15]), inputs.peak([1, 1, 8, 8]), inputs.ones([1, 1, 8, 8]), conv());
+            0.21 conv2d_weight_backward
+                (inputs.ones([4, 8, 32, 32]), inputs.ones([8, 8, 1, 1]), inputs.ones([4, 8, 32, 32]), conv())
+                (inputs.ones([4, 1, 32, 32]), inputs.ones([1, 1, 1, 1]), inputs.ones([4, 1, 32, 32]), conv());
+            0.21 conv3d
+                (inputs.ones([1, N, 1, 2, 2]), inputs.ones([4, N, 1, 1, 1]), None, conv())
+                (inputs.ones([1, 1, 4, 4, 4]), inputs.peak([1, 1, 4, 4, 4]), None, conv());
+            0.21 conv3d_x_backward
+                (inputs.ones([1, 4, 1, 2, 2]), inputs.ones([N, 4, 1, 1, 1]), inputs.ones([1, N, 1, 2, 2]), conv())
+                (inputs.ones([1, 1, 7, 7, 7]), inputs.peak([1, 1, 4, 4, 4]), inputs.ones([1, 1, 4, 4, 4]), conv());
+            0.21 conv3d_weight_backward
+                (inputs.ones([1, 8, 16, 16, 16]), inputs.ones([8, 8, 1, 1, 1]), inputs.ones([1, 8, 16, 16, 16]), conv())
+                (inputs.ones([1, 1, 16, 16, 16]), inputs.ones([1, 1, 1, 1, 1]), inputs.ones([1, 1, 16, 16, 16]), conv());
+            0.21 conv_transpose1d
+                (inputs.ones([1, N, 2]), inputs.ones([N, 4, 1]), None, transpose())
+                (inputs.ones([1, 1, 64]), inputs.peak([1, 1, 64]), None, transpose());
+            0.21 conv_transpose1d_x_backward
+                (inputs.ones([4, N, 1]), inputs.ones([1, N, 2]), transpose())
+                (inputs.peak([1, 1, 64]), inputs.ones([1, 1, 127]), transpose());
+            0.21 conv_transpose1d_weight_backward
+                (inputs.ones([2, 8, N / 2]), inputs.ones([8, 8, 1]), inputs.ones([2, 8, N / 2]), transpose())
+                (inputs.ones([2, 1, N / 2]), inputs.ones([1, 1, 1]), inputs.ones([2, 1, N / 2]), transpose());
+            0.21 conv_transpose2d
+                (inputs.ones([1, N, 2, 2]), inputs.ones([N, 4, 1, 1]), None, transpose())
+                (inputs.ones([1, 1, 8, 8]), inputs.peak([1, 1, 8, 8]), None, transpose());
+            0.21 conv_transpose2d_x_backward
+                (inputs.ones([4, N, 1, 1]), inputs.ones([1, N, 2, 2]), transpose())
+                (inputs.peak([1, 1, 8, 8]), inputs.ones([1, 1, 15, 15]), transpose());
+            0.21 conv_transpose2d_weight_backward
+                (inputs.ones([4, 8, 32, 32]), inputs.ones([8, 8, 1, 1]), inputs.ones([4, 8, 32, 32]), transpose())
+                (inputs.ones([4, 1, 32, 32]), inputs.ones([1, 1, 1, 1]), inputs.ones([4, 1, 32, 32]), transpose());
+            0.21 conv_transpose3d
+                (inputs.ones([1, N, 1, 2, 2]), inputs.ones([N, 4, 1, 1, 1]), None, transpose())
+                (inputs.ones([1, 1, 4, 4, 4]), inputs.peak([1, 1, 4, 4, 4]), None, transpose());
+            0.21 conv_transpose3d_x_backward
+                (inputs.ones([4, N, 1, 1, 1]), inputs.ones([1, N, 1, 2, 2]), transpose())
+                (inputs.peak([1, 1, 4, 4, 4]), inputs.ones([1, 1, 7, 7, 7]), transpose());
+            0.21 conv_transpose3d_weight_backward
+                (inputs.ones([1, 8, 16, 16, 16]), inputs.ones([8, 8, 1, 1, 1]), inputs.ones([1, 8, 16, 16, 16]), transpose())
+                (inputs.ones([1, 1, 16, 16, 16]), inputs.ones([1, 1, 1, 1, 1]), inputs.ones([1, 1, 16, 16, 16]), transpose());
+            0.21 float_tanh (inputs.points());
+            0.21 gelu (inputs.points());
+            0.21 float_atan (inputs.points());
+            0.21 float_atan2 (inputs.points(), inputs.values(vec![256.0; 12], [12]));
+            0.21 gelu_backward
+                (inputs.points(), inputs.ones([12]))
+                (inputs.spread(-6.0..=6.0), inputs.varied([SPREAD]));
+            0.21 sigmoid_backward (inputs.spread(0.0..=1.0), inputs.varied([SPREAD]));
+            0.21 log_sigmoid_backward
+                (inputs.points(), inputs.ones([12]))
+                (inputs.spread(-10.0..=10.0), inputs.varied([SPREAD]));
+            0.21 float_sqrt (inputs.varied([64])) (inputs.ends([1]));
+            0.21 layer_norm
+                (inputs.varied([8, 256]), inputs.varied([256]), Some(inputs.varied([256])), 1e-5)
+                (inputs.values((0..512).map(|i| i as f32 * 100.0).collect(), [1, 512]), inputs.ones([512]), None, 1e-5);
+            0.21 avg_pool1d
+                (inputs.varied([1, 2, N]), 64, 64, 0, true, false)
+                (inputs.ones([1, 1, N]), N, N, 0, true, false)
+                (inputs.ends([1, 1, 64]), 4, 4, 0, true, false);
+            0.21 avg_pool2d
+                (inputs.varied([1, 2, 64, 64]), [8, 8], [8, 8], [0, 0], true, false)
+                (inputs.ones([1, 1, 64, 64]), [64, 64], [64, 64], [0, 0], true, false)
+                (inputs.ends([1, 1, 8, 8]), [2, 2], [2, 2], [0, 0], true, false);
+            0.21 avg_pool1d_backward
+                (inputs.ones([1, 1, 127]), inputs.varied([1, 1, 64]), 64, 1, 0, true, false);
+            0.21 avg_pool2d_backward
+                (inputs.ones([1, 1, 15, 15]), inputs.varied([1, 1, 8, 8]), [8, 8], [1, 1], [0, 0], true, false);
+            0.21 adaptive_avg_pool1d
+                (inputs.varied([1, 2, N]), 64)
+                (inputs.ones([1, 1, N]), 1)
+                (inputs.ends([1, 1, 64]), 16);
+            0.21 adaptive_avg_pool2d
+                (inputs.varied([1, 2, 64, 64]), [8, 8])
+                (inputs.ones([1, 1, 64, 64]), [1, 1])
+                (inputs.ends([1, 1, 8, 8]), [4, 4]);
+            0.22 adaptive_avg_pool3d
+                (inputs.varied([1, 2, 16, 16, 16]), [4, 4, 4])
+                (inputs.ones([1, 1, 16, 16, 16]), [1, 1, 1])
+                (inputs.ends([1, 1, 4, 4, 4]), [2, 2, 2]);
+            0.21 adaptive_avg_pool1d_backward
+                (inputs.ones([1, 1, 64]), inputs.varied([1, 1, 24]))
+                (inputs.ones([1, 1, 1]), inputs.ones([1, 1, N]));
+            0.21 adaptive_avg_pool2d_backward
+                (inputs.ones([1, 1, 16, 16]), inputs.varied([1, 1, 12, 12]))
+                (inputs.ones([1, 1, 1, 1]), inputs.ones([1, 1, 64, 64]));
+            0.22 adaptive_avg_pool3d_backward
+                (inputs.ones([1, 1, 8, 8, 8]), inputs.varied([1, 1, 6, 6, 6]))
+                (inputs.ones([1, 1, 1, 1, 1]), inputs.ones([1, 1, 16, 16, 16]));
+        }
+    };
+
+    (names |$inputs:ident| $($since:tt $op:ident $(($($argument:tt)*))+;)*) => {
+        /// The tried operations.
+        pub const TRIED: [&str; [$(stringify!($op)),*].len()] = [$(stringify!($op)),*];
+    };
+
+    (Burn $burn:tt |$inputs:ident| $($since:tt $op:ident $(($($argument:tt)*))+;)*) => {
+        fn trials(
+            op: $crate::policy::trials::TriedOp,
+        ) -> ::std::vec::Vec<$crate::policy::trials::Trial<Self>> {
+            use $crate::policy::trials::{N, SPREAD, Trial};
+
+            $($crate::trials! { if Burn $burn has $since {
+                if op.name() == stringify!($op) {
+                    let trials: &[Trial<Self>] = &[$(|$inputs| B::$op($($argument)*)),+];
+                    return trials.to_vec();
+                }
+            } })*
+            ::std::vec::Vec::new()
+        }
+    };
+
+    // What a version of Burn lacks is left out.
+    (if Burn 0.21 has 0.22 { $($trials:tt)* }) => {};
+    (if Burn $burn:tt has $since:tt { $($trials:tt)* }) => { $($trials)* };
+}
+
+trials! { for names }

@@ -1,0 +1,353 @@
+//! Trials: which operations a device computes in half as exactly as half allows.
+//!
+//! An operation is *tried* when it first computes in half on a device, and the device is *exact* in it
+//! or not.
+//!
+//! Some kernels accumulate products in half, so that 4,096 ones sum to 2,048. Others compute a
+//! function in half throughout and lose its last bits or its small results. What a device is not
+//! exact in runs in FP32 there: operands are rounded to half first, and the result is half, so the
+//! values are those of an exact device. An operation that could not be tried runs the same way.
+//!
+//! Other kernels compute in FP32 inside, such as LibTorch's: what the policy runs in FP32 needs no
+//! casts there. An operation of that class runs in half where the device is exact in it.
+
+mod inputs;
+mod list;
+
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+use super::table::rows_of;
+use super::{Class, HalfSupport, class, same};
+use crate::FloatDType;
+
+pub use inputs::{N, SPREAD, TrialInputs};
+pub use list::TRIED;
+
+/// A device of some version of Burn, as a trial uses it.
+pub trait TrialDevice: Sized {
+    /// Burn's dtype.
+    type DType: FloatDType;
+    /// A float tensor on the device.
+    type Tensor;
+
+    /// What the log calls the device.
+    fn name(&self) -> String;
+
+    /// An FP32 tensor of these values.
+    fn tensor(&self, values: Vec<f32>, shape: Vec<usize>) -> Self::Tensor;
+
+    /// A tensor in `dtype`.
+    fn cast(&self, tensor: Self::Tensor, dtype: Self::DType) -> Self::Tensor;
+
+    /// The values of an FP32 tensor; `None` if they cannot be read back.
+    fn read(&self, tensor: Self::Tensor) -> Option<Vec<f32>>;
+
+    /// The trials of an operation. `burn_amp_core::trials!` writes this function.
+    fn trials(op: TriedOp) -> Vec<Trial<Self>>;
+}
+
+/// Calls an operation on operands that it makes.
+pub type Trial<D> = fn(&TrialInputs<D>) -> <D as TrialDevice>::Tensor;
+
+/// A tried operation, by its place in [`TRIED`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TriedOp(usize);
+
+impl TriedOp {
+    /// The operation of this name; `None` if it is not tried.
+    pub const fn named(name: &str) -> Option<Self> {
+        let mut i = 0;
+        while i < TRIED.len() {
+            if same(TRIED[i], name) {
+                return Some(Self(i));
+            }
+            i += 1;
+        }
+        None
+    }
+
+    /// Its name, that of a method of Burn's backends.
+    pub const fn name(self) -> &'static str {
+        TRIED[self.0]
+    }
+
+    /// Whether the policy runs it in half where the device is exact, and otherwise in FP32. The
+    /// others run in half, and in FP32 where the device is not exact.
+    fn is_widened(self) -> bool {
+        class(self.name()) == Class::Fp32Inside
+    }
+
+    /// Tries the operation on a device: whether the device is exact in it, in `half`. A device whose
+    /// results cannot be read back, or that panics, is not shown to be exact. Logs what was found.
+    ///
+    /// - `support`: that of the device. One that only contracts in half computes no other operation
+    ///   there, and is not tried on it.
+    /// - `or`: what else a user can do if the trial fails, empty or a sentence with a space before it.
+    pub fn tried<D: TrialDevice>(
+        self,
+        device: &D,
+        half: D::DType,
+        support: HalfSupport,
+        or: &str,
+    ) -> bool {
+        if support != HalfSupport::Arithmetic && class(self.name()) != Class::LowerPrecision {
+            return false;
+        }
+        let trials = D::trials(self);
+        assert!(!trials.is_empty(), "{} has no trial", self.name());
+        let passes = || self.passes(&trials, device, half);
+        let exact = catch_unwind(AssertUnwindSafe(passes)).unwrap_or(None);
+        let (op, device) = (self.name(), device.name());
+        let half = if half == D::DType::F16 { "f16" } else { "bf16" };
+        match exact {
+            Some(false) if !self.is_widened() => log::info!(
+                "burn-amp: {device} is not exact in {half} in {op}: it computes in FP32 and gives \
+                 {half}"
+            ),
+            None if !self.is_widened() => log::warn!(
+                "burn-amp: {device} could not be tried in {half} in {op}: the trial panicked, or its \
+                 result could not be read back. It computes in FP32 and gives {half}.{or}"
+            ),
+            Some(_) | None => {}
+        }
+        exact == Some(true)
+    }
+
+    /// Whether the device passes all trials. `None` if a result cannot be read back.
+    fn passes<D: TrialDevice>(
+        self,
+        trials: &[Trial<D>],
+        device: &D,
+        half: D::DType,
+    ) -> Option<bool> {
+        for trial in trials {
+            let computed = |dtype| {
+                let inputs = TrialInputs {
+                    device,
+                    half,
+                    dtype,
+                };
+                device.read(device.cast(trial(&inputs), D::DType::F32))
+            };
+            let (computed, expected) = (computed(half)?, computed(D::DType::F32)?);
+            if !agree(self.name(), half, &computed, &expected) {
+                return Some(false);
+            }
+        }
+        Some(true)
+    }
+}
+
+/// What the trials of a device have shown so far, in one half dtype. An operation is tried when it
+/// first computes there: all of them take minutes on a device that tunes its kernels.
+#[derive(Debug)]
+pub struct TrialResults {
+    exact: [OnceLock<bool>; TRIED.len()],
+}
+
+impl Default for TrialResults {
+    fn default() -> Self {
+        Self {
+            exact: [const { OnceLock::new() }; TRIED.len()],
+        }
+    }
+}
+
+impl TrialResults {
+    /// Whether the device is exact in an operation. `tried` tells, the first time. Nothing is locked
+    /// meanwhile: a thread that waits for the trial's kernels may come here again, and a second trial
+    /// does no harm.
+    pub fn of(&self, op: TriedOp, tried: impl FnOnce() -> bool) -> bool {
+        let known = &self.exact[op.0];
+        known.get().copied().unwrap_or_else(|| {
+            let found = tried();
+            *known.get_or_init(|| found)
+        })
+    }
+
+    /// Operations that the policy runs in half, but this device in FP32: it is not exact in them.
+    pub fn fp32_here(&self) -> Vec<String> {
+        self.shown(false, |op| !op.is_widened())
+    }
+
+    /// Operations that the policy runs in FP32, but this device in half: it is exact in them.
+    pub fn half_here(&self) -> Vec<String> {
+        self.shown(true, TriedOp::is_widened)
+    }
+
+    /// The names of the operations in which the device was found exact, or not, in the table's order.
+    fn shown(&self, exact: bool, is: impl Fn(TriedOp) -> bool) -> Vec<String> {
+        let ops = (0..TRIED.len()).map(TriedOp);
+        ops.filter(|op| self.exact[op.0].get() == Some(&exact) && is(*op))
+            .map(|op| op.name().into())
+            .collect()
+    }
+}
+
+/// The lines of a report in `half` about what [`TrialResults`] found, each with its end. Without a
+/// line, the device does as the policy says.
+pub fn report_lines(half: impl Display, fp32_here: &[String], half_here: &[String]) -> String {
+    let fp32 = format!("computed in FP32, then rounded to {half}");
+    let exact = format!("as exact in {half} as in FP32, so without casts");
+    line("FP32 here", fp32_here, "fp32_here", &fp32)
+        + &line("half here", half_here, "half_here", &exact)
+}
+
+/// How many operations a line of a report names. Its field has all.
+const SHOWN: usize = 5;
+
+fn line(label: &str, ops: &[String], field: &str, why: &str) -> String {
+    let first = ops[..ops.len().min(SHOWN)].join(", ");
+    match ops.len() {
+        0 => String::new(),
+        1..=SHOWN => format!("{label:<12}{first}: {why}\n"),
+        all => {
+            let more = all - SHOWN;
+            format!("{label:<12}{first} and {more} more (see `{field}`): {why}\n")
+        }
+    }
+}
+
+/// Whether every value that `op` computed in `half` equals the rounded FP32 value.
+fn agree<D: FloatDType>(op: &str, half: D, values: &[f32], expected: &[f32]) -> bool {
+    let (bits, roundings) = if half == D::F16 {
+        (11, 1)
+    } else {
+        (8, rows_of(op).roundings)
+    };
+    // A quarter of a rounding more, because FP32 is not exact either.
+    let relative = (f32::from(roundings) + 0.25) * 2f32.powi(-bits);
+    // 6e-8 is the smallest number of f16.
+    let close = |(h, e): (&f32, &f32)| (h - e).abs() <= e.abs() * relative + 6e-8;
+    values.iter().zip(expected).all(close)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::dtype::tests::DType;
+
+    /// A device that reads these values: those of each trial in half, and then those in FP32. It
+    /// panics after the last.
+    struct Reads(RefCell<Vec<Option<f32>>>);
+
+    impl TrialDevice for Reads {
+        type DType = DType;
+        type Tensor = ();
+
+        fn name(&self) -> String {
+            "a device".into()
+        }
+
+        fn tensor(&self, _: Vec<f32>, _: Vec<usize>) {}
+
+        fn cast(&self, (): (), _: DType) {}
+
+        fn read(&self, (): ()) -> Option<Vec<f32>> {
+            Some(vec![self.0.borrow_mut().remove(0)?])
+        }
+
+        fn trials(_: TriedOp) -> Vec<Trial<Self>> {
+            vec![|inputs| inputs.ones([1]), |inputs| inputs.points()]
+        }
+    }
+
+    const SAME: [Option<f32>; 2] = [Some(1.0), Some(1.0)];
+    const OTHER: [Option<f32>; 2] = [Some(2.0), Some(1.0)];
+    const UNREAD: [Option<f32>; 2] = [Some(1.0), None];
+
+    /// What a report says after a trial of `op` that reads these values.
+    fn tried(op: &str, support: HalfSupport, read: &[[Option<f32>; 2]]) -> [String; 2] {
+        let op = TriedOp::named(op).unwrap();
+        let results = TrialResults::default();
+        let device = Reads(RefCell::new(read.concat()));
+        let found = results.of(op, || op.tried(&device, DType::F16, support, ""));
+        // It is tried once.
+        assert_eq!(results.of(op, || panic!("a second trial")), found);
+        [results.fp32_here(), results.half_here()].map(|ops| ops.join(" "))
+    }
+
+    #[test]
+    fn a_trial_takes_half_away_and_gives_it() {
+        let found = |op, read: &[_]| tried(op, HalfSupport::Arithmetic, read);
+        assert_eq!(found("conv2d", &[SAME, SAME]), ["", ""]);
+        assert_eq!(found("gelu_backward", &[SAME, SAME]), ["", "gelu_backward"]);
+        // One that fails is the last. The device panics after what it has read.
+        let panics: &[_] = &[SAME];
+        for read in [&[OTHER], &[SAME, OTHER][..], &[UNREAD], panics, &[]] {
+            assert_eq!(found("conv2d", read), ["conv2d", ""], "{read:?}");
+            assert_eq!(found("gelu_backward", read), ["", ""], "{read:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_only_contracts_is_tried_on_contractions() {
+        let found = |op, read: &[_]| tried(op, HalfSupport::Contractions, read);
+        assert_eq!(found("conv2d", &[OTHER]), ["conv2d", ""]);
+        assert_eq!(found("conv2d", &[SAME, SAME]), ["", ""]);
+        assert_eq!(found("gelu_backward", &[SAME, SAME]), ["", ""]);
+    }
+
+    #[test]
+    fn a_trial_within_a_trial_of_the_same_operation_ends() {
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let op = TriedOp::named("conv2d").unwrap();
+            let results = TrialResults::default();
+            let found = results.of(op, || results.of(op, || true));
+            done.send(found).unwrap();
+        });
+        let ended = ended.recv_timeout(std::time::Duration::from_secs(60));
+        assert_eq!(ended, Ok(true));
+    }
+
+    #[test]
+    fn one_rounding_is_exact() {
+        let agrees = |op, half, value, expected| agree(op, half, &[value], &[expected]);
+        let ulp = 2f32.powi(-8);
+        assert!(agrees("conv2d", DType::BF16, 1.0 + ulp, 1.0));
+        assert!(!agrees("conv2d", DType::BF16, 1.0 + 2.0 * ulp, 1.0));
+        let composed = "sigmoid_backward";
+        assert!(agrees(composed, DType::BF16, 1.0 + 3.0 * ulp, 1.0));
+        assert!(!agrees(composed, DType::BF16, 1.0 + 4.0 * ulp, 1.0));
+        let three = 1.0 + 3.0 * 2f32.powi(-11);
+        assert!(!agrees(composed, DType::F16, three, 1.0));
+        assert!(!agrees("conv2d", DType::F16, 1.0 + ulp, 1.0));
+        assert!(!agrees("conv2d", DType::F16, f32::INFINITY, 60_000.0));
+        assert!(!agrees("conv2d", DType::F16, f32::NAN, 1.0));
+    }
+
+    #[test]
+    fn every_tried_operation_has_a_row_and_a_name() {
+        for op in TRIED {
+            // Panics without a row.
+            class(op);
+            assert_eq!(TriedOp::named(op).map(TriedOp::name), Some(op));
+        }
+        assert_eq!(TriedOp::named("no such operation"), None);
+    }
+
+    #[test]
+    fn a_report_names_the_first_operations_and_the_field_with_all() {
+        let ops = |count: usize| TRIED[..count].iter().map(|op| op.to_string()).collect();
+        let lines = |fp32, half| {
+            let [fp32, half]: [Vec<_>; 2] = [fp32, half].map(ops);
+            report_lines("f16", &fp32, &half)
+        };
+        assert_eq!(lines(0, 0), "");
+        assert_eq!(
+            lines(1, 2),
+            "FP32 here   float_matmul: computed in FP32, then rounded to f16\n\
+             half here   float_matmul, linear: as exact in f16 as in FP32, so without casts\n"
+        );
+        let many = lines(8, 0);
+        assert!(
+            many.contains("conv1d and 3 more (see `fp32_here`): "),
+            "{many}"
+        );
+    }
+}

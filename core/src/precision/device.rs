@@ -1,0 +1,218 @@
+//! The precision of a device: what its backend reports of half, what the device can do then, and what
+//! [`Precision::Auto`] is there.
+
+use std::fmt;
+
+use super::Precision;
+use crate::error::AmpError;
+use crate::policy::{HalfSupport, Support};
+
+/// A precision, and why a device computes in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chosen {
+    /// Never `Auto`.
+    pub precision: Precision,
+    /// The reason.
+    pub why: &'static str,
+}
+
+impl Chosen {
+    /// Logs what `Auto` is on a device of this name.
+    pub fn log_auto(self, device: &str) {
+        let Self { precision, why } = self;
+        log::info!("burn-amp: auto on {device} is {precision}: {why}");
+    }
+}
+
+/// What a backend says that a device does in a dtype.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DTypeUses {
+    /// Stores tensors, and casts them.
+    pub storage: bool,
+    /// Computes the usual operations.
+    pub arithmetic: bool,
+    /// Multiplies matrices in units made for it.
+    pub accelerated: bool,
+}
+
+impl DTypeUses {
+    /// What they support, if the dtype is half.
+    pub fn half_support(self) -> HalfSupport {
+        if self.storage && self.arithmetic {
+            HalfSupport::Arithmetic
+        } else if self.storage && self.accelerated {
+            HalfSupport::Contractions
+        } else {
+            HalfSupport::None
+        }
+    }
+
+    fn is_accelerated_half(self) -> bool {
+        self.accelerated && self.half_support() != HalfSupport::None
+    }
+}
+
+/// In Burn's words.
+impl fmt::Display for DTypeUses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let uses = [
+            self.storage.then_some("Storage"),
+            self.arithmetic.then_some("Arithmetic"),
+            self.accelerated.then_some("Accelerated"),
+        ];
+        let uses: Vec<_> = uses.into_iter().flatten().collect();
+        if uses.is_empty() {
+            f.write_str("nothing")
+        } else {
+            f.write_str(&uses.join(" and "))
+        }
+    }
+}
+
+/// What a backend says that a device does in half. Constant for the life of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Capabilities {
+    /// In f16.
+    pub f16: DTypeUses,
+    /// In bf16.
+    pub bf16: DTypeUses,
+}
+
+impl Capabilities {
+    /// What the policy can use of them.
+    pub fn support(self) -> Support {
+        Support {
+            f16: self.f16.half_support(),
+            bf16: self.bf16.half_support(),
+        }
+    }
+
+    /// What `Auto` is, by what the device accelerates.
+    pub fn auto(self) -> Chosen {
+        let (precision, why) = if self.bf16.is_accelerated_half() {
+            (Precision::Bf16, "the device accelerates bf16")
+        } else if self.f16.is_accelerated_half() {
+            (Precision::F16, "the device accelerates f16, but not bf16")
+        } else {
+            let why = "the device accelerates neither f16 nor bf16";
+            (Precision::F32, why)
+        };
+        Chosen { precision, why }
+    }
+
+    /// The precision, if the device can do it.
+    ///
+    /// - `device`: gives its name.
+    /// - `hint`: what else a user can choose, empty or starting with a comma.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::UnsupportedPrecision`].
+    pub fn check(
+        self,
+        precision: Precision,
+        device: impl FnOnce() -> String,
+        hint: &'static str,
+    ) -> Result<Precision, AmpError> {
+        let uses = |precision| match precision {
+            Precision::F16 => Some(self.f16),
+            Precision::Bf16 => Some(self.bf16),
+            Precision::F32 | Precision::Auto => None,
+        };
+        let is_possible = |precision: &Precision| {
+            uses(*precision).is_none_or(|uses| uses.half_support() != HalfSupport::None)
+        };
+        if is_possible(&precision) {
+            return Ok(precision);
+        }
+        let all = [Precision::F16, Precision::Bf16, Precision::F32].into_iter();
+        let possible: Vec<_> = all.filter(is_possible).map(|p| p.to_string()).collect();
+        Err(AmpError::UnsupportedPrecision {
+            precision,
+            device: device(),
+            reported: uses(precision).unwrap_or_default().to_string(),
+            possible: possible.join(", "),
+            hint,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn uses(storage: bool, arithmetic: bool, accelerated: bool) -> DTypeUses {
+        DTypeUses {
+            storage,
+            arithmetic,
+            accelerated,
+        }
+    }
+
+    const NONE: DTypeUses = uses(false, false, false);
+    const STORED: DTypeUses = uses(true, false, false);
+    const GENERAL: DTypeUses = uses(true, true, false);
+    const ACCELERATED: DTypeUses = uses(true, true, true);
+    const CONTRACTIONS: DTypeUses = uses(true, false, true);
+    /// As no backend reports.
+    const UNSTORED: DTypeUses = uses(false, false, true);
+
+    #[test]
+    fn support_is_read_from_the_uses() {
+        for (uses, support, text) in [
+            (NONE, HalfSupport::None, "nothing"),
+            (STORED, HalfSupport::None, "Storage"),
+            (UNSTORED, HalfSupport::None, "Accelerated"),
+            (GENERAL, HalfSupport::Arithmetic, "Storage and Arithmetic"),
+            (
+                CONTRACTIONS,
+                HalfSupport::Contractions,
+                "Storage and Accelerated",
+            ),
+            (
+                ACCELERATED,
+                HalfSupport::Arithmetic,
+                "Storage and Arithmetic and Accelerated",
+            ),
+        ] {
+            assert_eq!(uses.half_support(), support, "{uses:?}");
+            assert_eq!(uses.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn auto_prefers_accelerated_bf16_then_f16_then_fp32() {
+        for (f16, bf16, expected) in [
+            (ACCELERATED, ACCELERATED, Precision::Bf16),
+            (ACCELERATED, CONTRACTIONS, Precision::Bf16),
+            (ACCELERATED, GENERAL, Precision::F16),
+            (CONTRACTIONS, NONE, Precision::F16),
+            (GENERAL, GENERAL, Precision::F32),
+            (NONE, NONE, Precision::F32),
+            (UNSTORED, NONE, Precision::F32),
+        ] {
+            let auto = Capabilities { f16, bf16 }.auto();
+            assert_eq!(auto.precision, expected, "{f16:?} {bf16:?}");
+        }
+    }
+
+    #[test]
+    fn an_unsupported_precision_is_an_error_that_names_what_is_possible() {
+        let capabilities = Capabilities {
+            f16: CONTRACTIONS,
+            bf16: STORED,
+        };
+        let check = |precision| capabilities.check(precision, || "flex on Cpu".into(), ", or ..");
+        assert_eq!(check(Precision::F16), Ok(Precision::F16));
+        assert_eq!(check(Precision::F32), Ok(Precision::F32));
+        let error = check(Precision::Bf16).unwrap_err();
+        let expected = AmpError::UnsupportedPrecision {
+            precision: Precision::Bf16,
+            device: "flex on Cpu".into(),
+            reported: "Storage".into(),
+            possible: "f16, f32".into(),
+            hint: ", or ..",
+        };
+        assert_eq!(error, expected);
+    }
+}
