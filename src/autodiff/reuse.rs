@@ -12,10 +12,10 @@ use crate::tensor::Use;
 
 /// A tensor in `dtype`: by a [`cast`] on the tape or, without autodiff, through the cast cache.
 pub(crate) fn into_dtype<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> FloatTensor<B> {
-    match tensor.dtype() == dtype || !B::ad_enabled(&tensor.device()) {
-        true => tensor.into_dtype(dtype),
-        false => shared_cast(&tensor, dtype).unwrap_or_else(|| cast::<B>(tensor.primitive, dtype)),
+    if tensor.dtype() == dtype || !B::ad_enabled(&tensor.device()) {
+        return tensor.into_dtype(dtype);
     }
+    shared_cast(&tensor, dtype).unwrap_or_else(|| cast::<B>(tensor.primitive, dtype))
 }
 
 /// The backward passes of this process so far: a tensor of any thread may be used before and after.
@@ -60,7 +60,7 @@ fn half_copy<B: Backend>(leaf: &AmpTensor<B>, dtype: DType) -> Option<FloatTenso
         Use::Again(node) => return Some(node),
         Use::New(root) => root,
     };
-    let tape = tape::of::<B>(&leaf.device())?;
+    let tape = tape::of::<B>()?;
     let node = match root {
         Some(root) => tape.alias_of_half_leaf(root, &leaf.primitive),
         None => tape.half_leaf(&leaf.primitive, leaf.flags(), dtype)?,

@@ -3,24 +3,25 @@
 //!
 //! The upper [`Amp`] is generic over its backend; only the lower layer can name the `Autodiff`
 //! between the two. So the lower layer registers a [`TapeExtension`] for each of Burn's
-//! checkpointing strategies, and the upper layer finds its own by backend type. A backend without
-//! an extension, such as `Amp` over another autodiff, is recorded as in Burn.
+//! checkpointing strategies when it creates its first tensor, and the upper layer finds its own by
+//! backend type: it has no tensor before. A backend without an extension, such as `Amp` over another
+//! autodiff, is recorded as in Burn.
 
 use std::any::{Any, TypeId};
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 
+use burn_amp_core::Registry;
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
 };
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType};
-use parking_lot::Mutex;
+use burn_backend::{Backend, DType, DeviceOps};
 
 use super::recorded::{Recorded, TapeTensor};
+use crate::device;
+use crate::policy::Support;
 use crate::precision::half_wanted;
 #[cfg(feature = "train")]
 use crate::scaler::ScaledLoss;
@@ -206,19 +207,16 @@ impl WeakNode {
     }
 }
 
-/// What is registered, by type.
-type Registry = BTreeMap<TypeId, Registered>;
+/// What is registered, by type. Process-wide, as the types are.
+static TAPES: Registry<TypeId, Registered> = Registry::new();
 
-static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
-
-thread_local! {
-    static SEEN: RefCell<Vec<(TypeId, Option<Registered>)>> = const { RefCell::new(Vec::new()) };
+fn known<T: 'static>() -> Option<&'static T> {
+    TAPES.get(&TypeId::of::<T>())?.downcast_ref()
 }
 
-/// The tape extension of a backend, if the backend is an `Autodiff` over [`Amp`]. The lookup walks
-/// the short list of types that this thread has looked up.
-pub(crate) fn of<B: Backend>(device: &B::Device) -> Option<&'static dyn TapeExtension<B>> {
-    registered::<B, Entry<B>>(device).map(|entry| entry.0)
+/// The tape extension of a backend, if the backend is an `Autodiff` over [`Amp`].
+pub(crate) fn of<B: Backend>() -> Option<&'static dyn TapeExtension<B>> {
+    known::<Entry<B>>().map(|entry| entry.0)
 }
 
 /// A cast. On a tape with an extension, gradient checkpointing recomputes the cast.
@@ -226,7 +224,7 @@ pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTen
     let device = B::float_device(&tensor);
     if half_wanted()
         && B::ad_enabled(&device)
-        && let Some(tape) = of::<B>(&device)
+        && let Some(tape) = of::<B>()
     {
         return tape.cast(tensor, dtype);
     }
@@ -235,13 +233,14 @@ pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTen
 
 /// The node of a tensor, if its backend is an `Autodiff` over [`Amp`]. Costs as much as [`of`].
 pub(crate) fn node<B: Backend>(tensor: &FloatTensor<B>) -> Option<WeakNode> {
-    let of = registered::<B, NodeOf<FloatTensor<B>>>(&B::float_device(tensor))?;
+    let of = known::<NodeOf<FloatTensor<B>>>()?;
     Some(of.0(tensor))
 }
 
 /// The node id of a tensor, if its backend is an `AmpAutodiff` or the `Autodiff` in one.
 pub(crate) fn id<B: Backend, T: 'static>(tensor: &T, device: &B::Device) -> Option<u64> {
-    registered::<B, Upper<T>>(device).map(|upper| (upper.id)(tensor))
+    let upper = B::ad_enabled(device).then(known::<Upper<T>>)??;
+    Some((upper.id)(tensor))
 }
 
 /// Marks a tensor of an `AmpAutodiff` as a scaled loss.
@@ -254,48 +253,78 @@ pub(crate) fn with_scaled<B: Backend>(
     tensor: FloatTensor<B>,
     scaled: ScaledLoss,
 ) -> FloatTensor<B> {
-    let upper = registered::<B, Upper<FloatTensor<B>>>(&B::float_device(&tensor))
+    let upper = known::<Upper<FloatTensor<B>>>()
         .expect("an AmpAutodiff with one of Burn's checkpointing strategies");
     (upper.with_scaled)(tensor, scaled)
 }
 
-fn registered<B: Backend, T: 'static>(device: &B::Device) -> Option<&'static T> {
-    let of = TypeId::of::<T>();
-    let seen = SEEN.with_borrow(|seen| seen.iter().find(|(k, _)| *k == of).map(|(_, t)| *t));
-    let known = seen.unwrap_or_else(|| {
-        // This call reaches the lower layer, which registers its tapes.
-        B::dtype_usage(device, DType::F32);
-        let known = REGISTRY.lock().get(&of).copied();
-        SEEN.with_borrow_mut(|seen| seen.push((of, known)));
-        known
-    });
-    known?.downcast_ref()
-}
-
-/// Registers the tapes of the autodiff backends over `Amp<B>`.
-pub(crate) fn register<B: Backend>() {
-    let mut known = REGISTRY.lock();
-    if known.contains_key(&TypeId::of::<NodeOf<TapeTensor<B>>>()) {
-        return;
+/// Puts a device in use on which the layer above `B` creates a tensor, and registers the tapes above
+/// that layer. Returns the device's half support.
+pub(crate) fn registered<B: Backend>(device: &B::Device) -> Support {
+    if known::<NodeOf<TapeTensor<B>>>().is_none() {
+        // Without autodiff of its own, as the layers use it.
+        register::<B>(device.inner());
     }
-    add(&mut known, const { &NodeOf::<TapeTensor<B>>(WeakNode::of) });
-    register_strategy::<B, NoCheckpointing>(&mut known);
-    register_strategy::<B, BalancedCheckpointing>(&mut known);
+    device::put_in_use::<B>(device)
 }
 
-fn register_strategy<B: Backend, C: CheckpointStrategy>(known: &mut Registry) {
-    let entry = const { &Entry::<Autodiff<Amp<B>, C>>(&Recorded::<B, C>(PhantomData)) };
-    let upper = const {
+#[cold]
+fn register<B: Backend>(device: &B::Device) {
+    assert_one_autodiff::<B>(device);
+    if !B::ad_enabled(device) {
+        register_strategy::<B, NoCheckpointing>();
+        register_strategy::<B, BalancedCheckpointing>();
+    }
+    // The last: it stands for all.
+    add(const { &NodeOf::<TapeTensor<B>>(WeakNode::of) });
+}
+
+fn register_strategy<B: Backend, C: CheckpointStrategy>() {
+    add(const { &Entry::<Autodiff<Amp<B>, C>>(&Recorded::<B, C>(PhantomData)) });
+    add(const {
         &Upper::<AmpTensor<Autodiff<Amp<B>, C>>> {
             id: |tensor| tensor.primitive.node.id.value,
             #[cfg(feature = "train")]
             with_scaled: |tensor, scaled| tensor.with_scaled(Some(scaled)),
         }
-    };
-    add(known, entry);
-    add(known, upper);
+    });
 }
 
-fn add<T: Send + Sync>(known: &mut Registry, value: &'static T) {
-    known.insert(TypeId::of::<T>(), value);
+fn add<T: Send + Sync>(value: &'static T) {
+    TAPES.get_or_add(TypeId::of::<T>(), || value);
+}
+
+/// # Panics
+///
+/// If the backend of a layer has autodiff that is not burn-amp's.
+pub(crate) fn assert_one_autodiff<B: Backend>(device: &B::Device) {
+    assert!(
+        !B::ad_enabled(device) || B::name(device).starts_with("autodiff<amp<"),
+        "burn-amp: AmpAutodiff has autodiff of its own, but its backend is {} already. Give it the \
+         backend without autodiff: AmpAutodiff<Flex>, not AmpAutodiff<Autodiff<Flex>>",
+        B::name(device)
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn_backend::Shape;
+    use burn_backend::ops::FloatTensorOps;
+
+    use super::*;
+
+    #[test]
+    fn a_tensor_registers_its_tapes_and_a_query_registers_nothing() {
+        /// A stack that no other test has.
+        type Layers = Autodiff<Amp<Amp<Amp<Flex>>>, BalancedCheckpointing>;
+
+        let device = Default::default();
+        Layers::dtype_usage(&device, DType::F32);
+        Layers::name(&device);
+        assert!(of::<Layers>().is_none());
+        let tensor = Layers::float_zeros(Shape::new([1]), &device, DType::F32.into());
+        assert!(of::<Layers>().is_some());
+        assert!(node::<Layers>(&tensor).is_some_and(|node| node.is_alive()));
+    }
 }

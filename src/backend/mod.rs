@@ -61,14 +61,7 @@ impl<B: Backend> Backend for Amp<B> {
 
     fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
         let device = device.inner();
-        // The upper layer calls this through autodiff; only this layer can name autodiff's tape.
-        tape::register::<B>();
-        assert!(
-            !B::ad_enabled(device) || B::name(device).starts_with("autodiff<amp<"),
-            "burn-amp: AmpAutodiff has autodiff of its own, but its backend is {} already. Give it the \
-             backend without autodiff: AmpAutodiff<Flex>, not AmpAutodiff<Autodiff<Flex>>",
-            B::name(device)
-        );
+        tape::assert_one_autodiff::<B>(device);
         B::dtype_usage(device, dtype)
     }
 

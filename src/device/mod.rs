@@ -106,9 +106,10 @@ impl DeviceContext {
     }
 }
 
-/// The half support of a device on which a tensor is created. Operations look at the device only
-/// once half precision is wanted, so a device whose default is half announces half precision here.
-pub(crate) fn registered<B: Backend>(device: &B::Device) -> Support {
+/// Puts a device in use on which a tensor is created, and returns its half support. Operations look at
+/// the device only once half precision is wanted, so a device whose default is half announces half
+/// precision here.
+pub(crate) fn put_in_use<B: Backend>(device: &B::Device) -> Support {
     let state = DeviceState::of::<B>(device);
     state.in_force::<B>(device);
     state.support::<B>(device)

@@ -34,7 +34,7 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
 
 fn relu<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     let call = Call::new(op!(relu), [&tensor]);
-    let tape = call.recording(&tensor);
+    let tape = call.recording::<B>();
     let tensor = call.operand(tensor);
     call.result(call.run(|| match tape {
         Some((tape, _)) => tape.relu(tensor),
@@ -45,7 +45,7 @@ fn relu<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
 /// A sigmoid or a hyperbolic tangent. Of a half operand, the result is kept for the backward pass.
 pub(super) fn sigmoidal<B: Backend>(kind: Sigmoidal, op: Op, tensor: AmpTensor<B>) -> AmpTensor<B> {
     let call = Call::new(op, [&tensor]);
-    let tape = call.recording(&tensor);
+    let tape = call.recording::<B>();
     let tensor = call.operand(tensor);
     call.result(call.run(|| match (tape, kind) {
         (Some((tape, _)), _) if is_half(tensor.dtype()) => tape.sigmoidal(kind, tensor),
@@ -56,7 +56,7 @@ pub(super) fn sigmoidal<B: Backend>(kind: Sigmoidal, op: Op, tensor: AmpTensor<B
 
 fn softmin<B: Backend>(tensor: AmpTensor<B>, dim: usize) -> AmpTensor<B> {
     let call = Call::new(op!(softmin), [&tensor]);
-    if call.recording(&tensor).is_some() {
+    if call.recording::<B>().is_some() {
         return Amp::<B>::softmax(Amp::<B>::float_neg(tensor), dim);
     }
     let tensor = call.operand(tensor);
@@ -77,7 +77,7 @@ fn probabilities<B: Backend>(
     run: impl FnOnce(FloatTensor<B>, usize) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
     let call = Call::new(op, [&tensor]);
-    if let Some((tape, half)) = call.recording(&tensor) {
+    if let Some((tape, half)) = call.recording::<B>() {
         call.watch(&tensor);
         let kept = if kind == Softmax::Log && tensor.shape()[dim] <= FEW_CLASSES {
             DType::F32

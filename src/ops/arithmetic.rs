@@ -19,7 +19,7 @@ pub(super) fn sum<B: Backend>(
 ) -> AmpTensor<B> {
     let call = Call::new(op, [&lhs, &rhs]);
     let tape = call
-        .recording(&lhs)
+        .recording::<B>()
         // FP32 that was never half adds up in Burn's order.
         .filter(|(_, half)| lhs.fits(*half) || rhs.fits(*half))
         .filter(|_| lhs.shape() != rhs.shape());
@@ -39,7 +39,7 @@ pub(super) fn product<B: Backend>(
     rhs: AmpTensor<B>,
 ) -> AmpTensor<B> {
     let call = Call::new(op, [&lhs, &rhs]);
-    let tape = call.recording(&lhs);
+    let tape = call.recording::<B>();
     if let Some((tape, half)) = tape {
         let dropped = match (kind, is_noise(&lhs), is_noise(&rhs)) {
             (Arithmetic::Mul, false, true) => Some((&lhs, &rhs)),
@@ -83,7 +83,7 @@ pub(super) fn product<B: Backend>(
 pub(super) fn power<B: Backend>(op: Op, tensor: AmpTensor<B>, exponent: Scalar) -> AmpTensor<B> {
     let call = Call::new(op, [&tensor]);
     if exponent.elem::<f64>() == 2.0
-        && let Some((tape, half)) = call.recording(&tensor)
+        && let Some((tape, half)) = call.recording::<B>()
     {
         let kept = kept(&tensor, half);
         let operand = tensor.primitive.clone();
@@ -107,7 +107,7 @@ pub(super) fn reduction<B: Backend>(
     run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
     let call = Call::new(op, [&tensor]);
-    let tape = call.recording(&tensor).map(|(tape, _)| tape);
+    let tape = call.recording::<B>().map(|(tape, _)| tape);
     // Clones of a half tensor share its FP32 copy. Of one that has none, the gradient is rounded
     // before it is expanded.
     if let Some(tape) = tape

@@ -77,7 +77,7 @@ fn scaled_dot_product<B: Backend>(
         scores = A::<B>::float_add(scores, bias);
     }
     let dim = scores.rank() - 1;
-    let probabilities = match call.recording(&scores) {
+    let probabilities = match call.recording::<B>() {
         Some((tape, half)) => {
             let flags = scores.flags() - TensorFlags::FITS;
             let kept = kept(&scores, half);

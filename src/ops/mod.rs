@@ -78,10 +78,10 @@ impl Call {
         }
     }
 
-    /// The tape of a tensor, if the policy itself records the operation there.
-    fn recording<B: Backend>(&self, tensor: &AmpTensor<B>) -> Option<TapeInHalf<B>> {
+    /// The tape, if the policy itself records the operation.
+    fn recording<B: Backend>(&self) -> Option<TapeInHalf<B>> {
         let half = self.decision.recorded?;
-        Some((tape::of::<B>(&tensor.device())?, half))
+        Some((tape::of::<B>()?, half))
     }
 
     /// Casts an operand for the backend's operation.
@@ -186,7 +186,7 @@ impl<B: Backend> Site<DType> for At<'_, B> {
     fn is_tracked(&self, operand: usize) -> Option<bool> {
         let is_tracked =
             |tape: &'static dyn TapeExtension<B>| tape.is_tracked(&self.tensors[operand].primitive);
-        Some(!self.is_kernel && tape::of::<B>(&self.device).is_some_and(is_tracked))
+        Some(!self.is_kernel && tape::of::<B>().is_some_and(is_tracked))
     }
 
     /// The user's dtype is the real one.

@@ -183,7 +183,7 @@ fn layer_norm<B: Backend>(
 ) -> AmpTensor<B> {
     let operands = [&tensor, &gamma, beta.as_ref().unwrap_or(&gamma)];
     let call = Call::new(op!(layer_norm), operands);
-    if let Some((tape, half)) = call.recording(&tensor) {
+    if let Some((tape, half)) = call.recording::<B>() {
         let kept = kept(&tensor, half);
         [&tensor, &gamma].into_iter().for_each(|t| call.watch(t));
         let shape = tensor.shape();

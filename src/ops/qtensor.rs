@@ -11,7 +11,7 @@ use burn_backend::{
 
 use super::tensor::create;
 use super::{Call, by_policy, delegate, delegate_on_device, float_ops, op};
-use crate::device::registered;
+use crate::autodiff::tape::registered;
 use crate::precision::half_wanted;
 use crate::{Amp, AmpTensor};
 

@@ -11,9 +11,9 @@ use burn_backend::{
 use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
 use super::{Call, by_policy, float_ops, is_watched, op, own_ops};
-use crate::autodiff::tape::{Arithmetic, Reduction, Sigmoidal, Sign};
+use crate::autodiff::tape::{Arithmetic, Reduction, Sigmoidal, Sign, registered};
 use crate::autodiff::{leaves, master, reuse, seed};
-use crate::device::{DeviceContext, registered};
+use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
 use crate::policy::{Class, HALVES, HalfSupport, Mode, holds, is_half};
 use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
