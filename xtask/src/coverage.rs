@@ -30,7 +30,10 @@ const MANIFEST: &str = "xtask/Cargo.toml";
 pub type Methods = BTreeMap<String, bool>;
 
 pub fn coverage(table: bool) -> anyhow::Result<()> {
-    let tables: [Vec<Row>; 2] = [policy::rows("0.21").collect(), policy::rows("0.22").collect()];
+    let tables: [Vec<Row>; 2] = [
+        policy::rows("0.21").collect(),
+        policy::rows("0.22").collect(),
+    ];
     let packages = [
         ("burn-amp", MANIFEST),
         ("burn-amp-device", "device/Cargo.toml"),
