@@ -11,6 +11,7 @@ mod casts;
 mod dtype;
 mod error;
 mod file;
+mod operations;
 pub mod policy;
 mod precision;
 #[cfg(feature = "record-0-21")]

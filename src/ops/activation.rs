@@ -12,24 +12,14 @@ use crate::{Amp, AmpTensor};
 
 impl<B: Backend> ActivationOps<Self> for Amp<B> {
     own_ops! {
-    relu([tensor]) -> FloatTensor => relu(tensor);
-    sigmoid([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Sigmoid, op!(sigmoid), tensor);
-    softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Plain, op!(softmax), tensor, dim, B::softmax);
-    log_softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Log, op!(log_softmax), tensor, dim, B::log_softmax);
-    softmin([tensor], dim: usize) -> FloatTensor => softmin(tensor, dim);
-        }
-
-    float_ops! {
-        prelu([tensor], [alpha]) -> FloatTensor;
-        gelu([tensor]) -> FloatTensor;
-        log_sigmoid([tensor]) -> FloatTensor;
-        leaky_relu([tensor], {negative_slope}) -> FloatTensor;
-        hard_sigmoid([tensor], {alpha}, {beta}) -> FloatTensor;
-        relu_backward([output], [grad]) -> FloatTensor;
-        gelu_backward([x], [grad]) -> FloatTensor;
-        sigmoid_backward([output], [grad]) -> FloatTensor;
-        log_sigmoid_backward([x], [grad]) -> FloatTensor;
+        relu([tensor]) -> FloatTensor => relu(tensor);
+        sigmoid([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Sigmoid, op!(sigmoid), tensor);
+        softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Plain, op!(softmax), tensor, dim, B::softmax);
+        log_softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Log, op!(log_softmax), tensor, dim, B::log_softmax);
+        softmin([tensor], dim: usize) -> FloatTensor => softmin(tensor, dim);
     }
+
+    burn_amp_core::activation_operations! { float_ops }
 }
 
 fn relu<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {

@@ -279,14 +279,15 @@ macro_rules! own_ops {
             $($s: Scalar)?
             $($a: $ty)?
         ),+) -> $out<Self> {
-            match $crate::precision::half_wanted() {
-                true => $crate::ops::by_policy(move || $own),
-                false => $crate::ops::wrapped!($out, ($crate::AmpTensor::plain), B::$op($(
+            if $crate::precision::half_wanted() {
+                $crate::ops::by_policy(move || $own)
+            } else {
+                $crate::ops::wrapped!($out, ($crate::AmpTensor::plain), B::$op($(
                     $($t.into_primitive())?
                     $($o.map($crate::AmpTensor::into_primitive))?
                     $($s)?
                     $($a)?
-                ),+)),
+                ),+))
             }
         }
     )*};

@@ -89,47 +89,17 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
     }
 
     float_ops! {
-        conv1d_x_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor;
-        conv1d_weight_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor;
-        conv2d_x_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor;
-        conv2d_weight_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor;
-        conv3d_x_backward([x], [weight], [output_grad], options: ConvOptions<3>) -> FloatTensor;
-        conv3d_weight_backward([x], [weight], [output_grad], options: ConvOptions<3>) -> FloatTensor;
-        conv_transpose1d_x_backward([weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor;
-        conv_transpose1d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor;
-        conv_transpose2d_x_backward([weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor;
-        conv_transpose2d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor;
-        conv_transpose3d_x_backward([weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor;
-        conv_transpose3d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor;
-        embedding([weights], indices: IntTensor<Self>) -> FloatTensor;
-        embedding_backward([weights], [output_grad], indices: IntTensor<Self>) -> FloatTensor;
-        unfold4d([x], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor;
-        interpolate([x], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
-        adaptive_avg_pool1d([x], output_size: usize) -> FloatTensor;
-        adaptive_avg_pool2d([x], output_size: [usize; 2]) -> FloatTensor;
-        avg_pool1d([x], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-        avg_pool2d([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-        max_pool1d([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool) -> FloatTensor;
-        max_pool2d([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool) -> FloatTensor;
-        ctc_loss([log_probs], targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, blank: usize) -> FloatTensor;
         irfft([spectrum_re], [spectrum_im], dim: usize, n: Option<usize>) -> FloatTensor;
-        deform_conv2d([x], [offset], [weight], [?mask], [?bias], options: DeformConvOptions<2>) -> FloatTensor;
         max_pool1d_with_indices([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool) -> MaxPool1dWithIndices;
         max_pool2d_with_indices([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool) -> MaxPool2dWithIndices;
         rfft([signal], dim: usize, n: Option<usize>) -> Spectrum;
-        interpolate_backward([x], [grad], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
-        adaptive_avg_pool1d_backward([x], [grad]) -> FloatTensor;
-        adaptive_avg_pool2d_backward([x], [grad]) -> FloatTensor;
-        avg_pool1d_backward([x], [grad], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-        avg_pool2d_backward([x], [grad], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-        max_pool1d_with_indices_backward([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool, [output_grad], indices: IntTensor<Self>) -> MaxPool1dBackward;
-        max_pool2d_with_indices_backward([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool, [output_grad], indices: IntTensor<Self>) -> MaxPool2dBackward;
-        ctc_loss_backward([log_probs], targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, [grad_loss], blank: usize) -> FloatTensor;
     }
 
     fn has_ctc_loss_backward() -> bool {
         B::has_ctc_loss_backward()
     }
+
+    burn_amp_core::module_operations! { float_ops }
 }
 
 /// A half tensor with its leading dimensions folded into one, unless autodiff records them.

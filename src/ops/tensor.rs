@@ -38,9 +38,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let asked = DType::from(dtype);
         let support = registered::<B>(device).of(asked);
         let is_binary = matches!(distribution, Distribution::Bernoulli(_));
-        let flags = match is_binary {
-            true => TensorFlags::BINARY,
-            false => TensorFlags::empty(),
+        let flags = if is_binary {
+            TensorFlags::BINARY
+        } else {
+            TensorFlags::empty()
         };
         // Burn's backends decide on zero or one before they convert, so every dtype gets the same.
         if !is_half(asked) || is_binary && support == HalfSupport::Arithmetic {
@@ -81,9 +82,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let make = |device: &_, dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create(device, dtype, make);
         let value = fill_value.elem::<f64>();
-        match HALVES.iter().all(|half| holds(*half, value)) {
-            true => constant(made),
-            false => made,
+        if HALVES.iter().all(|half| holds(*half, value)) {
+            constant(made)
+        } else {
+            made
         }
     }
 
@@ -147,9 +149,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
-        let tensor = match require_grad {
-            true => master::trained(tensor),
-            false => tensor,
+        let tensor = if require_grad {
+            master::trained(tensor)
+        } else {
+            tensor
         };
         if require_grad && B::float_is_require_grad(&tensor.primitive) {
             return tensor;
@@ -179,112 +182,8 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     float_ops! {
-        float_matmul([lhs], [rhs]) -> FloatTensor;
-        float_cross([lhs], [rhs], dim: usize) -> FloatTensor;
-        float_unfold([tensor], dim: usize, size: usize, step: usize) -> FloatTensor;
-
-        float_remainder([lhs], [rhs]) -> FloatTensor;
-        float_atan2([lhs], [rhs]) -> FloatTensor;
-        float_powf([lhs], [rhs]) -> FloatTensor;
-        float_powi([lhs], rhs: IntTensor<Self>) -> FloatTensor;
-        float_powi_scalar_impl([lhs], rhs: Scalar) -> FloatTensor;
-        float_powf_scalar([tensor], value: Scalar) -> FloatTensor;
-        float_powf_scalar_impl([tensor], value: Scalar) -> FloatTensor;
-
-        float_neg([tensor]) -> FloatTensor;
-        float_recip([tensor]) -> FloatTensor;
-        float_exp([tensor]) -> FloatTensor;
-        float_log([tensor]) -> FloatTensor;
-        float_log1p([tensor]) -> FloatTensor;
-        float_sqrt([tensor]) -> FloatTensor;
-        float_abs([tensor]) -> FloatTensor;
-        float_sign([tensor]) -> FloatTensor;
-        float_cos([tensor]) -> FloatTensor;
-        float_sin([tensor]) -> FloatTensor;
-        float_tan([tensor]) -> FloatTensor;
-        float_cosh([tensor]) -> FloatTensor;
-        float_sinh([tensor]) -> FloatTensor;
-        float_acos([tensor]) -> FloatTensor;
-        float_acosh([tensor]) -> FloatTensor;
-        float_asin([tensor]) -> FloatTensor;
-        float_asinh([tensor]) -> FloatTensor;
-        float_atan([tensor]) -> FloatTensor;
-        float_atanh([tensor]) -> FloatTensor;
-        float_erf([tensor]) -> FloatTensor;
-        float_round([tensor]) -> FloatTensor;
-        float_floor([tensor]) -> FloatTensor;
-        float_ceil([tensor]) -> FloatTensor;
-        float_trunc([tensor]) -> FloatTensor;
-
-        float_prod([tensor]) -> FloatTensor;
-        float_prod_dim([tensor], dim: usize) -> FloatTensor;
-        float_cumsum([tensor], dim: usize) -> FloatTensor;
-        float_cumprod([tensor], dim: usize) -> FloatTensor;
-        float_cummin([tensor], dim: usize) -> FloatTensor;
-        float_cummax([tensor], dim: usize) -> FloatTensor;
-        float_max([tensor]) -> FloatTensor;
-        float_max_dim([tensor], dim: usize) -> FloatTensor;
-        float_max_abs([tensor]) -> FloatTensor;
-        float_max_abs_dim([tensor], dim: usize) -> FloatTensor;
-        float_min([tensor]) -> FloatTensor;
-        float_min_dim([tensor], dim: usize) -> FloatTensor;
-        float_topk([tensor], dim: usize, k: usize) -> FloatTensor;
-        float_sort([tensor], dim: usize, descending: bool) -> FloatTensor;
-
-        float_repeat_dim([tensor], dim: usize, times: usize) -> FloatTensor;
-        float_transpose([tensor]) -> FloatTensor;
-        float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor;
-        float_permute([tensor], axes: &[usize]) -> FloatTensor;
-        float_flip([tensor], axes: &[usize]) -> FloatTensor;
-        float_reshape([tensor], shape: Shape) -> FloatTensor;
-        float_expand([tensor], shape: Shape) -> FloatTensor;
-        float_slice([tensor], slices: &[Slice]) -> FloatTensor;
-        float_select([tensor], dim: usize, indices: IntTensor<Self>) -> FloatTensor;
-        float_gather_nd([data], indices: IntTensor<Self>) -> FloatTensor;
-        float_gather(dim: usize, [tensor], indices: IntTensor<Self>) -> FloatTensor;
         float_scatter_add(dim: usize, [tensor], indices: IntTensor<Self>, [value]) -> FloatTensor;
         float_select_add([tensor], dim: usize, indices: IntTensor<Self>, [value]) -> FloatTensor;
-        float_slice_assign([tensor], slices: &[Slice], [value]) -> FloatTensor;
-        float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor;
-        float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor;
-
-        float_add_scalar([lhs], {rhs}) -> FloatTensor;
-        float_sub_scalar([lhs], {rhs}) -> FloatTensor;
-        float_mul_scalar([lhs], {rhs}) -> FloatTensor;
-        float_div_scalar([lhs], {rhs}) -> FloatTensor;
-        float_remainder_scalar([lhs], {rhs}) -> FloatTensor;
-        float_clamp_min([tensor], {min}) -> FloatTensor;
-        float_clamp_max([tensor], {max}) -> FloatTensor;
-        float_clamp([tensor], {min}, {max}) -> FloatTensor;
-        float_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-        float_not_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-        float_greater_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-        float_greater_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-        float_lower_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-        float_lower_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-
-        float_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_not_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_greater([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_greater_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_lower([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_lower_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_any([tensor], out_dtype: BoolDType) -> BoolTensor;
-        float_any_dim([tensor], dim: usize, out_dtype: BoolDType) -> BoolTensor;
-        float_all([tensor], out_dtype: BoolDType) -> BoolTensor;
-        float_all_dim([tensor], dim: usize, out_dtype: BoolDType) -> BoolTensor;
-        float_is_nan([tensor], out_dtype: BoolDType) -> BoolTensor;
-        float_is_inf([tensor], out_dtype: BoolDType) -> BoolTensor;
-        float_into_int([tensor], out_dtype: IntDType) -> IntTensor;
-        float_argmax([tensor], dim: usize, out_dtype: IntDType) -> IntTensor;
-        float_argmin([tensor], dim: usize, out_dtype: IntDType) -> IntTensor;
-        float_argtopk([tensor], dim: usize, k: usize, out_dtype: IntDType) -> IntTensor;
-        float_argsort([tensor], dim: usize, descending: bool, out_dtype: IntDType) -> IntTensor;
-
-        float_max_dim_with_indices([tensor], dim: usize, indices_dtype: IntDType) -> WithIndices;
-        float_min_dim_with_indices([tensor], dim: usize, indices_dtype: IntDType) -> WithIndices;
-        float_sort_with_indices([tensor], dim: usize, descending: bool, indices_dtype: IntDType) -> WithIndices;
-        float_grid_sample_2d([tensor], [grid], options: GridSampleOptions) -> FloatTensor;
     }
 
     #[inline(never)]
@@ -301,6 +200,8 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             call.result(call.run(|| B::float_cat(tensors, dim)))
         })
     }
+
+    burn_amp_core::float_operations! { float_ops }
 }
 
 /// Whether anomaly detection looks at a cast to half: at a gradient's, or at the user's own.
@@ -342,9 +243,10 @@ pub(super) fn create<B: Backend>(
     let support = registered::<B>(device);
     let asked = DType::from(dtype);
     let only_stored = is_half(asked) && support.of(asked) == HalfSupport::Contractions;
-    AmpTensor::plain(match only_stored {
-        true => converted::<B>(in_kernel(|| make(device, FloatDType::F32)), dtype),
-        false => in_kernel(|| make(device, dtype)),
+    AmpTensor::plain(if only_stored {
+        converted::<B>(in_kernel(|| make(device, FloatDType::F32)), dtype)
+    } else {
+        in_kernel(|| make(device, dtype))
     })
 }
 

@@ -255,11 +255,12 @@ pub(crate) fn converted<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -
 
 /// Casts a half tensor to FP32; returns any other tensor unchanged.
 pub(crate) fn at_least_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    match is_half(tensor.dtype()) {
-        true => counted::<B>(tensor, FloatDType::F32, |device| {
+    if is_half(tensor.dtype()) {
+        counted::<B>(tensor, FloatDType::F32, |device| {
             DeviceState::of::<B>(device).statistics()
-        }),
-        false => tensor,
+        })
+    } else {
+        tensor
     }
 }
 
@@ -280,8 +281,9 @@ fn counted<B: Backend>(
 
 /// Data as the user reads it: FP32 if the policy had demoted the tensor.
 pub(crate) fn to_user_data(data: TensorData, demoted: bool) -> TensorData {
-    match demoted && is_half(data.dtype) {
-        true => data.convert_dtype(DType::F32),
-        false => data,
+    if demoted && is_half(data.dtype) {
+        data.convert_dtype(DType::F32)
+    } else {
+        data
     }
 }

@@ -192,9 +192,10 @@ impl<B: Backend, R: Record<B>> Record<B> for AmpLrSchedulerRecord<R> {
 impl<'de, I: Deserialize<'de>> Deserialize<'de> for AmpLrSchedulerItem<I> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let either = Either(PhantomData);
-        match deserializer.is_human_readable() {
-            true => deserializer.deserialize_any(either),
-            false => deserializer.deserialize_struct("AmpLrScheduler", FIELDS, either),
+        if deserializer.is_human_readable() {
+            deserializer.deserialize_any(either)
+        } else {
+            deserializer.deserialize_struct("AmpLrScheduler", FIELDS, either)
         }
     }
 }
@@ -253,9 +254,10 @@ impl<'de, I: Deserialize<'de>> Visitor<'de> for Either<I> {
         let first: Option<String> = map.next_key()?;
         let is_own = first.as_deref() == Some(FIELDS[0]);
         let all = MapAccessDeserializer::new(Rest { first, map });
-        match is_own {
-            true => Own::deserialize(all),
-            false => plain(all),
+        if is_own {
+            Own::deserialize(all)
+        } else {
+            plain(all)
         }
     }
 }

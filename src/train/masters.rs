@@ -34,10 +34,11 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Found {
 
 impl<B: AutodiffBackend> ModuleMapper<B> for Masters {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        match is_trained_in_half(&param) {
+        if is_trained_in_half(&param) {
             // An `AmpAutodiff` gives an optimizer's tensor in FP32.
-            true => param.map(|tensor| Tensor::from_inner(tensor.inner()).require_grad()),
-            false => param,
+            param.map(|tensor| Tensor::from_inner(tensor.inner()).require_grad())
+        } else {
+            param
         }
     }
 }

@@ -144,9 +144,10 @@ impl MixedPrecision {
         if state.is_enabled() == self.scaler.state().is_enabled() {
             return self.scaler.load_state(state);
         }
-        let (saved, needed) = match state.is_enabled() {
-            true => ("enabled", "disabled"),
-            false => ("disabled", "enabled"),
+        let (saved, needed) = if state.is_enabled() {
+            ("enabled", "disabled")
+        } else {
+            ("disabled", "enabled")
         };
         let precision = self.precision;
         log::warn!(

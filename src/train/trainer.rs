@@ -289,9 +289,10 @@ where
         })?;
         self.accumulator.accumulate(model, grads);
         self.micro_batches += 1;
-        let progress = match self.micro_batches < self.accumulation {
-            true => StepProgress::Accumulated,
-            false => self.optimizer_step()?,
+        let progress = if self.micro_batches < self.accumulation {
+            StepProgress::Accumulated
+        } else {
+            self.optimizer_step()?
         };
         Ok(StepMetrics {
             loss: value.into_scalar().elem(),
@@ -329,9 +330,10 @@ where
             let last = scaler.last_step().expect("there was a step");
             return Err(scaler.state().stuck_error(reason, &last));
         }
-        Ok(match stepped {
-            true => StepProgress::Stepped,
-            false => StepProgress::Skipped,
+        Ok(if stepped {
+            StepProgress::Stepped
+        } else {
+            StepProgress::Skipped
         })
     }
 

@@ -17,9 +17,9 @@ type Layers = &'static [(&'static str, &'static str, &'static str)];
 #[rustfmt::skip]
 const CORE: Layers = &[
     ("dtype, words", "the float dtypes of any version of Burn; numbers as text", "tensors, backends"),
-    ("policy", "the tables of operations and the pure decision", "devices, tensors, backends"),
+    ("policy, operations", "the table of operations and the pure decision; the operations of every Burn, as lists", "devices, tensors, backends"),
     ("precision, error, file, casts", "`Precision`; `AmpError`; files written whole or not at all; a count of casts", "devices, tensors, backends"),
-    ("scaler", "configuration, state machine, history, saved form, what a step was", "devices, tensors, modules"),
+    ("scaler", "configuration, state machine, protocol of a step, history, saved form, what a handle shares", "devices, tensors, modules"),
     ("record", "a scaler's state as a record of Burn's", "devices, tensors, modules"),
 ];
 
@@ -27,7 +27,7 @@ const CORE: Layers = &[
 #[rustfmt::skip]
 const AMP: Layers = &[
     ("policy, precision", "the policy for the dtypes of this Burn; regions and every other mode of a thread", "devices"),
-    ("scaler", "the handle of a loss scaler, its scopes, a step that is pending", "devices, tensors, modules"),
+    ("scaler", "the handle of a loss scaler, its scopes", "devices, tensors, modules"),
     ("device", "identity, capabilities, `AmpConfig`, the device's one state, trials, statistics", "operations, autodiff"),
     ("tensor", "`AmpTensor`, its flags, its cached casts; the type `Amp`", "single operations"),
     ("diagnostics", "anomalies, finite check, report, plot", "autodiff, trainers"),

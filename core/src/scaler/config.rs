@@ -187,13 +187,14 @@ pub(super) fn check(
     given: impl ToString,
     expected: impl Into<String>,
 ) -> Result<(), AmpError> {
-    match holds {
-        true => Ok(()),
-        false => Err(AmpError::InvalidLossScale {
+    if holds {
+        Ok(())
+    } else {
+        Err(AmpError::InvalidLossScale {
             field,
             given: given.to_string(),
             expected: expected.into(),
-        }),
+        })
     }
 }
 

@@ -326,6 +326,8 @@ macro_rules! scaler_handle {
 }
 
 #[cfg(test)]
+// A handle has more methods than these tests call.
+#[allow(dead_code)]
 mod tests {
     use super::*;
     use crate::{Dynamic, ScaleEntry};

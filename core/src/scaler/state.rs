@@ -210,9 +210,10 @@ impl LossScaler {
             LossScaleConfig::Disabled => return Transition::Kept,
         };
         self.state.stuck = self.state.stuck.saturating_add(1);
-        match self.state.stuck == stuck_after {
-            true => Transition::Stuck(reason),
-            false => Transition::Kept,
+        if self.state.stuck == stuck_after {
+            Transition::Stuck(reason)
+        } else {
+            Transition::Kept
         }
     }
 

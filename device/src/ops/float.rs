@@ -43,12 +43,11 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         if matches!(distribution, Distribution::Bernoulli(_)) {
             return constant(create::<B>("float_random", device, dtype, draw));
         }
-        match is_half(DType::from(dtype)) {
-            true => {
-                let drawn = draw(FloatDType::F32);
-                AmpTensor::plain(converted::<B>(drawn, dtype.into(), "float_random"))
-            }
-            false => AmpTensor::plain(draw(dtype)),
+        if is_half(DType::from(dtype)) {
+            let drawn = draw(FloatDType::F32);
+            AmpTensor::plain(converted::<B>(drawn, dtype.into(), "float_random"))
+        } else {
+            AmpTensor::plain(draw(dtype))
         }
     }
 
@@ -71,9 +70,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let make = |dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create::<B>("float_full", device, dtype, make);
         let value = fill_value.elem::<f64>();
-        match DType::HALVES.iter().all(|half| holds(*half, value)) {
-            true => constant(made),
-            false => made,
+        if DType::HALVES.iter().all(|half| holds(*half, value)) {
+            constant(made)
+        } else {
+            made
         }
     }
 
@@ -108,9 +108,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     /// The client's own cast: the tensor has the dtype that the client knows.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        AmpTensor::plain(match tensor.dtype() == dtype.into() {
-            true => tensor.into_primitive(),
-            false => B::float_cast(tensor.into_primitive(), dtype),
+        AmpTensor::plain(if tensor.dtype() == dtype.into() {
+            tensor.into_primitive()
+        } else {
+            B::float_cast(tensor.into_primitive(), dtype)
         })
     }
 
@@ -139,122 +140,18 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     float_ops! {
-        float_matmul([lhs], [rhs]) -> FloatTensor;
-        float_cross([lhs], [rhs], dim: usize) -> FloatTensor;
-        float_unfold([tensor], dim: usize, size: usize, step: usize) -> FloatTensor;
-
         float_add([lhs], [rhs]) -> FloatTensor;
         float_sub([lhs], [rhs]) -> FloatTensor;
         float_div([lhs], [rhs]) -> FloatTensor;
-        float_remainder([lhs], [rhs]) -> FloatTensor;
-        float_atan2([lhs], [rhs]) -> FloatTensor;
         float_hypot([lhs], [rhs]) -> FloatTensor;
-        float_powf([lhs], [rhs]) -> FloatTensor;
-        float_powi([lhs], rhs: IntTensor<Self>) -> FloatTensor;
         float_powi_scalar([lhs], rhs: Scalar) -> FloatTensor;
-        float_powi_scalar_impl([lhs], rhs: Scalar) -> FloatTensor;
-        float_powf_scalar([tensor], value: Scalar) -> FloatTensor;
-        float_powf_scalar_impl([tensor], value: Scalar) -> FloatTensor;
-
-        float_neg([tensor]) -> FloatTensor;
-        float_recip([tensor]) -> FloatTensor;
-        float_exp([tensor]) -> FloatTensor;
-        float_log([tensor]) -> FloatTensor;
-        float_log1p([tensor]) -> FloatTensor;
-        float_sqrt([tensor]) -> FloatTensor;
-        float_abs([tensor]) -> FloatTensor;
-        float_sign([tensor]) -> FloatTensor;
-        float_cos([tensor]) -> FloatTensor;
-        float_sin([tensor]) -> FloatTensor;
-        float_tan([tensor]) -> FloatTensor;
-        float_cosh([tensor]) -> FloatTensor;
-        float_sinh([tensor]) -> FloatTensor;
         float_tanh([tensor]) -> FloatTensor;
-        float_acos([tensor]) -> FloatTensor;
-        float_acosh([tensor]) -> FloatTensor;
-        float_asin([tensor]) -> FloatTensor;
-        float_asinh([tensor]) -> FloatTensor;
-        float_atan([tensor]) -> FloatTensor;
-        float_atanh([tensor]) -> FloatTensor;
-        float_erf([tensor]) -> FloatTensor;
-        float_round([tensor]) -> FloatTensor;
-        float_floor([tensor]) -> FloatTensor;
-        float_ceil([tensor]) -> FloatTensor;
-        float_trunc([tensor]) -> FloatTensor;
-
         float_sum([tensor]) -> FloatTensor;
         float_sum_dim([tensor], dim: usize) -> FloatTensor;
         float_sum_dims([tensor], dims: &[usize]) -> FloatTensor;
-        float_prod([tensor]) -> FloatTensor;
-        float_prod_dim([tensor], dim: usize) -> FloatTensor;
         float_mean([tensor]) -> FloatTensor;
         float_mean_dim([tensor], dim: usize) -> FloatTensor;
-        float_cumsum([tensor], dim: usize) -> FloatTensor;
-        float_cumprod([tensor], dim: usize) -> FloatTensor;
-        float_cummin([tensor], dim: usize) -> FloatTensor;
-        float_cummax([tensor], dim: usize) -> FloatTensor;
-        float_max([tensor]) -> FloatTensor;
-        float_max_dim([tensor], dim: usize) -> FloatTensor;
-        float_max_abs([tensor]) -> FloatTensor;
-        float_max_abs_dim([tensor], dim: usize) -> FloatTensor;
-        float_min([tensor]) -> FloatTensor;
-        float_min_dim([tensor], dim: usize) -> FloatTensor;
-        float_topk([tensor], dim: usize, k: usize) -> FloatTensor;
-        float_sort([tensor], dim: usize, descending: bool) -> FloatTensor;
-
-        float_repeat_dim([tensor], dim: usize, times: usize) -> FloatTensor;
-        float_transpose([tensor]) -> FloatTensor;
-        float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor;
-        float_permute([tensor], axes: &[usize]) -> FloatTensor;
-        float_flip([tensor], axes: &[usize]) -> FloatTensor;
-        float_reshape([tensor], shape: Shape) -> FloatTensor;
-        float_expand([tensor], shape: Shape) -> FloatTensor;
-        float_slice([tensor], slices: &[Slice]) -> FloatTensor;
-        float_select([tensor], dim: usize, indices: IntTensor<Self>) -> FloatTensor;
-        float_gather_nd([data], indices: IntTensor<Self>) -> FloatTensor;
-        float_gather(dim: usize, [tensor], indices: IntTensor<Self>) -> FloatTensor;
-        float_slice_assign([tensor], slices: &[Slice], [value]) -> FloatTensor;
-        float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor;
-        float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor;
-        float_grid_sample_2d([tensor], [grid], options: GridSampleOptions) -> FloatTensor;
-
-        float_add_scalar([lhs], {rhs}) -> FloatTensor;
-        float_sub_scalar([lhs], {rhs}) -> FloatTensor;
-        float_mul_scalar([lhs], {rhs}) -> FloatTensor;
-        float_div_scalar([lhs], {rhs}) -> FloatTensor;
-        float_remainder_scalar([lhs], {rhs}) -> FloatTensor;
-        float_clamp_min([tensor], {min}) -> FloatTensor;
-        float_clamp_max([tensor], {max}) -> FloatTensor;
-        float_clamp([tensor], {min}, {max}) -> FloatTensor;
-        float_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-        float_not_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-        float_greater_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-        float_greater_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-        float_lower_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-        float_lower_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-
-        float_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_not_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_greater([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_greater_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_lower([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_lower_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
-        float_any([tensor], out_dtype: BoolDType) -> BoolTensor;
-        float_any_dim([tensor], dim: usize, out_dtype: BoolDType) -> BoolTensor;
-        float_all([tensor], out_dtype: BoolDType) -> BoolTensor;
-        float_all_dim([tensor], dim: usize, out_dtype: BoolDType) -> BoolTensor;
-        float_is_nan([tensor], out_dtype: BoolDType) -> BoolTensor;
-        float_is_inf([tensor], out_dtype: BoolDType) -> BoolTensor;
-        float_into_int([tensor], out_dtype: IntDType) -> IntTensor;
-        float_argmax([tensor], dim: usize, out_dtype: IntDType) -> IntTensor;
-        float_argmin([tensor], dim: usize, out_dtype: IntDType) -> IntTensor;
-        float_argtopk([tensor], dim: usize, k: usize, out_dtype: IntDType) -> IntTensor;
-        float_argsort([tensor], dim: usize, descending: bool, out_dtype: IntDType) -> IntTensor;
-
-        float_max_dim_with_indices([tensor], dim: usize, indices_dtype: IntDType) -> WithIndices;
-        float_min_dim_with_indices([tensor], dim: usize, indices_dtype: IntDType) -> WithIndices;
         float_topk_with_indices([tensor], dim: usize, k: usize, out_dtype: IntDType) -> WithIndices;
-        float_sort_with_indices([tensor], dim: usize, descending: bool, indices_dtype: IntDType) -> WithIndices;
     }
 
     fn float_mask_select(
@@ -285,6 +182,8 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let tensors = tensors.into_iter().map(|t| call.operand(t)).collect();
         call.result(B::float_cat(tensors, dim))
     }
+
+    burn_amp_core::float_operations! { float_ops }
 }
 
 /// A product. Burn's clients send the square of a tensor as its product with itself.

@@ -47,53 +47,23 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
 
     float_ops! {
         linear_x_backward([weight], [output_grad]) -> FloatTensor;
-        conv1d_x_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor;
-        conv2d_x_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor;
-        conv3d_x_backward([x], [weight], [output_grad], options: ConvOptions<3>) -> FloatTensor;
-        conv_transpose1d_x_backward([weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor;
-        conv_transpose2d_x_backward([weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor;
-        conv_transpose3d_x_backward([weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor;
         batch_norm([x], [gamma], [beta], [mean], [variance], epsilon: f64) -> FloatTensor;
         batch_norm_train([x], [gamma], [beta], epsilon: f64) -> BatchNormTrain;
         layer_norm([tensor], [gamma], [?beta], epsilon: f64) -> FloatTensor;
-        embedding([weights], indices: IntTensor<Self>) -> FloatTensor;
-        embedding_backward([weights], [output_grad], indices: IntTensor<Self>) -> FloatTensor;
-        interpolate([x], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
-        unfold4d([x], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor;
         fold4d([x], output_size: [usize; 2], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor;
-        adaptive_avg_pool1d([x], output_size: usize) -> FloatTensor;
-        adaptive_avg_pool2d([x], output_size: [usize; 2]) -> FloatTensor;
         adaptive_avg_pool3d([x], output_size: [usize; 3]) -> FloatTensor;
-        avg_pool1d([x], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-        avg_pool2d([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-        max_pool1d([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool) -> FloatTensor;
-        max_pool2d([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool) -> FloatTensor;
         max_pool1d_with_indices([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool, indices_dtype: IntDType) -> MaxPool1dWithIndices;
         max_pool2d_with_indices([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool, indices_dtype: IntDType) -> MaxPool2dWithIndices;
-        ctc_loss([log_probs], targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, blank: usize) -> FloatTensor;
-        deform_conv2d([x], [offset], [weight], [?mask], [?bias], options: DeformConvOptions<2>) -> FloatTensor;
         linear_weight_backward([x], [output_grad]) -> FloatTensor;
         linear_bias_backward([output_grad]) -> FloatTensor;
-        conv1d_weight_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor;
-        conv2d_weight_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor;
-        conv3d_weight_backward([x], [weight], [output_grad], options: ConvOptions<3>) -> FloatTensor;
-        conv_transpose1d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor;
-        conv_transpose2d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor;
-        conv_transpose3d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor;
-        interpolate_backward([x], [grad], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
-        adaptive_avg_pool1d_backward([x], [grad]) -> FloatTensor;
-        adaptive_avg_pool2d_backward([x], [grad]) -> FloatTensor;
         adaptive_avg_pool3d_backward([x], [grad]) -> FloatTensor;
-        avg_pool1d_backward([x], [grad], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-        avg_pool2d_backward([x], [grad], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-        max_pool1d_with_indices_backward([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool, [output_grad], indices: IntTensor<Self>) -> MaxPool1dBackward;
-        max_pool2d_with_indices_backward([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool, [output_grad], indices: IntTensor<Self>) -> MaxPool2dBackward;
-        ctc_loss_backward([log_probs], targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, [grad_loss], blank: usize) -> FloatTensor;
     }
 
     delegate! {
         fn has_ctc_loss_backward() -> bool;
     }
+
+    burn_amp_core::module_operations! { float_ops }
 }
 
 fn linear<B: Backend>(

@@ -128,12 +128,11 @@ impl<B: Backend> AmpTensor<B> {
 
     /// The tensor in the dtype that the client knows, for the operation `op`.
     pub(crate) fn into_declared(self, op: &'static str) -> Self {
-        match self.is_as_declared() {
-            true => self,
-            false => {
-                let (declared, flags) = (self.declared, self.flags);
-                Self::new(self.into_dtype(declared.into(), op), declared, flags)
-            }
+        if self.is_as_declared() {
+            self
+        } else {
+            let (declared, flags) = (self.declared, self.flags);
+            Self::new(self.into_dtype(declared.into(), op), declared, flags)
         }
     }
 }
@@ -225,8 +224,9 @@ pub(crate) fn converted<B: Backend>(
 
 /// Data as the client reads it: in the dtype that it knows.
 pub(crate) fn to_client(data: TensorData, declared: FloatDType) -> TensorData {
-    match data.dtype() == declared.into() {
-        true => data,
-        false => data.convert_dtype(declared.into()),
+    if data.dtype() == declared.into() {
+        data
+    } else {
+        data.convert_dtype(declared.into())
     }
 }

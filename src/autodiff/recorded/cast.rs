@@ -32,9 +32,10 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
 }
 
 pub(super) fn cast<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> AmpTensor<B> {
-    match tensor.dtype() == dtype {
-        true => tensor,
-        false => Amp::<B>::float_cast(tensor, dtype.into()),
+    if tensor.dtype() == dtype {
+        tensor
+    } else {
+        Amp::<B>::float_cast(tensor, dtype.into())
     }
 }
 
@@ -56,8 +57,9 @@ pub(super) fn operand_grad<B: Backend>(
 
 /// A half tensor in FP32; any other tensor unchanged.
 pub(super) fn widened<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
-    match is_half(tensor.dtype()) {
-        true => cast(tensor, DType::F32),
-        false => tensor,
+    if is_half(tensor.dtype()) {
+        cast(tensor, DType::F32)
+    } else {
+        tensor
     }
 }

@@ -19,9 +19,12 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         type A<B> = Amp<B>;
         let dtype = tensor.dtype();
         let is_result = kind == Softmax::Log && kept == DType::F32;
-        let state = move |out: AmpTensor<B>| match is_result {
-            true => out,
-            false => probabilities(kind, out),
+        let state = move |out: AmpTensor<B>| {
+            if is_result {
+                out
+            } else {
+                probabilities(kind, out)
+            }
         };
         Self::record(
             [tensor],
@@ -32,19 +35,19 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             },
             Some(move |[tensor]: [_; 1]| state(softmax(kind, tensor, dim))),
             move |ops, grads| {
-                let p = match is_result {
-                    true => A::<B>::float_exp(ops.state),
-                    false => widened(ops.state),
+                let p = if is_result {
+                    A::<B>::float_exp(ops.state)
+                } else {
+                    widened(ops.state)
                 };
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
                     operand_grad(grad, dtype, |grad| {
                         let grad = widened(grad);
-                        let whole = match is_result {
-                            true => grad.clone(),
-                            false => {
-                                let total = A::<B>::float_sum_dim(p.clone(), dim);
-                                A::<B>::float_mul(grad.clone(), total)
-                            }
+                        let whole = if is_result {
+                            grad.clone()
+                        } else {
+                            let total = A::<B>::float_sum_dim(p.clone(), dim);
+                            A::<B>::float_mul(grad.clone(), total)
                         };
                         match kind {
                             Softmax::Log => {
@@ -74,9 +77,10 @@ fn softmax<B: Backend>(kind: Softmax, tensor: AmpTensor<B>, dim: usize) -> AmpTe
 
 /// The softmax over a dimension, in FP32. A row of minus infinities gives zeros.
 pub(crate) fn masked_softmax<B: Backend>(scores: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
-    let scores = match is_half(scores.dtype()) {
-        true => converted::<B>(scores, FloatDType::F32),
-        false => scores,
+    let scores = if is_half(scores.dtype()) {
+        converted::<B>(scores, FloatDType::F32)
+    } else {
+        scores
     };
     let info = scores.dtype().finfo().expect("a float dtype");
     let largest = B::float_max_dim(B::float_detach(scores.clone()), dim);
