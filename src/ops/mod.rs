@@ -189,8 +189,7 @@ impl<B: Backend> Site<DType> for At<'_, B> {
         Some(!self.is_kernel && tape::of::<B>().is_some_and(is_tracked))
     }
 
-    /// The user's dtype is the real one.
-    fn gradient_dtype(&self) -> Option<DType> {
+    fn declared(&self) -> Option<DType> {
         None
     }
 }

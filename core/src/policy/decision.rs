@@ -103,8 +103,8 @@ pub trait Site<D> {
     /// that nothing tells.
     fn is_tracked(&self, operand: usize) -> Option<bool>;
 
-    /// The dtype that the gradient of a parameter has to have; `None` if any will do.
-    fn gradient_dtype(&self) -> Option<D>;
+    /// The dtype by which the user knows operands and result; `None` if that is the real one.
+    fn declared(&self) -> Option<D>;
 }
 
 /// Everything that happens to an operation.
@@ -165,8 +165,13 @@ pub fn decide<D: FloatDType>(
     let computes_in = |half| site.support().of(half) == HalfSupport::Arithmetic;
     let is_held = |half| scalars.iter().all(|scalar| holds(half, *scalar));
 
+    let casts_of = |class| match (mode, site.declared()) {
+        // A device that is no longer in half.
+        (Mode::Off, Some(dtype)) => Casts::of_if(operands.iter().any(|o| o.dtype != dtype), dtype),
+        _ => seen.casts(class, mode, computes_in),
+    };
     let mut class = row.class;
-    let mut casts = seen.casts(class, mode, computes_in);
+    let mut casts = casts_of(class);
     if let Some((other, case)) = row.otherwise {
         let first = operands[0].dtype;
         let holds = match case {
@@ -179,7 +184,7 @@ pub fn decide<D: FloatDType>(
         };
         if holds {
             class = other;
-            casts = seen.casts(class, mode, computes_in);
+            casts = casts_of(class);
         }
     }
     let only_contracts = casts.only_contracts(class);
@@ -199,7 +204,7 @@ pub fn decide<D: FloatDType>(
         }
     }
     if row.role == Role::ParameterGradient && mode != Mode::Off {
-        casts.result = site.gradient_dtype().or(casts.result);
+        casts.result = site.declared().or(casts.result);
     }
     let is_step = matches!(row.role, Role::Forward | Role::Composed);
     if is_step
@@ -382,14 +387,8 @@ impl<D: FloatDType> Seen<D> {
         half(self.others).filter(|_| is_followed)
     }
 
-    /// The widest dtype: F64, then F32, Flex32, half. F16 with BF16 gives F32, which holds both.
     fn widest(self) -> D {
-        match self.all() {
-            all if all & F64 != 0 => D::F64,
-            all if all & F32 != 0 => D::F32,
-            all if all & FLEX32 != 0 => D::FLEX32,
-            all => half(all).unwrap_or(D::F32),
-        }
+        widest_of(self.all())
     }
 
     /// The casts of an operation of a class on these operands.
@@ -444,6 +443,20 @@ impl<D: FloatDType> Seen<D> {
             }
             Class::Move => Casts::of_if(is_mixed, self.widest()),
         }
+    }
+}
+
+/// The widest dtype: F64, then F32, Flex32, half. F16 with BF16 gives F32, which holds both.
+pub fn widest<D: FloatDType>(dtypes: impl IntoIterator<Item = D>) -> D {
+    widest_of(dtypes.into_iter().fold(0, |seen, dtype| seen | bit(dtype)))
+}
+
+fn widest_of<D: FloatDType>(seen: u8) -> D {
+    match seen {
+        _ if seen & F64 != 0 => D::F64,
+        _ if seen & F32 != 0 => D::F32,
+        _ if seen & FLEX32 != 0 => D::FLEX32,
+        _ => half(seen).unwrap_or(D::F32),
     }
 }
 
@@ -569,7 +582,7 @@ mod tests {
         exact: Option<bool>,
         /// Of each operand, its elements and whether it is tracked.
         sizes: [(usize, Option<bool>); 2],
-        gradient_dtype: Option<DType>,
+        declared: Option<DType>,
     }
 
     const ON: Here = Here {
@@ -581,7 +594,7 @@ mod tests {
         },
         exact: None,
         sizes: [(1, Some(false)); 2],
-        gradient_dtype: None,
+        declared: None,
     };
     const BELOW: Here = Here {
         mode: Mode::KeepDtypes,
@@ -627,8 +640,8 @@ mod tests {
             self.sizes[operand].1
         }
 
-        fn gradient_dtype(&self) -> Option<DType> {
-            self.gradient_dtype
+        fn declared(&self) -> Option<DType> {
+            self.declared
         }
     }
 
@@ -668,6 +681,15 @@ mod tests {
             assert_eq!(of(class, &demoted, OFF).operands, expected, "{class:?}");
             let wide = [demoted[0], with(F64, TensorFlags::empty())];
             assert_eq!(of(class, &wide, OFF).operands, Some(F64));
+            // On a device that is no longer in half, all return to what the user knows.
+            for (declared, dtype) in [(F32, F16), (BF16, F32), (F32, F32)] {
+                let here = Here {
+                    declared: Some(declared),
+                    ..OFF
+                };
+                let expected = (dtype != declared).then_some(declared);
+                assert_eq!(casts(class, &[dtype], here), (expected, None));
+            }
         }
     }
 
@@ -765,9 +787,9 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_of_a_parameter_has_the_dtype_that_the_site_asks_for() {
+    fn the_gradient_of_a_parameter_has_the_dtype_that_the_user_knows() {
         let here = Here {
-            gradient_dtype: Some(F32),
+            declared: Some(F32),
             ..BELOW
         };
         let backward = |name, here| named(name, &plain(&[F16, F16]), here).result;
@@ -1054,6 +1076,15 @@ mod tests {
         assert!(of(Keep, &plain(&[F32]), ON).keeps_dtypes);
         assert!(!of(Keep, &plain(&[F32]), OFF).keeps_dtypes);
         assert!(!of(Keep, &plain(&[F32]), BELOW).keeps_dtypes);
+    }
+
+    #[test]
+    fn the_widest_dtype_holds_all() {
+        assert_eq!(widest([F16, F16]), F16);
+        assert_eq!(widest([F16, BF16]), F32);
+        assert_eq!(widest([F16, DType::Flex32]), DType::Flex32);
+        assert_eq!(widest([DType::Flex32, F32]), F32);
+        assert_eq!(widest([F32, F64]), F64);
     }
 
     #[test]

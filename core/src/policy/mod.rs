@@ -41,7 +41,7 @@ use std::fmt;
 use serde::Serialize;
 
 pub use decision::{
-    Decision, HalfSupport, Mode, Operand, Site, Support, TERMS, decide, holds, is_half,
+    Decision, HalfSupport, Mode, Operand, Site, Support, TERMS, decide, holds, is_half, widest,
 };
 pub use flags::TensorFlags;
 pub use op::Op;

@@ -14,7 +14,7 @@ mod qtensor;
 mod transaction;
 
 use burn_amp_core::policy::trials::TriedOp;
-use burn_amp_core::policy::{Decision, Mode, Op, Site, Support, decide};
+use burn_amp_core::policy::{Decision, Mode, Op, Site, Support, decide, widest};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 
@@ -116,22 +116,16 @@ impl<B: Backend> Site<DType> for At<B> {
         None
     }
 
-    /// An optimizer in the client sums gradients up in the dtype that the client knows.
-    fn gradient_dtype(&self) -> Option<DType> {
+    /// The client's graph has dtypes of its own.
+    fn declared(&self) -> Option<DType> {
         Some(self.declared.into())
     }
 }
 
 /// The dtype by which the client knows a result: that of the operands, which are of one dtype to it.
 fn declared<B: Backend>(tensors: &[&AmpTensor<B>]) -> FloatDType {
-    let rank = |dtype: &FloatDType| match dtype {
-        FloatDType::F64 => 3,
-        FloatDType::F32 => 2,
-        FloatDType::Flex32 => 1,
-        FloatDType::F16 | FloatDType::BF16 => 0,
-    };
-    let all = tensors.iter().map(|tensor| tensor.declared());
-    all.max_by_key(rank).expect("an operand")
+    let dtypes = tensors.iter().map(|tensor| tensor.declared());
+    widest(dtypes.map(DType::from)).into()
 }
 
 /// Operands, with the first in place of each absent one.
