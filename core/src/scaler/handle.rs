@@ -326,8 +326,8 @@ macro_rules! scaler_handle {
 }
 
 #[cfg(test)]
-// A handle has more methods than these tests call.
-#[allow(dead_code)]
+// A handle has more methods than these tests call, and here it is not public.
+#[allow(dead_code, clippy::wrong_self_convention)]
 mod tests {
     use super::*;
     use crate::{Dynamic, ScaleEntry};
