@@ -46,8 +46,8 @@ use crate::{AmpError, Error, Transition};
 /// # Ok::<(), burn_amp_device::Error>(())
 /// ```
 ///
-/// With [`LossScaleConfig::Disabled`] it scales and checks nothing, and every step is taken: for a
-/// loop that trains in any precision.
+/// With [`LossScaleConfig::Disabled`](crate::LossScaleConfig::Disabled) it scales and checks nothing,
+/// and every step is taken: for a loop that trains in any precision.
 #[derive(Clone, Default)]
 pub struct GradScaler {
     shared: SharedScaler<FiniteCheck>,
