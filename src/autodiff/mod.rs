@@ -309,19 +309,19 @@ fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
         AutodiffLayer::<B, C>::grad_remove(&tensor, tape)
     };
     let wide = |grad: AmpTensor<B>| at_least_f32::<B>(grad.into_primitive());
+    let sum = |one, other| match (one, other) {
+        (Some(one), Some(other)) => Some(in_kernel(|| B::float_add(one, other))),
+        (one, other) => one.or(other),
+    };
     let (copies, leaves): (Vec<_>, Vec<_>) = leaves
         .into_iter()
         .filter_map(|(node, info)| Some((node.node.downcast().ok()?, info)))
         .partition(|(_, info)| info.copy_of.is_some());
     let mut copied = HashMap::new();
     for (node, info) in copies {
-        if let (Some(leaf), Some(grad)) = (info.copy_of, take(node)) {
-            let grad = wide(grad);
-            let sum = match copied.remove(&leaf) {
-                Some(other) => in_kernel(|| B::float_add(other, grad)),
-                None => grad,
-            };
-            copied.insert(leaf, sum);
+        if let Some(leaf) = info.copy_of {
+            let grad = sum(copied.remove(&leaf), take(node).map(wide));
+            copied.extend(grad.map(|grad| (leaf, grad)));
         }
     }
     let mut grads = Vec::new();
@@ -331,10 +331,7 @@ fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
         if of_copy.is_none() && only_copied {
             continue;
         }
-        let grad = match (take(node).map(wide), of_copy) {
-            (Some(grad), Some(other)) => Some(in_kernel(|| B::float_add(grad, other))),
-            (grad, other) => grad.or(other),
-        };
+        let grad = sum(take(node).map(wide), of_copy);
         grads.extend(grad.map(|grad| (id, info, grad)));
     }
     grads

@@ -66,7 +66,12 @@ impl<B: Backend> AmpTensor<B> {
     /// an operation with nothing left to drop writes its result straight to its destination.
     #[inline(always)]
     pub(crate) fn into_primitive(self) -> FloatTensor<B> {
-        self.primitive
+        let Self {
+            primitive, shared, ..
+        } = self;
+        // Taken out: the compiler then leaves the primitive where it is.
+        drop(shared.into_inner());
+        primitive
     }
 
     #[inline(always)]

@@ -154,116 +154,211 @@ pub fn decide<D: FloatDType>(
     scalars: &[f64],
     site: &impl Site<D>,
 ) -> Decision<D> {
-    let row = &op.row;
-    let any = |flag| operands.iter().any(|o| o.has(flag));
-    let mode = if any(TensorFlags::GRADIENT) {
+    let is_gradient = operands.iter().any(|o| o.has(TensorFlags::GRADIENT));
+    let mode = if is_gradient {
         Mode::KeepDtypes
     } else {
         site.mode()
     };
-    let seen = Seen::of(operands, mode, row.role);
-    let computes_in = |half| site.support().of(half) == HalfSupport::Arithmetic;
-    let is_held = |half| scalars.iter().all(|scalar| holds(half, *scalar));
-
-    let casts_of = |class| match (mode, site.declared()) {
-        // A device that is no longer in half.
-        (Mode::Off, Some(dtype)) => Casts::of_if(operands.iter().any(|o| o.dtype != dtype), dtype),
-        _ => seen.casts(class, mode, computes_in),
+    let call = Call {
+        op,
+        operands,
+        scalars,
+        site,
+        mode,
+        seen: Seen::of(operands, mode, op.row.role),
+        terms: terms(operands),
     };
-    let mut class = row.class;
-    let mut casts = casts_of(class);
-    if let Some((other, case)) = row.otherwise {
-        let first = operands[0].dtype;
-        let holds = match case {
-            Case::UnheldScalar => {
-                mode != Mode::Off && !(is_held(first) && is_held(casts.operands.unwrap_or(first)))
-            }
-            Case::OnlyContracts => casts.only_contracts(class),
-            Case::WithoutAutodiff => site.is_kernel(),
-            Case::Accumulates => false,
-        };
-        if holds {
-            class = other;
-            casts = casts_of(class);
-        }
-    }
-    let only_contracts = casts.only_contracts(class);
-
-    // Above autodiff nothing is tried: the operands are cast to half anyway, so that the tape keeps
-    // half.
-    let tried = op.tried.filter(|_| site.is_kernel() && mode != Mode::Off);
-    let mut rounded = None;
-    if class == Class::Fp32Inside {
-        let is_composed = row.role == Role::Composed;
-        let is_exact = |op| {
-            let half = seen.only_half().filter(|_| casts.operands == Some(D::F32));
-            half.and_then(|half| site.is_exact(op, half)) == Some(true)
-        };
-        if mode != Mode::Off && !site.is_kernel() && !is_composed || tried.is_some_and(is_exact) {
-            casts = Casts::NONE;
-        }
-    }
-    if row.role == Role::ParameterGradient && mode != Mode::Off {
-        casts.result = site.declared().or(casts.result);
-    }
-    let is_step = matches!(row.role, Role::Forward | Role::Composed);
-    if is_step
-        && !matches!(class, Class::Move | Class::LowerPrecision)
-        && let Some(half) = half_gradient(operands).filter(|half| computes_in(*half))
-    {
-        casts.result = Some(half);
-    }
-    let terms = terms(operands).filter(|_| class == Class::PromoteSum);
-    if terms.is_some_and(|terms| terms > TERMS) {
-        casts = Casts::of(D::F32);
-    }
-    let computed = casts.operands.unwrap_or(operands[0].dtype);
-    if class != Class::Fp32Inside
-        && is_half(computed)
-        && tried.is_some_and(|op| site.is_exact(op, computed) == Some(false))
-    {
-        rounded = Some(computed);
-        casts = Casts {
-            operands: Some(D::F32),
-            result: casts.result.or(rounded),
-        };
-    }
-
-    let mut flags = kept_flags(operands);
-    if (rounded.or(casts.operands)) == Some(D::F16) {
-        flags |= TensorFlags::FROM_F16;
-    }
-    flags.set(
-        TensorFlags::DEMOTED,
-        !operands.iter().all(|o| is_half(o.dtype) && !o.is_demoted()),
-    );
-    flags.set(
-        TensorFlags::CONSTANT,
-        class == Class::Move && operands.iter().all(|o| o.has(TensorFlags::CONSTANT)),
-    );
-    for half in D::HALVES {
-        let fits = is_held(half) && fits(row.fits, operands, half, mode, site);
-        flags.set(TensorFlags::fits(half), fits);
-    }
-    if let Some(terms) = terms.filter(|terms| *terms <= TERMS) {
-        flags = flags.with_terms(terms);
-    }
-    let is_ours = |o: &Operand<D>| o.dtype == D::F32 || is_half(o.dtype);
-    let recorded = match mode {
-        Mode::On(half) if !site.is_kernel() && operands.iter().all(is_ours) => Some(half),
-        _ => None,
-    };
+    let class = call.class();
+    let by_class = call.by_class(class);
+    let (casts, rounded) = call.casts(class, by_class);
+    let is_gradient = operands.iter().any(|o| o.has(TensorFlags::BACKWARD));
     Decision {
         rounded,
         operands: casts.operands,
         result: casts.result,
-        flags,
-        recorded: recorded.filter(|_| row.recorded.is_some()),
+        flags: call.flags(class, rounded.or(casts.operands)),
+        recorded: call.recorded(),
         keeps_dtypes: mode != Mode::Off && !site.is_kernel(),
-        only_contracts,
-        keeps_wide: class == Class::Fp32Inside
-            && any(TensorFlags::BACKWARD)
-            && casts.result.is_some_and(is_half),
+        only_contracts: by_class.only_contracts(class),
+        keeps_wide: class == Class::Fp32Inside && is_gradient && casts.result.is_some_and(is_half),
+    }
+}
+
+/// What a decision is made from.
+struct Call<'a, D, S> {
+    op: &'a Op,
+    operands: &'a [Operand<D>],
+    scalars: &'a [f64],
+    site: &'a S,
+    mode: Mode<D>,
+    seen: Seen<D>,
+    /// How many gradients a sum of two half gradients has in all.
+    terms: Option<u8>,
+}
+
+impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
+    fn computes_in(&self, half: D) -> bool {
+        self.site.support().of(half) == HalfSupport::Arithmetic
+    }
+
+    fn is_held(&self, half: D) -> bool {
+        self.scalars.iter().all(|scalar| holds(half, *scalar))
+    }
+
+    /// The row's class, or the one that the row names for a case that holds.
+    fn class(&self) -> Class {
+        let class = self.op.row.class;
+        let Some((other, case)) = self.op.row.otherwise else {
+            return class;
+        };
+        let holds = match case {
+            Case::UnheldScalar => {
+                let first = self.operands[0].dtype;
+                let computed = || self.by_class(class).operands.unwrap_or(first);
+                self.mode != Mode::Off && !(self.is_held(first) && self.is_held(computed()))
+            }
+            Case::OnlyContracts => self.by_class(class).only_contracts(class),
+            Case::WithoutAutodiff => self.site.is_kernel(),
+            Case::Accumulates => false,
+        };
+        if holds { other } else { class }
+    }
+
+    /// The casts that follow from class, mode and dtypes.
+    fn by_class(&self, class: Class) -> Casts<D> {
+        match (self.mode, self.site.declared()) {
+            // A device that is no longer in half.
+            (Mode::Off, Some(dtype)) => {
+                Casts::of_if(self.operands.iter().any(|o| o.dtype != dtype), dtype)
+            }
+            _ => self
+                .seen
+                .casts(class, self.mode, |half| self.computes_in(half)),
+        }
+    }
+
+    /// The casts here, from those of the class, and the dtype that every operand is rounded to first.
+    fn casts(&self, class: Class, by_class: Casts<D>) -> (Casts<D>, Option<D>) {
+        let mut casts = by_class;
+        let role = self.op.row.role;
+        if class == Class::Fp32Inside {
+            let is_taken_whole =
+                self.mode != Mode::Off && !self.site.is_kernel() && role != Role::Composed;
+            let only_half = || {
+                self.seen
+                    .only_half()
+                    .filter(|_| casts.operands == Some(D::F32))
+            };
+            if is_taken_whole || only_half().and_then(|half| self.is_exact(half)) == Some(true) {
+                casts = Casts::NONE;
+            }
+        }
+        if role == Role::ParameterGradient && self.mode != Mode::Off {
+            casts.result = self.site.declared().or(casts.result);
+        }
+        let is_step = matches!(role, Role::Forward | Role::Composed);
+        if is_step
+            && !matches!(class, Class::Move | Class::LowerPrecision)
+            && let Some(half) = half_gradient(self.operands).filter(|half| self.computes_in(*half))
+        {
+            casts.result = Some(half);
+        }
+        if class == Class::PromoteSum && self.terms.is_some_and(|terms| terms > TERMS) {
+            casts = Casts::of(D::F32);
+        }
+        let computed = casts.operands.unwrap_or(self.operands[0].dtype);
+        if class == Class::Fp32Inside
+            || !is_half(computed)
+            || self.is_exact(computed) != Some(false)
+        {
+            return (casts, None);
+        }
+        let casts = Casts {
+            operands: Some(D::F32),
+            result: casts.result.or(Some(computed)),
+        };
+        (casts, Some(computed))
+    }
+
+    /// Whether a trial showed the device to be exact in half; `None` if nothing is tried. Above
+    /// autodiff nothing is: the operands are cast to half anyway, so that the tape keeps half.
+    fn is_exact(&self, half: D) -> Option<bool> {
+        let tried = self
+            .op
+            .tried
+            .filter(|_| self.site.is_kernel() && self.mode != Mode::Off);
+        self.site.is_exact(tried?, half)
+    }
+
+    /// The flags of the result, of an operation that computes in this dtype.
+    fn flags(&self, class: Class, computed: Option<D>) -> TensorFlags {
+        let all = |is: fn(&Operand<D>) -> bool| self.operands.iter().all(is);
+        let mut flags = kept_flags(self.operands);
+        if computed == Some(D::F16) {
+            flags |= TensorFlags::FROM_F16;
+        }
+        flags.set(
+            TensorFlags::DEMOTED,
+            !all(|o| is_half(o.dtype) && !o.is_demoted()),
+        );
+        flags.set(
+            TensorFlags::CONSTANT,
+            class == Class::Move && all(|o| o.has(TensorFlags::CONSTANT)),
+        );
+        for half in D::HALVES {
+            flags.set(
+                TensorFlags::fits(half),
+                self.is_held(half) && self.fits(half),
+            );
+        }
+        match self.terms {
+            Some(terms) if class == Class::PromoteSum && terms <= TERMS => flags.with_terms(terms),
+            _ => flags,
+        }
+    }
+
+    /// Whether the result fits in `half`, but for the scalars.
+    fn fits(&self, half: D) -> bool {
+        // Where the policy is off, half tensors give FP32 for good.
+        let flag = TensorFlags::fits(half);
+        let is_fitting = |o: &Operand<D>| o.dtype == D::F32 && o.has(flag);
+        if self.mode == Mode::Off && !self.operands.iter().any(is_fitting) {
+            return false;
+        }
+        let all = self.operands.iter().all(|o| o.fits(half));
+        match self.op.row.fits {
+            Fits::Never => false,
+            Fits::WithOperands => all,
+            Fits::Mean => all && self.site.is_tracked(0).is_none(),
+            Fits::Sum => all || self.is_beside_statistic(half),
+            Fits::Product => self.is_beside_statistic(half),
+        }
+    }
+
+    /// Whether one of two operands fits in `half`, and the other is a statistic.
+    fn is_beside_statistic(&self, half: D) -> bool {
+        let site = self.site;
+        let is_statistic = |i, beside| {
+            site.elements(i) * SMALL <= site.elements(beside) && site.is_tracked(i) == Some(true)
+        };
+        match (self.operands, self.mode) {
+            ([lhs, rhs], Mode::On(_)) => {
+                lhs.fits(half) && is_statistic(1, 0) || rhs.fits(half) && is_statistic(0, 1)
+            }
+            _ => false,
+        }
+    }
+
+    /// The half dtype in force, if the policy itself records the operation.
+    fn recorded(&self) -> Option<D> {
+        let is_ours = |o: &Operand<D>| o.dtype == D::F32 || is_half(o.dtype);
+        match self.mode {
+            Mode::On(half) if !self.site.is_kernel() && self.operands.iter().all(is_ours) => {
+                self.op.row.recorded.map(|_| half)
+            }
+            _ => None,
+        }
     }
 }
 
@@ -491,47 +586,6 @@ fn terms<D: FloatDType>(operands: &[Operand<D>]) -> Option<u8> {
             are_half.then(|| lhs.flags.terms() + rhs.flags.terms())
         }
         _ => None,
-    }
-}
-
-/// Whether a result on these operands fits in `half`.
-fn fits<D: FloatDType>(
-    rule: Fits,
-    operands: &[Operand<D>],
-    half: D,
-    mode: Mode<D>,
-    site: &impl Site<D>,
-) -> bool {
-    // Where the policy is off, half tensors give FP32 for good.
-    let flag = TensorFlags::fits(half);
-    if mode == Mode::Off && !operands.iter().any(|o| o.dtype == D::F32 && o.has(flag)) {
-        return false;
-    }
-    let all = operands.iter().all(|o| o.fits(half));
-    match rule {
-        Fits::Never => false,
-        Fits::WithOperands => all,
-        Fits::Mean => all && site.is_tracked(0).is_none(),
-        Fits::Sum => all || is_beside_statistic(operands, half, mode, site),
-        Fits::Product => is_beside_statistic(operands, half, mode, site),
-    }
-}
-
-/// Whether one of two operands fits in `half`, and the other is a statistic.
-fn is_beside_statistic<D: FloatDType>(
-    operands: &[Operand<D>],
-    half: D,
-    mode: Mode<D>,
-    site: &impl Site<D>,
-) -> bool {
-    let is_statistic = |i, beside| {
-        site.elements(i) * SMALL <= site.elements(beside) && site.is_tracked(i) == Some(true)
-    };
-    match (operands, mode) {
-        ([lhs, rhs], Mode::On(_)) => {
-            lhs.fits(half) && is_statistic(1, 0) || rhs.fits(half) && is_statistic(0, 1)
-        }
-        _ => false,
     }
 }
 

@@ -173,12 +173,15 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             PadMode::Constant(value) => value,
             PadMode::Reflect | PadMode::Edge => 0.0,
         };
-        let call = Call::of(op!(float_pad), &[&tensor], &[constant.into()]);
+        let (tensors, operands) = ([&tensor], [tensor.operand()]);
+        let call = Call::of(op!(float_pad), &tensors, &operands, &[constant.into()]);
         call.result(B::float_pad(call.operand(tensor), padding, mode))
     }
 
     fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
-        let call = Call::of(op!(float_cat), &tensors.iter().collect::<Vec<_>>(), &[]);
+        let operands: Vec<_> = tensors.iter().map(AmpTensor::operand).collect();
+        let all: Vec<_> = tensors.iter().collect();
+        let call = Call::of(op!(float_cat), &all, &operands, &[]);
         let tensors = tensors.into_iter().map(|t| call.operand(t)).collect();
         call.result(B::float_cat(tensors, dim))
     }

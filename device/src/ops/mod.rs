@@ -14,7 +14,7 @@ mod qtensor;
 mod transaction;
 
 use burn_amp_core::policy::trials::TriedOp;
-use burn_amp_core::policy::{Decision, Mode, Op, Site, Support, decide, widest};
+use burn_amp_core::policy::{Decision, Mode, Op, Operand, Site, Support, decide, widest};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 
@@ -33,12 +33,16 @@ struct Call {
 impl Call {
     /// An operation on these operands. Another operand may stand in for an absent one.
     fn new<B: Backend, const N: usize>(op: Op, tensors: [&AmpTensor<B>; N]) -> Self {
-        Self::of(op, &tensors, &[])
+        Self::of(op, &tensors, &tensors.map(AmpTensor::operand), &[])
     }
 
-    /// An operation on these operands and these scalars.
-    fn of<B: Backend>(op: Op, tensors: &[&AmpTensor<B>], scalars: &[f64]) -> Self {
-        let operands: Vec<_> = tensors.iter().map(|tensor| tensor.operand()).collect();
+    /// An operation on these operands, which are those of the tensors, and on these scalars.
+    fn of<B: Backend>(
+        op: Op,
+        tensors: &[&AmpTensor<B>],
+        operands: &[Operand<DType>],
+        scalars: &[f64],
+    ) -> Self {
         let device = tensors[0].device();
         let declared = declared(tensors);
         let at = At::<B> {
@@ -48,7 +52,7 @@ impl Call {
         };
         Self {
             op,
-            decision: decide(&op, &operands, scalars, &at),
+            decision: decide(&op, operands, scalars, &at),
             declared,
         }
     }
@@ -168,8 +172,9 @@ macro_rules! float_ops {
         $crate::ops::own_ops! {
             $op($($([$t])? $([?$o])? $({$s})? $($a: $ty)?),+) -> $out => {
                 let tensors = $crate::ops::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
+                let operands = tensors.map($crate::AmpTensor::operand);
                 let scalars = [$($($s.elem::<f64>(),)?)+];
-                let call = $crate::ops::Call::of($crate::ops::op!($op), &tensors, &scalars);
+                let call = $crate::ops::Call::of($crate::ops::op!($op), &tensors, &operands, &scalars);
                 $(
                     $(let $t = call.operand($t);)?
                     $(let $o = $o.map(|tensor| call.operand(tensor));)?
