@@ -115,20 +115,18 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             let copied = leaves.map(take).unwrap_or_default();
             return AmpGradients {
                 tape: Some(tape),
-                ready: copied
-                    .into_iter()
-                    .map(|(id, leaf, grad)| (id, finished(leaf, grad)))
-                    .collect(),
+                ready: of_leaves::<B>(copied),
             };
         }
         match explicit {
             #[cfg(feature = "train")]
             Some(scaled) => {
                 let value = Self::inner(loss.clone());
-                let (grads, replicas) = scaled_backward::<B, C>(loss, scaled.scale, |_, _| {});
+                let (grads, replicas) = scaled_backward::<B, C>(loss, scaled.scale);
+                let grads = unscaled::<B>(grads, scaled.scale);
                 scaled_loss::add_loss::<Amp<B>>(&scaler, &device, value);
                 scaled_loss::end_pass::<B>(&scaler, replicas, &device, scaled.scale);
-                AmpGradients::of_leaves(grads)
+                AmpGradients::of_leaves(of_leaves::<B>(grads))
             }
             _ => checked_backward::<B, C>(loss, &scaler),
         }
@@ -166,8 +164,10 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
 
     /// A leaf in the dtype in which it is trained: this is what an optimizer gets.
     fn inner(tensor: FloatTensor<Self>) -> AmpTensor<B> {
-        let flags = tensor.flags();
+        let mut flags = tensor.flags();
         let is_leaf = AutodiffLayer::<B, C>::float_is_require_grad(&tensor.primitive);
+        let is_cast = is_leaf && tensor.primitive.primitive.has_half_copy();
+        flags.set(TensorFlags::USED_IN_HALF, is_cast);
         let inner = AutodiffLayer::<B, C>::inner(tensor.into_primitive());
         let dtype = if is_leaf {
             master::trained_dtype::<B>(inner.dtype(), &inner.device())
@@ -190,10 +190,11 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         fn q_from_inner(QuantizedTensor<Amp<B>>) -> QuantizedTensor<Self>;
     }
 
-    /// Keeps only `DEMOTED`: a parameter computed from gradients is not itself a gradient.
+    /// A parameter computed from gradients is not itself a gradient.
     fn from_inner(tensor: AmpTensor<B>) -> FloatTensor<Self> {
-        let flags = tensor.flags() & TensorFlags::DEMOTED;
-        let tensor = AutodiffLayer::<B, C>::from_inner(tensor.with_flags(flags));
+        let below = tensor.flags() & TensorFlags::DEMOTED;
+        let flags = below | tensor.flags() & TensorFlags::USED_IN_HALF;
+        let tensor = AutodiffLayer::<B, C>::from_inner(tensor.with_flags(below));
         AmpTensor::new(tensor, flags)
     }
 
@@ -272,27 +273,36 @@ fn register_distributed<B: AutodiffInner, C: CheckpointStrategy>(
     }
 }
 
-/// The backward pass of a scaled loss: the unscaled gradients of the leaves, by node id. Calls
-/// `seen` with each gradient in FP32 or wider.
+/// The backward pass of a scaled loss: the scaled gradients of the leaves.
 fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
     scale: f32,
-    mut seen: impl FnMut(u64, FloatTensor<B>),
-) -> (HashMap<u64, AmpTensor<B>>, Option<Arc<Replicas>>) {
+) -> (Vec<LeafGradient<B>>, Option<Arc<Replicas>>) {
     let loss = loss.into_primitive();
     let leaves = leaves::alive();
     let (mut tape, replicas) = tape_of::<B, C>(loss.clone(), Some(scale));
-    let grads = take_gradients::<B, C>(loss, &mut tape, leaves, false)
-        .into_iter()
-        .map(|(id, info, grad)| {
-            let factor = (1.0 / f64::from(scale)).into();
-            let unscaled = in_kernel(|| B::float_mul_scalar(grad, factor));
-            seen(id, unscaled.clone());
-            (id, finished(info, unscaled))
-        })
-        .collect();
+    let grads = take_gradients::<B, C>(loss, &mut tape, leaves, false);
     (grads, replicas)
 }
+
+/// Gradients divided by `scale`.
+fn unscaled<B: Backend>(grads: Vec<LeafGradient<B>>, scale: f32) -> Vec<LeafGradient<B>> {
+    let factor = 1.0 / f64::from(scale);
+    let unscaled = |grad| in_kernel(|| B::float_mul_scalar(grad, factor.into()));
+    let grads = grads.into_iter();
+    grads
+        .map(|(id, leaf, grad)| (id, leaf, unscaled(grad)))
+        .collect()
+}
+
+/// Gradients as the user gets them, by the node ids of their leaves.
+fn of_leaves<B: Backend>(grads: Vec<LeafGradient<B>>) -> HashMap<u64, AmpTensor<B>> {
+    let finished = |(id, leaf, grad)| (id, finished(leaf, grad));
+    grads.into_iter().map(finished).collect()
+}
+
+/// The node id of a leaf, the leaf, and its gradient in FP32 or wider.
+type LeafGradient<B> = (u64, LeafInfo, FloatTensor<B>);
 
 /// Takes the gradients of the leaves off the tape, in FP32 or wider: of all, or only of those with a
 /// half copy at which the pass ended. The gradient of such a copy is added to its leaf's.
@@ -303,7 +313,7 @@ fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
     // Those alive before the pass: the tape may be all that holds a half copy.
     leaves: Vec<(Node, LeafInfo)>,
     only_copied: bool,
-) -> Vec<(u64, LeafInfo, FloatTensor<B>)> {
+) -> Vec<LeafGradient<B>> {
     let mut take = |node| {
         tensor.node = node;
         AutodiffLayer::<B, C>::grad_remove(&tensor, tape)
@@ -346,11 +356,15 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     let mut finite = FiniteCheck::<B>::new(device.clone());
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
     let scale = scaler.loss_scale();
-    let mut leaves = Vec::new();
-    let (mut grads, replicas) = scaled_backward::<B, C>(loss, scale, |leaf, grad| {
-        leaves.push(leaf);
-        finite.add(grad);
-    });
+    let (mut grads, replicas) = scaled_backward::<B, C>(loss, scale);
+    // A scale below 1 could take a gradient beyond FP32.
+    let is_unscaled_first = scale < 1.0;
+    if is_unscaled_first {
+        grads = unscaled::<B>(grads, scale);
+    }
+    for (_, _, grad) in &grads {
+        finite.add(grad.clone());
+    }
 
     let finite = finite.read();
     let (loss_is_finite, gradients) = finite.split_first().expect("the loss was added");
@@ -359,10 +373,14 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     let anomalies = anomaly::take();
     let mut findings = Findings::default();
     if outcome != Outcome::Finite {
-        findings.leaves = leaves.into_iter().zip(gradients.iter().copied()).collect();
+        let leaves = grads.drain(..).map(|(leaf, ..)| leaf);
+        findings.leaves = leaves.zip(gradients.iter().copied()).collect();
         findings.anomalies = anomalies;
-        grads.clear();
     }
     scaler.record_pass(scale, outcome, findings);
-    AmpGradients::of_leaves(grads)
+    // After the read-back: fusion then joins the product with the kernels of the optimizer.
+    if !is_unscaled_first {
+        grads = unscaled::<B>(grads, scale);
+    }
+    AmpGradients::of_leaves(of_leaves::<B>(grads))
 }

@@ -17,11 +17,11 @@ use burn_autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
 };
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, DeviceOps};
+use burn_backend::{Backend, DType, DeviceOps, TensorMetadata};
 
 use super::recorded::{Recorded, TapeTensor};
-use crate::device;
-use crate::policy::Support;
+use crate::device::{self, DeviceContext};
+use crate::policy::{Mode, Support};
 use crate::precision::half_wanted;
 #[cfg(feature = "train")]
 use crate::scaler::ScaledLoss;
@@ -36,6 +36,9 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
 
     /// A cast. Gradient checkpointing recomputes the cast instead of keeping its result.
     fn cast(&self, tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B>;
+
+    /// Casts an FP32 leaf before an operation does, into its cast cache.
+    fn cast_ahead(&self, leaf: &FloatTensor<B>, half: DType);
 
     /// A half copy of an FP32 leaf, as a leaf of its own. The backward pass adds its gradient to the
     /// FP32 leaf's, which has these flags. `None` if replicas reduce the gradient of the leaf.
@@ -101,6 +104,15 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
         dim: usize,
         kept: DType,
     ) -> FloatTensor<B>;
+
+    /// A linear layer whose backward pass takes its steps in the order that fusion joins. `None` where
+    /// nothing is fused.
+    fn linear(
+        &self,
+        x: &FloatTensor<B>,
+        weight: &FloatTensor<B>,
+        bias: Option<&FloatTensor<B>>,
+    ) -> Option<FloatTensor<B>>;
 
     /// Layer norm over the last dimension in FP32, without the shift. Keeps the normalized tensor
     /// in the dtype `kept`.
@@ -256,6 +268,19 @@ pub(crate) fn with_scaled<B: Backend>(
     let upper = known::<Upper<FloatTensor<B>>>()
         .expect("an AmpAutodiff with one of Burn's checkpointing strategies");
     (upper.with_scaled)(tensor, scaled)
+}
+
+/// Casts the leaf that an optimizer has made of a parameter in half. With fusion, the cast joins the
+/// kernel of the optimizer; otherwise the first use casts it.
+pub(crate) fn cast_ahead<B: Backend>(leaf: &FloatTensor<B>) {
+    let device = B::float_device(leaf);
+    if leaf.dtype() == DType::F32
+        && device::is_fused::<B>(&device)
+        && let Mode::On(half) = DeviceContext::of::<B>(&device).mode
+        && let Some(tape) = of::<B>()
+    {
+        tape.cast_ahead(leaf, half);
+    }
 }
 
 /// Puts a device in use on which the layer above `B` creates a tensor, and registers the tapes above

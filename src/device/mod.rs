@@ -129,6 +129,11 @@ pub(crate) fn name<B: Backend>(device: &B::Device) -> String {
     format!("{} on {:?}", bare_name::<B>(device), device.inner())
 }
 
+/// Whether the backend joins operations to few kernels, with Burn's fusion.
+pub(crate) fn is_fused<B: Backend>(device: &B::Device) -> bool {
+    B::name(device.inner()).contains("fusion<")
+}
+
 fn bare_name<B: Backend>(device: &B::Device) -> String {
     let name = B::name(device.inner());
     let mut bare = name.as_str();

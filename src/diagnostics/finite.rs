@@ -3,7 +3,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, get_device_settings};
 
-use crate::device::DeviceState;
+use crate::device::{self, DeviceState};
 use crate::precision::in_kernel;
 use crate::tensor::at_least_f32;
 
@@ -14,25 +14,20 @@ pub(crate) struct FiniteCheck<B: Backend> {
     is_fused: bool,
     /// FP32 or wider.
     tensors: Vec<FloatTensor<B>>,
-    /// The sum of each tensor's values, FP32 and `[1]`.
-    sums: Vec<FloatTensor<B>>,
 }
 
 impl<B: Backend> FiniteCheck<B> {
     pub(crate) fn new(device: B::Device) -> Self {
         Self {
-            is_fused: B::name(&device).contains("fusion<"),
+            is_fused: device::is_fused::<B>(&device),
             device,
             tensors: Vec::new(),
-            sums: Vec::new(),
         }
     }
 
-    /// Adds a tensor, at the cost of its sum: one kernel. Reads nothing back.
+    /// Adds a tensor. Reads nothing back.
     pub(crate) fn add(&mut self, tensor: FloatTensor<B>) {
-        let tensor = at_least_f32::<B>(tensor);
-        self.sums.push(in_kernel(|| self.sum(tensor.clone())));
-        self.tensors.push(tensor);
+        self.tensors.push(at_least_f32::<B>(tensor));
     }
 
     /// For each added tensor, whether all its values are finite.
@@ -45,13 +40,14 @@ impl<B: Backend> FiniteCheck<B> {
     }
 
     fn finite(self) -> Vec<bool> {
-        if self.sums.is_empty() {
+        if self.tensors.is_empty() {
             return Vec::new();
         }
         if self.is_fused && self.total().is_finite() {
-            return vec![true; self.sums.len()];
+            return vec![true; self.tensors.len()];
         }
-        let mut finite: Vec<_> = self.values(&self.sums).map(f32::is_finite).collect();
+        let sums: Vec<_> = self.tensors.iter().map(|t| self.sum(t.clone())).collect();
+        let mut finite: Vec<_> = self.values(&sums).map(f32::is_finite).collect();
         let suspects: Vec<_> = (0..finite.len()).filter(|i| !finite[*i]).collect();
         if !suspects.is_empty() {
             let rest = |i: &usize| self.sum(non_finite::<B>(self.tensors[*i].clone()));
@@ -63,10 +59,22 @@ impl<B: Backend> FiniteCheck<B> {
         finite
     }
 
-    /// The sum of the sums. It may overflow though all of them are finite: they tell then.
+    /// The sum of all values. Tensors of one shape are added up first, in one kernel with the sum of
+    /// their values. The total may overflow though all values are finite: the sums of the tensors
+    /// tell then.
     fn total(&self) -> f32 {
-        let sums = self.sums.iter().cloned();
-        let total = sums.reduce(B::float_add).expect("a sum");
+        let kind = |t: &FloatTensor<B>| (t.shape(), t.dtype(), B::float_device(t));
+        let mut groups: Vec<(_, FloatTensor<B>)> = Vec::new();
+        for tensor in &self.tensors {
+            let of = kind(tensor);
+            match groups.iter_mut().find(|(kind, _)| *kind == of) {
+                Some((_, sum)) => *sum = B::float_add(sum.clone(), tensor.clone()),
+                None => groups.push((of, tensor.clone())),
+            }
+        }
+        // All sums before the first addition: the additions are one kernel then.
+        let sums: Vec<_> = groups.into_iter().map(|(_, sum)| self.sum(sum)).collect();
+        let total = sums.into_iter().reduce(B::float_add).expect("a tensor");
         self.values(&[total]).sum()
     }
 
@@ -83,7 +91,11 @@ impl<B: Backend> FiniteCheck<B> {
     /// The values of tensors `[1]`, with one read-back.
     fn values(&self, tensors: &[FloatTensor<B>]) -> impl Iterator<Item = f32> + use<B> {
         DeviceState::of::<B>(&self.device).statistics().read_back();
-        let data = burn_backend::read_sync(B::float_into_data(B::float_cat(tensors.to_vec(), 0)))
+        let all = match tensors {
+            [one] => one.clone(),
+            _ => B::float_cat(tensors.to_vec(), 0),
+        };
+        let data = burn_backend::read_sync(B::float_into_data(all))
             .expect("reading the finite check of the gradients back from the device");
         data.into_vec::<f32>().expect("sums in FP32").into_iter()
     }

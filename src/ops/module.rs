@@ -11,6 +11,7 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 use super::arithmetic::kept;
 use super::attention::attention;
 use super::{Call, checked, float_ops, op, own_ops, present};
+use crate::autodiff::tape::Sign;
 use crate::policy::{Op, is_half};
 use crate::{Amp, AmpTensor};
 
@@ -19,7 +20,7 @@ macro_rules! conv_ops {
     ($($conv:ident($options:ty); $bias_backward:ident;)*) => {$(
         own_ops! {
             $conv([x], [weight], [?bias], options: $options) -> FloatTensor =>
-                contraction(op!($conv), 1, x, weight, bias, |x, weight, bias| {
+                contraction(op!($conv), 1, x, weight, bias, |_, x, weight, bias| {
                     B::$conv(x, weight, bias, options)
                 });
         }
@@ -137,8 +138,12 @@ fn linear<B: Backend>(
     bias: Option<AmpTensor<B>>,
 ) -> AmpTensor<B> {
     let channels = x.rank() - 1;
-    contraction(op!(linear), channels, x, weight, bias, |x, weight, bias| {
-        by_rows::<B>(x, |x| B::linear(x, weight, bias))
+    let op = op!(linear);
+    contraction(op, channels, x, weight, bias, |call, x, weight, bias| {
+        let recording = call.recording::<B>();
+        recording
+            .and_then(|(tape, _)| tape.linear(&x, &weight, bias.as_ref()))
+            .unwrap_or_else(|| by_rows::<B>(x, |x| B::linear(x, weight, bias)))
     })
 }
 
@@ -156,18 +161,19 @@ fn layer_norm<B: Backend>(
     if let Some((tape, half)) = call.recording::<B>() {
         let kept = kept(&tensor, half);
         [&tensor, &gamma].into_iter().for_each(|t| call.watch(t));
-        let shape = tensor.shape();
-        let features = shape[shape.num_dims() - 1];
-        let rows = Shape::new([shape.num_elements() / features.max(1), features]);
-        // In rows, the gradients of gamma and beta are one sum each.
-        let tensor = Amp::<B>::float_reshape(tensor, rows);
+        let channels = tensor.rank() - 1;
         let (tensor, gamma) = (tensor.into_primitive(), gamma.into_primitive());
         let out = call.run(|| tape.layer_norm(tensor, gamma, epsilon, kept));
-        let out = match beta {
-            Some(beta) => shifted(call.recorded(out), 1, beta),
-            None => call.recorded(out),
+        let out = call.recorded(out);
+        let out = match beta.map(|beta| along(channels, out.rank(), beta)) {
+            // The gradient of beta is one sum.
+            Some(beta) if beta.dtype() == out.dtype() => {
+                let operands = [out, beta].map(AmpTensor::into_primitive);
+                call.recorded(call.run(|| tape.sum(Sign::Plus, operands)))
+            }
+            Some(beta) => Amp::<B>::float_add(out, beta),
+            None => out,
         };
-        let out = Amp::<B>::float_reshape(out, shape);
         return call.marked(call.in_result_dtype::<B>(out.into_primitive()));
     }
     let (tensor, gamma) = (call.operand(tensor), call.operand(gamma));
@@ -214,9 +220,15 @@ fn deform_conv2d_backward<B: Backend>(
 
 /// A tensor plus a bias along one dimension.
 fn shifted<B: Backend>(tensor: AmpTensor<B>, dim: usize, bias: AmpTensor<B>) -> AmpTensor<B> {
-    let mut shape = vec![1; tensor.rank()];
-    shape[dim] = bias.shape().num_elements();
-    Amp::<B>::float_add(tensor, Amp::<B>::float_reshape(bias, shape.into()))
+    let bias = along(dim, tensor.rank(), bias);
+    Amp::<B>::float_add(tensor, bias)
+}
+
+/// A tensor of one dimension as dimension `dim` of `rank`.
+fn along<B: Backend>(dim: usize, rank: usize, tensor: AmpTensor<B>) -> AmpTensor<B> {
+    let mut shape = vec![1; rank];
+    shape[dim] = tensor.shape().num_elements();
+    Amp::<B>::float_reshape(tensor, shape.into())
 }
 
 /// The gradient of a convolution's bias. Only the shapes of `x` and the bias matter: the output
@@ -250,18 +262,18 @@ fn contraction<B: Backend>(
     x: AmpTensor<B>,
     weight: AmpTensor<B>,
     bias: Option<AmpTensor<B>>,
-    run: impl FnOnce(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
+    run: impl FnOnce(&Call, FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
     let call = Call::new(op, [&x, &weight, bias.as_ref().unwrap_or(&weight)]);
     let (x, weight) = (call.operand(x), call.operand(weight));
     match bias {
         Some(bias) if call.decision.only_contracts => {
-            let out = call.result(call.run(|| run(x, weight, None)));
+            let out = call.result(call.run(|| run(&call, x, weight, None)));
             shifted(out, channels, bias)
         }
         bias => {
             let bias = bias.map(|bias| call.operand(bias));
-            call.result(call.run(|| run(x, weight, bias)))
+            call.result(call.run(|| run(&call, x, weight, bias)))
         }
     }
 }

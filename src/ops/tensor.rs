@@ -11,7 +11,7 @@ use burn_backend::{
 use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
 use super::{Call, by_policy, float_ops, is_watched, op, own_ops};
-use crate::autodiff::tape::{Arithmetic, Reduction, Sigmoidal, Sign, registered};
+use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign, registered};
 use crate::autodiff::{leaves, master, reuse, seed};
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
@@ -157,9 +157,13 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         if require_grad && B::float_is_require_grad(&tensor.primitive) {
             return tensor;
         }
+        let is_used_in_half = tensor.flags().contains(TensorFlags::USED_IN_HALF);
         let flags = tensor.flags() & TensorFlags::DEMOTED;
         let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);
         let wanted = B::float_is_require_grad(&primitive);
+        if wanted && is_used_in_half {
+            tape::cast_ahead::<B>(&primitive);
+        }
         remembered(AmpTensor::new(primitive, flags), wanted)
     }
 

@@ -28,11 +28,11 @@ pub struct AmpTensor<B: Backend> {
     pub(crate) primitive: FloatTensor<B>,
     flags: TensorFlags,
     /// Unset before the first clone, unless the tensor is a scaled loss.
-    shared: OnceLock<Arc<Shared<B>>>,
+    pub(crate) shared: OnceLock<Arc<Shared<B>>>,
 }
 
 /// State that the clones of a tensor share, dropped with the last clone.
-struct Shared<B: Backend> {
+pub(crate) struct Shared<B: Backend> {
     /// The cast cache: half copies of an FP32 tensor and, with autodiff, the FP32 copy of a half one.
     f32: Copied<B>,
     f16: Copied<B>,
@@ -154,6 +154,15 @@ impl<B: Backend> AmpTensor<B> {
         let shared = self.shared.get()?;
         let copy = shared.copy(self.dtype(), dtype)?;
         (copy.get().is_some() || Arc::strong_count(shared) > 1).then_some(copy)
+    }
+
+    /// Whether the tensor is FP32 and was cast to half.
+    pub(crate) fn has_half_copy(&self) -> bool {
+        let is_cast = |shared: &Arc<Shared<B>>| {
+            self.dtype() == DType::F32
+                && (shared.f16.get().is_some() || shared.bf16.get().is_some())
+        };
+        self.shared.get().is_some_and(is_cast)
     }
 
     /// The nodes that serve the uses of an FP32 leaf in half. `None` before the first clone.

@@ -10,6 +10,7 @@ mod common;
 mod checking;
 mod counts;
 mod devices;
+mod fused;
 mod mixed;
 mod regions;
 mod steps;

@@ -567,7 +567,10 @@ fn half<D: FloatDType>(seen: u8) -> Option<D> {
 /// The flags that a result has if any operand has them.
 fn kept_flags<D: FloatDType>(operands: &[Operand<D>]) -> TensorFlags {
     let any: TensorFlags = operands.iter().map(|o| o.flags).collect();
-    any & (TensorFlags::GRADIENT | TensorFlags::FROM_F16 | TensorFlags::BACKWARD)
+    any & (TensorFlags::GRADIENT
+        | TensorFlags::FROM_F16
+        | TensorFlags::BACKWARD
+        | TensorFlags::USED_IN_HALF)
 }
 
 /// The dtype of the gradients among the operands of a formula of the backward pass, if it is half.

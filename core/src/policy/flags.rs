@@ -36,6 +36,9 @@ bitflags! {
         const BACKWARD = 1 << 9;
         /// How many gradients a half gradient is the sum of, less one.
         const TERMS = 0b1_1111 << 10;
+        /// A parameter that an operation cast to half, or computed from one by the optimizer: the
+        /// new parameter will be cast, too.
+        const USED_IN_HALF = 1 << 15;
     }
 }
 

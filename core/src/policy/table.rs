@@ -87,9 +87,12 @@ pub(super) const fn rows_of(op: &str) -> Rows {
 #[rustfmt::skip]
 pub const TABLE: &[Rows] = &[
     rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[
-        "float_matmul", "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
+        "float_matmul", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
         "conv_transpose2d", "conv_transpose3d",
     ]),
+    rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[
+        "linear",
+    ]).recorded("with fusion, its backward pass takes its steps in the order that joins them"),
     rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[
         "linear_x_backward", "conv1d_x_backward", "conv2d_x_backward", "conv3d_x_backward",
         "conv_transpose1d_x_backward", "conv_transpose2d_x_backward", "conv_transpose3d_x_backward",

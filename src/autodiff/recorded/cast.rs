@@ -55,6 +55,23 @@ pub(super) fn operand_grad<B: Backend>(
     grad.with_flags(flags).with_wide(kept)
 }
 
+/// The tensor without its cast cache: what uses it casts for itself. With fusion that is no kernel, where
+/// a cast that several share is one.
+pub(super) fn unshared<B: Backend>(tensor: &AmpTensor<B>) -> AmpTensor<B> {
+    AmpTensor::new(tensor.primitive.clone(), tensor.flags())
+}
+
+/// A tensor with its leading dimensions folded into one.
+pub(super) fn rows<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
+    let shape = tensor.shape();
+    let features = shape[shape.num_dims() - 1];
+    if shape.num_dims() <= 2 {
+        return tensor;
+    }
+    let rows = shape.num_elements() / features.max(1);
+    Amp::<B>::float_reshape(tensor, Shape::new([rows, features]))
+}
+
 /// A half tensor in FP32; any other tensor unchanged.
 pub(super) fn widened<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     if is_half(tensor.dtype()) {

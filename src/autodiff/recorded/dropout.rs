@@ -1,7 +1,7 @@
 //! A product with zeros and ones.
 
 use burn_backend::ops::IntTensorOps;
-use burn_backend::{DTypeUsage, IntDType};
+use burn_backend::{BoolDType, DTypeUsage, IntDType};
 
 use super::*;
 
@@ -16,6 +16,9 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             return None;
         }
         let noise = noise.primitive.clone();
+        if device::is_fused::<B>(&noise.device()) {
+            return Some(Self::record_mask(tensor, noise));
+        }
         let bytes = Amp::<B>::float_into_int(noise.clone(), IntDType::U8);
         let out = Amp::<B>::float_mul(tensor.primitive.clone(), noise);
         let (dtype, out_dtype) = (tensor.dtype(), out.dtype());
@@ -37,5 +40,24 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                 });
             },
         ))
+    }
+
+    /// By a mask: without the casts of bytes, and zeros where a product could give NaN.
+    fn record_mask(tensor: &TapeTensor<B>, noise: AmpTensor<B>) -> TapeTensor<B> {
+        let masked = |tensor, mask| Amp::<B>::float_mask_fill(tensor, mask, 0.into());
+        let mask = Amp::<B>::float_equal_elem(noise, 0.into(), BoolDType::U8);
+        let dtype = tensor.dtype();
+        let again = mask.clone();
+        Self::record(
+            [tensor.clone()],
+            move |[tensor]| masked(tensor, again.clone()),
+            |[tensor]| (mask.clone(), masked(tensor, mask)),
+            None::<fn(_) -> _>,
+            move |ops, grads| {
+                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
+                    operand_grad(grad, dtype, |grad| masked(grad, ops.state))
+                });
+            },
+        )
     }
 }

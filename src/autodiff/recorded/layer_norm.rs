@@ -26,32 +26,34 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             }),
             move |ops, grads| {
                 let [unit, deviation, gamma] = ops.state;
+                let [to_tensor, to_gamma] = ops.parents;
                 let last = unit.rank() - 1;
-                let (shape, broadcast) = (gamma.shape(), along_last(&gamma, unit.rank()));
-                let for_gamma = unit.clone();
-                binary::<Amp<B>, _, _>(
-                    ops.parents,
-                    ops.node,
-                    grads,
-                    |grad| {
-                        operand_grad(grad, dtype, |grad| {
-                            let grad = scaled(grad, gamma);
-                            let mean = A::<B>::float_mean_dim(grad.clone(), last);
-                            let product = A::<B>::float_mul(grad.clone(), unit.clone());
-                            let slope = A::<B>::float_mean_dim(product, last);
-                            let grad = A::<B>::float_sub(grad, mean);
-                            let grad = A::<B>::float_sub(grad, A::<B>::float_mul(unit, slope));
-                            A::<B>::float_div(grad, deviation)
-                        })
-                    },
-                    |grad| {
-                        operand_grad(grad, gamma_dtype, |grad| {
-                            let grad = A::<B>::float_mul(grad, for_gamma);
-                            let grad = reduced(grad, &broadcast);
-                            A::<B>::float_reshape(grad, shape)
-                        })
-                    },
-                );
+                let grad = grads.consume::<A<B>>(&ops.node);
+                // First, with what fusion joins to one sum.
+                if let Some(node) = to_gamma {
+                    let is_fused = device::is_fused::<B>(&grad.device());
+                    let [grad, unit] = [&grad, &unit]
+                        .map(|t| if is_fused { unshared(t) } else { t.clone() })
+                        .map(rows);
+                    let shape = gamma.shape();
+                    let grad = operand_grad(grad, gamma_dtype, |grad| {
+                        let grad = A::<B>::float_sum_dim(A::<B>::float_mul(grad, unit), 0);
+                        A::<B>::float_reshape(grad, shape)
+                    });
+                    grads.register::<A<B>>(node.id, grad);
+                }
+                if let Some(node) = to_tensor {
+                    let grad = operand_grad(grad, dtype, |grad| {
+                        let grad = scaled(grad, gamma);
+                        let mean = A::<B>::float_mean_dim(grad.clone(), last);
+                        let product = A::<B>::float_mul(grad.clone(), unit.clone());
+                        let slope = A::<B>::float_mean_dim(product, last);
+                        let grad = A::<B>::float_sub(grad, mean);
+                        let grad = A::<B>::float_sub(grad, A::<B>::float_mul(unit, slope));
+                        A::<B>::float_div(grad, deviation)
+                    });
+                    grads.register::<A<B>>(node.id, grad);
+                }
             },
         )
     }

@@ -7,6 +7,7 @@ mod arithmetic;
 mod cast;
 mod dropout;
 mod layer_norm;
+mod linear;
 mod quotient;
 mod reduction;
 mod relu;
@@ -32,10 +33,11 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use super::leaves::{self, LeafInfo};
 use super::tape::{Arithmetic, Reduction, Sigmoidal, Sign, Softmax, TapeExtension, WeakNode};
+use crate::device;
 use crate::policy::is_half;
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
-use cast::{cast, operand_grad, widened};
+use cast::{cast, operand_grad, rows, unshared, widened};
 pub(crate) use softmax::masked_softmax;
 use sum::reduced;
 
@@ -52,6 +54,10 @@ impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for R
 
     fn cast(&self, tensor: TapeTensor<B>, dtype: DType) -> TapeTensor<B> {
         Self::record_cast(tensor, dtype)
+    }
+
+    fn cast_ahead(&self, leaf: &TapeTensor<B>, half: DType) {
+        drop(cast(leaf.primitive.clone(), half));
     }
 
     fn half_leaf(
@@ -135,6 +141,16 @@ impl<B: Backend, C: CheckpointStrategy> TapeExtension<Autodiff<Amp<B>, C>> for R
         kept: DType,
     ) -> TapeTensor<B> {
         Self::record_softmax(kind, tensor, dim, kept)
+    }
+
+    fn linear(
+        &self,
+        x: &TapeTensor<B>,
+        weight: &TapeTensor<B>,
+        bias: Option<&TapeTensor<B>>,
+    ) -> Option<TapeTensor<B>> {
+        let records = device::is_fused::<B>(&x.primitive.device()) && !recomputes::<C>();
+        records.then(|| Self::record_linear(x, weight, bias))
     }
 
     fn layer_norm(

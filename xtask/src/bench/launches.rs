@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex};
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_amp::AmpAutodiff;
+use burn_amp::{AmpAutodiff, AmpConfig, LossScaleConfig, Precision};
 use cubecl::config::autotune::AutotuneLevel;
 use cubecl::config::memory::MemoryLogLevel;
 use cubecl::config::profiling::ProfilingLogLevel;
@@ -131,7 +131,7 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
     let backend = B::name(&device);
     println!(
         "\na training step of the small models, with an eighth of the batch, on {backend}, with what\n\
-         fusion makes of it: kernels launched, MB of buffers that they write\n{:<12} {:<10} {:>8} {:>8} {:>10} {:>8}",
+         fusion makes of it: kernels launched, MB of buffers that they write\n{:<12} {:<12} {:>8} {:>8} {:>10} {:>8}",
         "model", "precision", "kernels", "of FP32", "MB", "of FP32"
     );
     let mut rows = Vec::new();
@@ -143,7 +143,7 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
             let (model, kernels, bytes) = (model.name(), counted.total(), counted.bytes);
             let (ratio, bytes_ratio) = (kernels as f64 / plain.total() as f64, bytes / plain.bytes);
             println!(
-                "{model:<12} {precision:<10} {kernels:>8} {ratio:>8.2} {:>10.1} {bytes_ratio:>8.2}",
+                "{model:<12} {precision:<12} {kernels:>8} {ratio:>8.2} {:>10.1} {bytes_ratio:>8.2}",
                 bytes / 1e6
             );
             if options.detail {
@@ -160,14 +160,19 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
             }));
         };
         row("burn", &plain);
-        for precision in precisions::<B>() {
+        let mut row_in = |name: &str, config: AmpConfig| {
             // As on an accelerator, whose kernels add up in FP32.
-            config_in(precision)
-                .with_trials(false)
-                .apply::<B>(&device)
-                .expect("a possible precision");
-            let counted = step::<B, AmpAutodiff<B>>(model, dims);
-            row(&precision.to_string(), &counted);
+            let config = config.with_trials(false);
+            config.apply::<B>(&device).expect("a possible precision");
+            row(name, &step::<B, AmpAutodiff<B>>(model, dims));
+        };
+        for precision in precisions::<B>() {
+            row_in(&precision.to_string(), config_in(precision));
+            if precision == Precision::F16 {
+                // Stands for bf16 on a device that has none.
+                let config = config_in(precision).with_loss_scale(LossScaleConfig::Disabled);
+                row_in("f16 unscaled", config);
+            }
         }
     }
     rows

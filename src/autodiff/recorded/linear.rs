@@ -1,0 +1,65 @@
+//! A linear layer, with the steps of its backward pass in the order that fusion joins: the weight's
+//! gradient, the bias's, and last that of the operand, with which the layer before goes on.
+
+use burn_backend::ops::ModuleOps;
+
+use super::*;
+
+impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
+    pub(super) fn record_linear(
+        x: &TapeTensor<B>,
+        weight: &TapeTensor<B>,
+        bias: Option<&TapeTensor<B>>,
+    ) -> TapeTensor<B> {
+        let linear = |[x, weight]: [AmpTensor<B>; 2], bias| {
+            let kept = [x.clone(), weight.clone()];
+            (kept, Amp::<B>::linear(x, weight, bias))
+        };
+        let [x, weight] = [x, weight].map(TapeTensor::<B>::clone);
+        match bias {
+            Some(bias) => Self::record(
+                [x, weight, bias.clone()],
+                |[x, weight, bias]| Amp::<B>::linear(x, weight, Some(bias)),
+                |[x, weight, bias]| linear([x, weight], Some(bias)),
+                None::<fn(_) -> _>,
+                |ops, grads| {
+                    let grad = grads.consume::<Amp<B>>(&ops.node);
+                    let to = ops.parents.map(|node| node.map(|node| node.id));
+                    gradients(to, ops.state, grad, grads);
+                },
+            ),
+            None => Self::record(
+                [x, weight],
+                |[x, weight]| Amp::<B>::linear(x, weight, None),
+                |operands| linear(operands, None),
+                None::<fn(_) -> _>,
+                |ops, grads| {
+                    let grad = grads.consume::<Amp<B>>(&ops.node);
+                    let [to_x, to_weight] = ops.parents.map(|node| node.map(|node| node.id));
+                    gradients([to_x, to_weight, None], ops.state, grad, grads);
+                },
+            ),
+        }
+    }
+}
+
+fn gradients<B: Backend>(
+    [to_x, to_weight, to_bias]: [Option<NodeId>; 3],
+    [x, weight]: [AmpTensor<B>; 2],
+    grad: AmpTensor<B>,
+    grads: &mut Gradients,
+) {
+    type A<B> = Amp<B>;
+    // One sum over all rows.
+    let of_rows = rows(grad.clone());
+    if let Some(node) = to_weight {
+        let grad = A::<B>::linear_weight_backward(rows(x), of_rows.clone());
+        grads.register::<A<B>>(node, grad);
+    }
+    if let Some(node) = to_bias {
+        grads.register::<A<B>>(node, A::<B>::linear_bias_backward(of_rows));
+    }
+    if let Some(node) = to_x {
+        grads.register::<A<B>>(node, A::<B>::linear_x_backward(weight, grad));
+    }
+}

@@ -1,0 +1,130 @@
+//! Where operations are fused: the same numbers, from steps in another order. A device says so by its
+//! name.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Distribution, Tensor};
+use burn_amp::{AmpAutodiff, LossScaleConfig, Precision};
+use burn_backend::Backend;
+
+use crate::checked::{self, Checked, CheckedDevice};
+use crate::common::{HALVES, assert_close};
+use crate::configured;
+use crate::steps::{KINDS, input};
+use crate::training::assert_like;
+
+type Trained = AmpAutodiff<Checked>;
+
+fn fused_in(precision: Precision) -> CheckedDevice {
+    let device = CheckedDevice::new();
+    device.set_name("fusion<checked>");
+    configured(device, precision)
+}
+
+#[test]
+fn every_kind_of_step_has_the_gradients_of_plain_burn() {
+    for kind in KINDS {
+        let plain = (kind.plain)(&CheckedDevice::new());
+        for precision in HALVES {
+            for (how, run) in [("keeping", kind.keeping), ("recomputing", kind.recomputing)] {
+                let step = run(&fused_in(precision));
+                assert_like(&format!("{}, {how}", kind.name), precision, &step, &plain);
+            }
+        }
+    }
+}
+
+/// A linear layer over several leading dimensions, with a bias and without.
+#[test]
+fn a_linear_layer_of_any_rank_has_the_gradients_of_one_that_is_not_fused() {
+    fn gradients(device: &CheckedDevice, bias: bool) -> Vec<f32> {
+        <Trained as Backend>::seed(device, 1);
+        let layer: Linear<Trained> = LinearConfig::new(8, 4).with_bias(bias).init(device);
+        let x = input::<Trained, 4>([2, 3, 5, 8], 1, device).require_grad();
+        let out = layer.forward(x.clone());
+        let grads = (out * input([2, 3, 5, 4], 2, device)).sum().backward();
+        let weight = layer.weight.val().grad(&grads).unwrap().into_data();
+        let x = x.grad(&grads).unwrap().into_data();
+        let bias = layer
+            .bias
+            .map(|b| b.val().grad(&grads).unwrap().into_data());
+        let all = [Some(weight), Some(x), bias].into_iter().flatten();
+        all.flat_map(|data| data.into_vec::<f32>().unwrap())
+            .collect()
+    }
+    for precision in HALVES {
+        for bias in [false, true] {
+            let fused = gradients(&fused_in(precision), bias);
+            let plain = gradients(&configured(CheckedDevice::new(), precision), bias);
+            let what = format!("bias {bias}");
+            assert_close(&what, precision, &fused, &plain, 1.0);
+        }
+    }
+}
+
+/// One layer is used; of the other, the gradient is zero.
+#[derive(Module, Debug)]
+struct Half<B: Backend> {
+    used: Linear<B>,
+    unused: Linear<B>,
+}
+
+fn stepped<B: AutodiffBackend>(model: Half<B>, x: &Tensor<B, 2>) -> Half<B> {
+    let spared = model.unused.weight.val() * 0.0;
+    let loss = model.used.forward(x.clone()).sum() + spared.sum();
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    SgdConfig::new().init().step(1e-3, model, grads)
+}
+
+#[test]
+fn the_optimizer_casts_a_parameter_that_a_product_used_and_no_other() {
+    for precision in HALVES {
+        let half = precision.compute_dtype().unwrap();
+        let casts = |device: &CheckedDevice| {
+            let layer = || LinearConfig::new(4, 4).init::<Trained>(device);
+            let model = Half {
+                used: layer(),
+                unused: layer(),
+            };
+            let x = Tensor::random([2, 4], Distribution::Default, device);
+            let model = stepped(model, &x);
+            device.reset();
+            drop(x.matmul(model.used.weight.val()));
+            let forward = device.counts().casts_between(DType::F32, half).count;
+            device.reset();
+            stepped(model, &Tensor::ones([2, 4], device));
+            let step = device.counts().casts_between(DType::F32, half).count;
+            [forward, step]
+        };
+        let [forward, step] = casts(&fused_in(precision));
+        let [plain_forward, plain_step] = casts(&configured(CheckedDevice::new(), precision));
+        // The operand was cast before.
+        assert_eq!((forward, plain_forward), (0, 1), "{precision}");
+        // Both cast the operand and the first gradient. The weight has been cast: the bias is left, or
+        // both for the next step.
+        assert_eq!((step, plain_step), (4, 3), "{precision}");
+    }
+}
+
+/// Scaled by less than one, a gradient beyond FP32 is finite until it is unscaled.
+#[test]
+fn a_gradient_that_overflows_when_it_is_unscaled_skips_the_step() {
+    for name in ["checked", "fusion<checked>"] {
+        let device = CheckedDevice::new();
+        device.set_name(name);
+        let config = checked::config()
+            .with_precision(Precision::F16)
+            .with_loss_scale(LossScaleConfig::Fixed(0.5));
+        config.apply::<Checked>(&device).unwrap();
+        let gradient = |factor: f32| {
+            let x = Tensor::<Trained, 1>::zeros([1], &device).require_grad();
+            let loss = x.clone() * factor * 1e19;
+            x.grad(&loss.backward()).map(|g| g.into_scalar())
+        };
+        let most = gradient(1e19).expect("a gradient that FP32 holds");
+        assert!((most / 1e38 - 1.0).abs() < 1e-5, "{name}: {most}");
+        assert_eq!(gradient(4e19), None, "{name}");
+    }
+}
