@@ -281,8 +281,11 @@ macro_rules! own_ops {
             if $crate::precision::half_wanted() {
                 $crate::ops::by_policy(move || $own)
             } else {
+                // First: an operation with nothing left to drop writes its result straight to its
+                // destination. Field by field: a tensor that moves whole is copied.
+                $($(drop($t.shared.into_inner());)?)+
                 $crate::ops::wrapped!($out, ($crate::AmpTensor::plain), B::$op($(
-                    $($t.into_primitive())?
+                    $($t.primitive)?
                     $($o.map($crate::AmpTensor::into_primitive))?
                     $($s)?
                     $($a)?
