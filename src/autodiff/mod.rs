@@ -1,6 +1,6 @@
-//! The backward pass: the loss is scaled; the gradients are unscaled to FP32 and checked.
+//! The backward pass: the loss is scaled; the gradients are checked, and unscaled in FP32.
 //!
-//! Each gradient is unscaled and checked separately. One flat buffer, like fastai's `flat_master`,
+//! Each gradient is unscaled by itself. One flat buffer, like fastai's `flat_master`,
 //! takes 0.56 of the time on a CPU for 400 gradients with 463,360 elements in all (0.65 against
 //! 1.15 ms on Flex, 2 cores, 2026-11-21). burn-amp does not use one: its gradients would be views that
 //! hold the whole buffer, an optimizer could not reuse them, and a skipped step could not tell which
@@ -166,7 +166,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     fn inner(tensor: FloatTensor<Self>) -> AmpTensor<B> {
         let mut flags = tensor.flags();
         let is_leaf = AutodiffLayer::<B, C>::float_is_require_grad(&tensor.primitive);
-        let is_cast = is_leaf && tensor.primitive.primitive.has_half_copy();
+        let is_cast = is_leaf && tensor.primitive.primitive.is_used_in_half();
         flags.set(TensorFlags::USED_IN_HALF, is_cast);
         let inner = AutodiffLayer::<B, C>::inner(tensor.into_primitive());
         let dtype = if is_leaf {

@@ -87,7 +87,8 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
     /// A square in FP32. Keeps the operand in the dtype `kept`.
     fn square(&self, tensor: FloatTensor<B>, kept: DType) -> Option<FloatTensor<B>>;
 
-    /// A product with zeros and ones of the same shape. Keeps these as bytes, if the device has bytes.
+    /// A product with zeros and ones of the same shape. Keeps these as bytes, if the device has bytes;
+    /// with fusion, as a mask of bytes.
     fn dropout(&self, tensor: &FloatTensor<B>, noise: &FloatTensor<B>) -> Option<FloatTensor<B>>;
 
     /// A ReLU that keeps its result instead of its operand; the next layer keeps the result too.
@@ -106,7 +107,7 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
     ) -> FloatTensor<B>;
 
     /// A linear layer whose backward pass takes its steps in the order that fusion joins. `None` where
-    /// nothing is fused.
+    /// nothing is fused, and with gradient checkpointing.
     fn linear(
         &self,
         x: &FloatTensor<B>,

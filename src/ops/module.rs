@@ -168,6 +168,7 @@ fn layer_norm<B: Backend>(
         let out = match beta.map(|beta| along(channels, out.rank(), beta)) {
             // The gradient of beta is one sum.
             Some(beta) if beta.dtype() == out.dtype() => {
+                [&out, &beta].into_iter().for_each(|t| call.watch(t));
                 let operands = [out, beta].map(AmpTensor::into_primitive);
                 call.recorded(call.run(|| tape.sum(Sign::Plus, operands)))
             }

@@ -2,6 +2,7 @@
 //! it. Independent of individual operations.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use burn_amp_core::policy::TensorFlags;
@@ -37,6 +38,8 @@ pub(crate) struct Shared<B: Backend> {
     f32: Copied<B>,
     f16: Copied<B>,
     bf16: Copied<B>,
+    /// Whether an operation took the tensor in half.
+    used_in_half: AtomicBool,
     /// With autodiff, the nodes for the uses of a leaf in half.
     in_half: OnceLock<Box<Uses<FloatTensor<B>>>>,
     /// The scaler of a scaled loss.
@@ -132,6 +135,11 @@ impl<B: Backend> AmpTensor<B> {
         if self.dtype() == dtype {
             return self.primitive;
         }
+        if is_half(dtype)
+            && let Some(shared) = self.shared.get()
+        {
+            shared.used_in_half.store(true, Ordering::Relaxed);
+        }
         match self.shared_copy(dtype) {
             // No lock is held while the kernel runs: a thread that waits for it may come here again.
             Some(shared) => match shared.get() {
@@ -156,13 +164,24 @@ impl<B: Backend> AmpTensor<B> {
         (copy.get().is_some() || Arc::strong_count(shared) > 1).then_some(copy)
     }
 
-    /// Whether the tensor is FP32 and was cast to half.
-    pub(crate) fn has_half_copy(&self) -> bool {
-        let is_cast = |shared: &Arc<Shared<B>>| {
-            self.dtype() == DType::F32
-                && (shared.f16.get().is_some() || shared.bf16.get().is_some())
-        };
-        self.shared.get().is_some_and(is_cast)
+    /// Whether an operation took an FP32 tensor in half, since its last
+    /// [`cast_ahead`](Self::cast_ahead).
+    pub(crate) fn is_used_in_half(&self) -> bool {
+        let used = |shared: &Arc<Shared<B>>| shared.used_in_half.load(Ordering::Relaxed);
+        self.shared.get().is_some_and(used)
+    }
+
+    /// Casts an FP32 tensor into its cast cache, before an operation does.
+    pub(crate) fn cast_ahead(&self, half: DType) {
+        self.share();
+        drop(self.clone().into_dtype(half));
+        self.share().used_in_half.store(false, Ordering::Relaxed);
+    }
+
+    /// The FP32 values that a half gradient was rounded from, if they are kept.
+    pub(crate) fn wide(&self) -> Option<FloatTensor<B>> {
+        let shared = self.shared.get().filter(|_| is_half(self.dtype()))?;
+        shared.f32.get().map(|wide| (**wide).clone())
     }
 
     /// The nodes that serve the uses of an FP32 leaf in half. `None` before the first clone.
@@ -216,6 +235,7 @@ impl<B: Backend> Shared<B> {
             f32: OnceLock::new(),
             f16: OnceLock::new(),
             bf16: OnceLock::new(),
+            used_in_half: AtomicBool::new(false),
             in_half: OnceLock::new(),
             scaled,
         }

@@ -6,7 +6,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Distribution, Tensor};
-use burn_amp::{AmpAutodiff, LossScaleConfig, Precision};
+use burn_amp::{AmpAutodiff, LossScaleConfig, Precision, full_precision};
 use burn_backend::Backend;
 
 use crate::checked::{self, Checked, CheckedDevice};
@@ -64,6 +64,39 @@ fn a_linear_layer_of_any_rank_has_the_gradients_of_one_that_is_not_fused() {
     }
 }
 
+#[test]
+fn a_frozen_layer_passes_the_gradient_on() {
+    let gradient = |device: &CheckedDevice| {
+        <Trained as Backend>::seed(device, 1);
+        let layer: Linear<Trained> = LinearConfig::new(8, 4).init(device);
+        let x = input::<Trained, 3>([3, 5, 8], 1, device).require_grad();
+        let out = layer.no_grad().forward(x.clone());
+        let grads = (out * input([3, 5, 4], 2, device)).sum().backward();
+        x.grad(&grads).unwrap().into_data().into_vec::<f32>()
+    };
+    for precision in HALVES {
+        let fused = gradient(&fused_in(precision)).unwrap();
+        let plain = gradient(&configured(CheckedDevice::new(), precision)).unwrap();
+        assert_close("of the operand", precision, &fused, &plain, 1.0);
+    }
+}
+
+#[test]
+fn a_dropout_by_noise_in_fp32_gives_fp32() {
+    let dtype = |device: &CheckedDevice| {
+        let x = input::<Trained, 2>([4, 4], 1, device).require_grad();
+        let half = x.clone().matmul(x);
+        let noise: Tensor<Trained, 2> =
+            Tensor::random([4, 4], Distribution::Bernoulli(0.5), device);
+        let noise = noise.cast(DType::F32);
+        (half * noise).dtype()
+    };
+    for precision in HALVES {
+        let plain = dtype(&configured(CheckedDevice::new(), precision));
+        assert_eq!(dtype(&fused_in(precision)), plain, "{precision}");
+    }
+}
+
 /// One layer is used; of the other, the gradient is zero.
 #[derive(Module, Debug)]
 struct Half<B: Backend> {
@@ -106,6 +139,28 @@ fn the_optimizer_casts_a_parameter_that_a_product_used_and_no_other() {
         // both for the next step.
         assert_eq!((step, plain_step), (4, 3), "{precision}");
     }
+}
+
+#[test]
+fn a_parameter_that_is_used_in_half_no_more_is_cast_no_more() {
+    let device = fused_in(Precision::F16);
+    let x = Tensor::<Trained, 2>::ones([2, 4], &device);
+    let mut layer = Some(LinearConfig::new(4, 4).init(&device));
+    let mut step = |in_half: bool| {
+        let model: Linear<Trained> = layer.take().unwrap();
+        let forward = || model.forward(x.clone()).sum();
+        let loss = if in_half {
+            forward()
+        } else {
+            full_precision(forward)
+        };
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        device.reset();
+        layer = Some(SgdConfig::new().init().step(1e-3, model, grads));
+        device.counts().casts_between(DType::F32, DType::F16).count
+    };
+    let casts = [true, false, false, true].map(&mut step);
+    assert_eq!(casts, [2, 0, 0, 2]);
 }
 
 /// Scaled by less than one, a gradient beyond FP32 is finite until it is unscaled.

@@ -93,6 +93,8 @@ fn norms() -> Vec<Case> {
         ":log of summed exponentials", x(&[3, 9]).within(30.0, 80.0), full(1.0).whole() => |a| a.t::<2>(0).exp().sum_dim(1).log();
         ":quiet softmax", x(&[3, 9]).within(-8.0, 8.0), full(2.0).rounded(8.0).whole() => |a| activation::quiet_softmax(a.t::<2>(0), 1);
         "layer_norm", x(&[3, 9]).w(&[9]).w(&[9]), half(1.0, 1.0).whole() => |a| layer_norm(a.t::<2>(0), a.t(1), Some(a.t(2)));
+        "layer_norm:one row", x(&[9]).w(&[9]).w(&[9]), half(1.0, 1.0).whole() => |a| layer_norm(a.t::<1>(0), a.t(1), Some(a.t(2)));
+        "layer_norm:batch", x(&[2, 3, 9]).w(&[9]).w(&[9]), half(1.0, 1.0).whole() => |a| layer_norm(a.t::<3>(0), a.t(1), Some(a.t(2)));
         "layer_norm:beyond half", x(&[3, 9]).within(-600.0, 600.0).w(&[9]), half(1.0, 1.0).whole() => |a| layer_norm(a.t::<2>(0), a.t(1), None);
         "layer_norm:far from zero", x(&[3, 9]).within(299.0, 301.0).w(&[9]), half(1.0, 2.0).whole() => |a| layer_norm(a.t::<2>(0), a.t(1), None);
         "layer_norm:small", x(&[3, 9]).within(-2e-4, 2e-4).w(&[9]), half(1.0, 1.0).whole() => |a| layer_norm(a.t::<2>(0), a.t(1), None);

@@ -1,6 +1,7 @@
 //! A cast, whose gradient is cast back, and an alias.
 
 use super::*;
+use crate::precision::in_kernel;
 
 impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     pub(super) fn record_cast(tensor: TapeTensor<B>, dtype: DType) -> TapeTensor<B> {
@@ -61,15 +62,19 @@ pub(super) fn unshared<B: Backend>(tensor: &AmpTensor<B>) -> AmpTensor<B> {
     AmpTensor::new(tensor.primitive.clone(), tensor.flags())
 }
 
-/// A tensor with its leading dimensions folded into one.
+/// A tensor as the rows of a matrix: its leading dimensions folded into one. Keeps the FP32 values that
+/// a half gradient was rounded from.
 pub(super) fn rows<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     let shape = tensor.shape();
     let features = shape[shape.num_dims() - 1];
-    if shape.num_dims() <= 2 {
+    if shape.num_dims() == 2 {
         return tensor;
     }
-    let rows = shape.num_elements() / features.max(1);
-    Amp::<B>::float_reshape(tensor, Shape::new([rows, features]))
+    let rows = Shape::new([shape.num_elements() / features.max(1), features]);
+    let wide = tensor
+        .wide()
+        .map(|wide| in_kernel(|| B::float_reshape(wide, rows.clone())));
+    Amp::<B>::float_reshape(tensor, rows).with_wide(wide)
 }
 
 /// A half tensor in FP32; any other tensor unchanged.

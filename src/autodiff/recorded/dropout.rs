@@ -4,6 +4,7 @@ use burn_backend::ops::IntTensorOps;
 use burn_backend::{BoolDType, DTypeUsage, IntDType};
 
 use super::*;
+use crate::policy::widest;
 
 impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     pub(super) fn record_dropout(
@@ -45,13 +46,14 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     /// By a mask: without the casts of bytes, and zeros where a product could give NaN.
     fn record_mask(tensor: &TapeTensor<B>, noise: AmpTensor<B>) -> TapeTensor<B> {
         let masked = |tensor, mask| Amp::<B>::float_mask_fill(tensor, mask, 0.into());
-        let mask = Amp::<B>::float_equal_elem(noise, 0.into(), BoolDType::U8);
         let dtype = tensor.dtype();
+        let out_dtype = widest([dtype, noise.dtype()]);
+        let mask = Amp::<B>::float_equal_elem(noise, 0.into(), BoolDType::U8);
         let again = mask.clone();
         Self::record(
             [tensor.clone()],
-            move |[tensor]| masked(tensor, again.clone()),
-            |[tensor]| (mask.clone(), masked(tensor, mask)),
+            move |[tensor]| cast(masked(tensor, again.clone()), out_dtype),
+            |[tensor]| (mask.clone(), cast(masked(tensor, mask), out_dtype)),
             None::<fn(_) -> _>,
             move |ops, grads| {
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {

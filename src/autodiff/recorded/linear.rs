@@ -11,8 +11,13 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         weight: &TapeTensor<B>,
         bias: Option<&TapeTensor<B>>,
     ) -> TapeTensor<B> {
-        let linear = |[x, weight]: [AmpTensor<B>; 2], bias| {
-            let kept = [x.clone(), weight.clone()];
+        // What is frozen has no gradient, and its counterpart is not kept.
+        let [keeps_weight, keeps_x] = [x, weight].map(|operand| operand.is_tracked());
+        let linear = move |[x, weight]: [AmpTensor<B>; 2], bias| {
+            let kept = [
+                keeps_x.then(|| x.clone()),
+                keeps_weight.then(|| weight.clone()),
+            ];
             (kept, Amp::<B>::linear(x, weight, bias))
         };
         let [x, weight] = [x, weight].map(TapeTensor::<B>::clone);
@@ -45,21 +50,21 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
 
 fn gradients<B: Backend>(
     [to_x, to_weight, to_bias]: [Option<NodeId>; 3],
-    [x, weight]: [AmpTensor<B>; 2],
+    [x, weight]: [Option<AmpTensor<B>>; 2],
     grad: AmpTensor<B>,
     grads: &mut Gradients,
 ) {
     type A<B> = Amp<B>;
     // One sum over all rows.
     let of_rows = rows(grad.clone());
-    if let Some(node) = to_weight {
+    if let (Some(node), Some(x)) = (to_weight, x) {
         let grad = A::<B>::linear_weight_backward(rows(x), of_rows.clone());
         grads.register::<A<B>>(node, grad);
     }
     if let Some(node) = to_bias {
         grads.register::<A<B>>(node, A::<B>::linear_bias_backward(of_rows));
     }
-    if let Some(node) = to_x {
+    if let (Some(node), Some(weight)) = (to_x, weight) {
         grads.register::<A<B>>(node, A::<B>::linear_x_backward(weight, grad));
     }
 }
