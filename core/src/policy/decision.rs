@@ -154,8 +154,8 @@ pub fn decide<D: FloatDType>(
     scalars: &[f64],
     site: &impl Site<D>,
 ) -> Decision<D> {
-    let is_gradient = operands.iter().any(|o| o.has(TensorFlags::GRADIENT));
-    let mode = if is_gradient {
+    let any = |flag| operands.iter().any(|o| o.has(flag));
+    let mode = if any(TensorFlags::GRADIENT) {
         Mode::KeepDtypes
     } else {
         site.mode()
@@ -172,7 +172,7 @@ pub fn decide<D: FloatDType>(
     let class = call.class();
     let by_class = call.by_class(class);
     let (casts, rounded) = call.casts(class, by_class);
-    let is_gradient = operands.iter().any(|o| o.has(TensorFlags::BACKWARD));
+    let is_backward = any(TensorFlags::BACKWARD);
     Decision {
         rounded,
         operands: casts.operands,
@@ -181,7 +181,7 @@ pub fn decide<D: FloatDType>(
         recorded: call.recorded(),
         keeps_dtypes: mode != Mode::Off && !site.is_kernel(),
         only_contracts: by_class.only_contracts(class),
-        keeps_wide: class == Class::Fp32Inside && is_gradient && casts.result.is_some_and(is_half),
+        keeps_wide: class == Class::Fp32Inside && is_backward && casts.result.is_some_and(is_half),
     }
 }
 
@@ -281,8 +281,8 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         (casts, Some(computed))
     }
 
-    /// Whether a trial showed the device to be exact in half; `None` if nothing is tried. Above
-    /// autodiff nothing is: the operands are cast to half anyway, so that the tape keeps half.
+    /// Whether a trial showed the device to be exact in half; `None` if nothing is tried. Nothing
+    /// is tried above autodiff: the operands are cast to half anyway, so that the tape keeps half.
     fn is_exact(&self, half: D) -> Option<bool> {
         let tried = self
             .op
