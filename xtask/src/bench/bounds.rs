@@ -28,9 +28,10 @@ const BOUNDS: &[(&str, &str, &str, &str, Limit)] = &[
     // Otherwise the two frameworks do not train the same model.
     ("convergence", "characters", "PyTorch fp32", "first_difference", AtMost(1e-4)),
     ("convergence", "characters", "PyTorch bf16", "distance_ratio", AtMost(1.1)),
-    // PyTorch's autocast: 160, 19, 31 and 399.
+    // PyTorch's autocast: 160, 19, 31 and 399. Its batch norm is one operation. Burn's is 12, with 11
+    // casts around them, 8 of which save memory.
     ("casts", "transformer", "bf16", "casts", AtMost(160.0)),
-    ("casts", "cnn", "bf16", "casts", AtMost(60.0)),
+    ("casts", "cnn", "bf16", "casts", AtMost(86.0)),
     ("casts", "mlp", "bf16", "casts", AtMost(31.0)),
     ("casts", "lstm", "bf16", "casts", AtMost(800.0)),
     // The kernels of a step, as a share of those in FP32.
