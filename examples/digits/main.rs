@@ -4,8 +4,11 @@
 //! ```sh
 //! cargo run --release --example digits
 //! cargo run --release --example digits -- --precision bf16 --epochs 3 --seed 7 --out target/mine
+//! cargo run --release --example digits --features cuda,fusion,autotune -- --backend cuda
 //! ```
 
+#[path = "../backends/mod.rs"]
+mod backends;
 mod data;
 mod model;
 mod plot;
@@ -16,18 +19,23 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use burn::backend::{Autodiff, Flex};
+use burn::backend::Autodiff;
+use burn::tensor::backend::Backend;
 use burn_amp::{AmpAutodiff, AmpConfig, AmpError, GradScaler, Precision};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
+use backends::{Choice, on_backend};
 use data::Digits;
 use train::{Trained, step, steps, train};
 
 #[derive(Parser)]
 #[command(about = "Trains on handwritten digits in FP32, f16 and bf16 and compares the results")]
 struct Args {
+    /// What to train on.
+    #[arg(long, value_enum, default_value_t)]
+    backend: Choice,
     /// What to train in: auto, f32, f16, bf16 or a list of them.
     #[arg(long, value_delimiter = ',', default_values_t = [Precision::F32, Precision::F16, Precision::Bf16])]
     precision: Vec<Precision>,
@@ -53,7 +61,7 @@ pub struct Run {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match digits(&args) {
+    match on_backend!(args.backend, "--example digits", digits(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -62,14 +70,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn digits(args: &Args) -> Result<(), Box<dyn Error>> {
+fn digits<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(&args.out)
         .map_err(|error| format!("cannot make the folder {}: {error}", args.out.display()))?;
     let digits = Digits::load();
     let runs = args
         .precision
         .iter()
-        .map(|precision| run(*precision, &digits, args))
+        .map(|precision| run::<B>(*precision, &digits, args))
         .collect::<Result<Vec<_>, _>>()?;
 
     table(&runs);
@@ -83,7 +91,7 @@ fn digits(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn run(precision: Precision, digits: &Digits, args: &Args) -> Result<Run, AmpError> {
+fn run<B: Backend>(precision: Precision, digits: &Digits, args: &Args) -> Result<Run, AmpError> {
     let device = Default::default();
     let epochs = usize::from(args.epochs);
     let bar = ProgressBar::new(steps(digits, epochs) as u64)
@@ -99,21 +107,20 @@ fn run(precision: Precision, digits: &Digits, args: &Args) -> Result<Run, AmpErr
     let run = if precision == Precision::F32 {
         Run {
             precision,
-            trained: train::<Autodiff<Flex>>(&device, digits, epochs, args.seed, step, shown),
+            trained: train::<Autodiff<B>>(&device, digits, epochs, args.seed, step, shown),
             scales: None,
             skipped_steps: 0,
         }
     } else {
         let precision = AmpConfig::new()
             .with_precision(precision)
-            .apply::<AmpAutodiff<Flex>>(&device)?;
-        let scaler = GradScaler::of::<AmpAutodiff<Flex>>(&device);
+            .apply::<AmpAutodiff<B>>(&device)?;
+        let scaler = GradScaler::of::<AmpAutodiff<B>>(&device);
         let mut scales = Vec::new();
-        let trained =
-            train::<AmpAutodiff<Flex>>(&device, digits, epochs, args.seed, step, |loss| {
-                scales.push(scaler.loss_scale());
-                shown(loss);
-            });
+        let trained = train::<AmpAutodiff<B>>(&device, digits, epochs, args.seed, step, |loss| {
+            scales.push(scaler.loss_scale());
+            shown(loss);
+        });
         Run {
             precision,
             trained,

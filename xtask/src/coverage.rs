@@ -91,12 +91,12 @@ pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
 
 /// As [`burn_backend()`], as it is resolved for the package of a manifest.
 fn burn_backend_of(manifest: &str) -> anyhow::Result<(PathBuf, String)> {
-    let host = rustc_version::version_meta()?.host;
+    let host = env!("HOST");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let metadata = MetadataCommand::new()
         .manifest_path(root.join(manifest))
         // Without a platform, cargo would want the crates of all of them.
-        .other_options(["--locked", "--filter-platform", &host].map(String::from))
+        .other_options(["--locked", "--filter-platform", host].map(String::from))
         .exec()
         .context("cargo metadata")?;
     let packages = metadata.packages.iter();

@@ -3,6 +3,7 @@
 mod bench;
 mod coverage;
 mod docs;
+mod gpu;
 mod layers;
 mod libtorch;
 mod measurements;
@@ -38,6 +39,9 @@ enum Command {
     Bench(bench::Options),
     /// Runs the behaviour suite on one of Burn's backends.
     Test(test::Options),
+    /// Measures on a machine with a GPU that is lent for minutes.
+    #[command(subcommand)]
+    Gpu(gpu::Gpu),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -47,5 +51,6 @@ fn main() -> anyhow::Result<()> {
         Command::Layers => layers::layers(),
         Command::Bench(options) => bench::bench(&options),
         Command::Test(options) => test::test(&options),
+        Command::Gpu(gpu) => gpu::gpu(&gpu),
     }
 }

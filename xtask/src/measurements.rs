@@ -14,7 +14,6 @@ use time::OffsetDateTime;
 
 use crate::bench::backend::Choice;
 use crate::bench::models::{Model, Size};
-use crate::coverage;
 
 /// The file that the documentation shows.
 pub const FILE: &str = "xtask/measurements.json";
@@ -68,6 +67,17 @@ impl Run {
         self.rows.iter().find(of)?[name].as_f64()
     }
 
+    /// Takes the place of this run, but for the models that only this one has, if all else is the same:
+    /// a campaign measures one model after the other.
+    fn renew(&mut self, new: Self) {
+        let mut old = std::mem::replace(self, new);
+        if old.head == self.head {
+            let measured = |row: &Value| self.rows.iter().any(|new| new["model"] == row["model"]);
+            old.rows.retain(|row| !measured(row));
+            self.rows.splice(..0, old.rows);
+        }
+    }
+
     /// Whether it measured the same thing.
     fn is_of(&self, other: &Self) -> bool {
         (&self.bench, self.backend, self.size) == (&other.bench, other.backend, other.size)
@@ -81,8 +91,8 @@ impl Head {
             machine: Machine::here(backend)?,
             date: OffsetDateTime::now_utc().date().to_string(),
             versions: Versions {
-                rustc: rustc_version::version()?.to_string(),
-                burn: coverage::burn_backend()?.1,
+                rustc: env!("RUSTC_VERSION").into(),
+                burn: env!("BURN_VERSION").into(),
                 burn_amp: env!("CARGO_PKG_VERSION").into(),
                 pytorch: None,
             },
@@ -130,7 +140,7 @@ pub fn renew(path: &Path, new: Vec<Run>) -> anyhow::Result<()> {
     };
     for run in new {
         match runs.iter_mut().find(|old| old.is_of(&run)) {
-            Some(old) => *old = run,
+            Some(old) => old.renew(run),
             None => runs.push(run),
         }
     }
@@ -173,6 +183,20 @@ pub mod tests {
         assert_eq!(fast.figure(Model::Mlp, "f32", "ms"), Some(0.5));
         assert_eq!(fast.figure(Model::Mlp, "bf16", "ms"), None);
         fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_run_of_one_model_leaves_the_others_of_the_same_day() {
+        let of = |model, ms| json!({"model": model, "precision": "f32", "ms": ms});
+        let [mlp, lstm] = ["mlp", "lstm"].map(|model| of(model, 1.5));
+        let mut both = run("speed", Choice::Flex, json!([mlp, lstm]));
+        let again = run("speed", Choice::Flex, json!([of("mlp", 0.5)]));
+        both.renew(again.clone());
+        assert_eq!(both.rows, [lstm, of("mlp", 0.5)]);
+        let mut later = again.clone();
+        later.head.date = "2026-01-03".into();
+        both.renew(later.clone());
+        assert_eq!(both, later);
     }
 
     #[test]

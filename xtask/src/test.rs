@@ -13,7 +13,7 @@ use crate::bench::backend::Choice;
 use crate::libtorch;
 
 /// The tests that run on any backend. The others test what is the same on all, on Flex.
-const SUITE: [&str; 4] = ["device", "ops", "modules", "training"];
+pub const SUITE: [&str; 4] = ["device", "ops", "modules", "training"];
 
 /// What is tested, and on what.
 #[derive(Debug, Args)]

@@ -18,10 +18,18 @@
 //! cargo run --release -p learner --features tch -- --backend tch --precision bf16
 //! ```
 //!
+//! On a GPU of NVIDIA's (`vulkan`, `metal`, `rocm` and `wgpu` are for others):
+//!
+//! ```sh
+//! cargo run --release -p learner --features cuda,fusion,autotune -- --backend cuda
+//! ```
+//!
 //! In the dashboard `q` and then `s` stop the training, and so does Ctrl+C where there is none.
 //! However it ends, it goes on with `--resume` after the last epoch that was completed, and comes
 //! to the same result.
 
+#[path = "../../backends/mod.rs"]
+mod backends;
 mod data;
 #[path = "../../epoch_lines/mod.rs"]
 mod epoch_lines;
@@ -52,10 +60,11 @@ use clap::Parser;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
+use backends::{Choice, on_backend};
 use data::{Batch, Corpus, Epochs, WindowBatcher};
 use epoch_lines::EpochLines;
 use model::Model;
-use run::{Choice, FileRecorder, MetricFiles, Settings};
+use run::{FileRecorder, MetricFiles, Settings};
 
 type Optim<B> = OptimizerAdaptor<AdamW, Model<B>, B>;
 type Schedule = AmpLrScheduler<CosineAnnealingLrScheduler>;
@@ -65,13 +74,6 @@ const PROMPT: &str = "And God said";
 const SAMPLE: usize = 400;
 /// The reason that Burn's dashboard gives for `q` and `s`.
 const BY_USER: &str = "Stopping training from user input.";
-#[cfg(not(feature = "tch"))]
-const NO_LIBTORCH: &str = "\
---backend tch needs the feature `tch`:
-    pip install torch==2.9.0
-    export LIBTORCH_USE_PYTORCH=1
-    export LD_LIBRARY_PATH=$(python3 -c \"import torch; print(torch.__path__[0])\")/lib
-    cargo run --release -p learner --features tch -- --backend tch --precision bf16";
 
 /// Trains a small language model with Burn's learner and its dashboard.
 #[derive(Parser)]
@@ -88,14 +90,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let learned = match args.settings.backend {
-        Choice::Flex => learn::<Flex>(&args),
-        #[cfg(feature = "tch")]
-        Choice::Tch => learn::<burn::backend::LibTorch>(&args),
-        #[cfg(not(feature = "tch"))]
-        Choice::Tch => Err(NO_LIBTORCH.into()),
-    };
-    match learned {
+    match on_backend!(args.settings.backend, "-p learner", learn(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

@@ -17,9 +17,9 @@ use burn::train::logger::{FileMetricLogger, MetricLogger};
 use burn::train::metric::store::{EpochSummary, MetricsUpdate, Split};
 use burn::train::metric::{MetricDefinition, NumericEntry};
 use burn_amp::Precision;
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::backends::Choice;
 use crate::model::Model;
 use crate::{Optim, Schedule};
 
@@ -33,28 +33,12 @@ const WRITTEN: [&str; 3] = ["checkpoint", "train", "valid"];
 /// The loss scale over the steps of an f16 run.
 pub const LOSS_SCALE: &str = "loss_scale.svg";
 
-/// What computes.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub enum Choice {
-    /// Burn's own, on the CPU. It emulates half precision.
-    Flex,
-    /// LibTorch, on the CPU. It computes in bf16, and emulates f16.
-    Tch,
-}
-
-impl fmt::Display for Choice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = self.to_possible_value().expect("none is hidden");
-        f.write_str(value.get_name())
-    }
-}
-
 /// What stays the same until a run is done: with other epochs the learning rate would jump, with
 /// another seed windows would be seen twice, and another backend rounds otherwise.
 #[derive(clap::Args, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// What to train on.
-    #[arg(long, value_enum, default_value_t = Choice::Flex)]
+    #[arg(long, value_enum, default_value_t)]
     pub backend: Choice,
     /// What to train in: auto, f32, f16 or bf16, also as 16-mixed and bf16-mixed.
     #[arg(long, default_value_t = Precision::F16)]

@@ -1,5 +1,7 @@
 //! The backends that can be measured. All but Flex are features of this crate.
 
+use std::path::Path;
+
 use burn::backend::Flex;
 use burn::tensor::backend::Backend;
 use burn_amp::{Precision, precision_of, with_precision};
@@ -56,6 +58,24 @@ impl Choice {
     }
 }
 
+/// The bytes of a device's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Usage {
+    /// By tensors.
+    pub in_use: usize,
+    /// Taken from the device, for tensors to come as well.
+    pub reserved: usize,
+}
+
+/// What a device keeps on disk for the next process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kept {
+    /// Which kernel was the fastest.
+    Tuning,
+    /// The compiled kernels, too.
+    All,
+}
+
 /// A backend to measure on.
 pub trait Measured: Backend {
     /// The precisions to measure, FP32 first.
@@ -73,10 +93,14 @@ pub trait Measured: Backend {
     /// Whether the memory of its tensors is counted, by the device or by Rust's allocator.
     const COUNTED: bool = true;
 
-    /// The bytes in use on a device that has a memory of its own.
-    fn device_bytes(_device: &Self::Device) -> Option<usize> {
+    /// The memory of a device that has one of its own.
+    fn usage(_device: &Self::Device) -> Option<Usage> {
         None
     }
+
+    /// Has the device keep what it has tuned and compiled for another process, where it can. Before
+    /// anything runs on it.
+    fn keep(_kept: Kept, _folder: &Path) {}
 
     /// Has the device log what it launches, where it can. Before anything runs on it.
     fn watch_launches() -> bool {
@@ -124,8 +148,12 @@ macro_rules! on_cubecl {
     ($($feature:literal, $backend:ident, $($runtime:ident)::*;)*) => {$(
         #[cfg(feature = $feature)]
         impl Measured for burn::backend::$backend {
-            fn device_bytes(device: &Self::Device) -> Option<usize> {
-                in_use::<Self, $($runtime)::*>(device)
+            fn usage(device: &Self::Device) -> Option<Usage> {
+                usage::<Self, $($runtime)::*>(device)
+            }
+
+            fn keep(kept: Kept, folder: &Path) {
+                keep(kept, folder);
             }
 
             fn watch_launches() -> bool {
@@ -148,10 +176,25 @@ on_cubecl! {
 
 /// What is in use once everything that was asked for has run.
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))]
-fn in_use<B: Backend, R: cubecl::Runtime<Device = B::Device>>(device: &B::Device) -> Option<usize> {
+fn usage<B: Backend, R: cubecl::Runtime<Device = B::Device>>(device: &B::Device) -> Option<Usage> {
     B::sync(device).expect("a device that answers");
-    let usage = R::client(device).memory_usage();
-    usage.ok().map(|usage| usage.bytes_in_use as usize)
+    let usage = R::client(device).memory_usage().ok()?;
+    Some(Usage {
+        in_use: usage.bytes_in_use as usize,
+        reserved: usage.bytes_reserved as usize,
+    })
+}
+
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))]
+fn keep(kept: Kept, folder: &Path) {
+    use cubecl::config::cache::CacheConfig;
+    use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+
+    let cache = CacheConfig::File(folder.into());
+    let mut config = CubeClRuntimeConfig::from_current_dir();
+    config.compilation.cache = (kept == Kept::All).then(|| cache.clone());
+    config.autotune.cache = cache;
+    CubeClRuntimeConfig::set(config);
 }
 
 /// The precisions to measure that AMP can do on the default device, FP32 first.

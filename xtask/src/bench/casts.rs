@@ -8,7 +8,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{AmpAutodiff, AmpConfig, LossScaleConfig, Precision};
 use serde_json::{Value, json};
 
-use super::backend::{Measured, precisions};
+use super::backend::Measured;
 use super::checked::{Checked, CheckedDevice, Counts};
 use super::models::{Dims, Model, Size};
 use super::speed::Step;
@@ -52,7 +52,7 @@ pub fn casts<B: Measured>(options: &Options) -> Vec<Value> {
             }));
         };
         row("burn", &plain, 0);
-        for precision in precisions::<B>() {
+        for precision in options.precisions::<B>() {
             let pytorch = pytorch::autocast_casts(model, precision);
             let device = device_in::<B>(precision);
             let counts = counted::<AmpAutodiff<Checked<B>>>(model, dims, device);

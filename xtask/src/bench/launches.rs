@@ -16,7 +16,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 use serde_json::{Value, json};
 
 use super::Options;
-use super::backend::{Measured, precisions};
+use super::backend::Measured;
 use super::casts::config_in;
 use super::models::{Dims, Model, Size};
 use super::speed::Step;
@@ -166,7 +166,7 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
             config.apply::<B>(&device).expect("a possible precision");
             row(name, &step::<B, AmpAutodiff<B>>(model, dims));
         };
-        for precision in precisions::<B>() {
+        for precision in options.precisions::<B>() {
             row_in(&precision.to_string(), config_in(precision));
             if precision == Precision::F16 {
                 // Stands for bf16 on a device that has none.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::Options;
 use super::alloc::Mark;
-use super::backend::{Measured, precisions};
+use super::backend::{Measured, Usage};
 use super::models::{Batch, Dims, Model, Net, Size};
 
 /// What a training step holds, in bytes.
@@ -37,7 +37,7 @@ pub fn memory<B: Measured>(options: &Options) -> [Vec<Value>; 2] {
 
 fn strategy<B: Measured, C: CheckpointStrategy>(options: &Options, name: &str) -> Vec<Value> {
     header(name);
-    let all = precisions::<B>();
+    let all = options.precisions::<B>();
     let rows = options.models().flat_map(|model| {
         let dims = model.dims(options.size);
         one::<B, C>(options, &model.name(), (model, dims), &all)
@@ -48,7 +48,7 @@ fn strategy<B: Measured, C: CheckpointStrategy>(options: &Options, name: &str) -
 /// Prints how what is held by a transformer grows, in FP32 and in half.
 pub fn growth<B: Measured>(options: &Options) {
     header("the transformer by depth and by length");
-    let (model, all) = (Model::Transformer, precisions::<B>());
+    let (model, all) = (Model::Transformer, options.precisions::<B>());
     let dims = model.dims(Size::Small);
     let depths = [1, 2, 4, 6].map(|layers| (format!("{layers} layers"), Dims { layers, ..dims }));
     let lengths = [64, 128, 256, 512];
@@ -125,10 +125,11 @@ fn held<B: Measured, A: AutodiffBackend<Device = B::Device>>(model: Model, dims:
     drop(net.loss(batch.clone()).backward());
 
     let net = net.map(&mut Stepped);
-    let before = B::device_bytes(&device);
+    let in_use = || B::usage(&device).map(|Usage { in_use, .. }| in_use);
+    let before = in_use();
     let mark = Mark::set();
     let loss = net.loss(batch);
-    let on_device = B::device_bytes(&device).zip(before);
+    let on_device = in_use().zip(before);
     let kept = on_device.map_or_else(|| mark.live(), |(after, before)| after - before);
     let blocks = mark.blocks();
     let grads = loss.backward();

@@ -7,6 +7,7 @@ mod casts;
 #[path = "../../../tests/common/checked/mod.rs"]
 mod checked;
 mod convergence;
+mod first;
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))]
 mod launches;
 mod memory;
@@ -45,7 +46,9 @@ pub enum Kind {
     Speed,
     /// How far training in bf16 is from FP32: the losses, from the same weights on the same batches.
     Convergence,
-    /// All of these but `convergence`.
+    /// What a fresh process pays: its first steps and the memory that it reserves.
+    First,
+    /// All of these but `convergence` and `first`.
     All,
 }
 
@@ -62,6 +65,12 @@ pub struct Options {
     /// One model alone.
     #[arg(long, value_enum)]
     model: Option<Model>,
+    /// Only these half precisions, beside FP32.
+    #[arg(long, value_delimiter = ',')]
+    precision: Option<Vec<Precision>>,
+    /// `speed` without the time that the products alone would save.
+    #[arg(long)]
+    without_floor: bool,
     /// How often each precision is timed by `speed`, in turn.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -84,6 +93,8 @@ pub struct Options {
     /// Fails when a figure is beyond its bound.
     #[arg(long)]
     check: bool,
+    #[command(flatten)]
+    alone: first::Alone,
 }
 
 impl Options {
@@ -93,10 +104,21 @@ impl Options {
         Model::ALL.into_iter().filter(chosen)
     }
 
+    /// Those of the backend that are to be measured, FP32 first.
+    fn precisions<B: Measured>(&self) -> Vec<Precision> {
+        let only = self.precision.as_deref();
+        let chosen =
+            |p: &Precision| *p == Precision::F32 || only.is_none_or(|only| only.contains(p));
+        backend::precisions::<B>()
+            .into_iter()
+            .filter(chosen)
+            .collect()
+    }
+
     fn measures(&self, kind: Kind) -> bool {
         match self.kind {
-            // It says nothing of cost, and takes minutes where bf16 is emulated.
-            Kind::All => kind != Kind::Convergence,
+            // One is not about cost, and the other starts a process for each figure.
+            Kind::All => ![Kind::Convergence, Kind::First].contains(&kind),
             only => only == kind,
         }
     }
@@ -142,6 +164,10 @@ fn again(backend: Choice, feature: Option<&str>) -> anyhow::Result<()> {
 }
 
 fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
+    if let Some(precision) = options.alone.alone {
+        println!("{}", first::of_this_process::<B>(options, precision)?);
+        return Ok(());
+    }
     // What the device launches tells more than the operations that are asked for. But its log would
     // slow the other measurements down.
     let launches = options.kind == Kind::Casts && B::watch_launches();
@@ -179,6 +205,9 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     }
     if options.measures(Kind::Speed) {
         add("speed", speed::speed::<B>(options, pytorch.as_ref()));
+    }
+    if options.measures(Kind::First) {
+        add("first", first::first::<B>(options)?);
     }
     if options.measures(Kind::Convergence) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench/convergence");

@@ -47,9 +47,13 @@ pub struct PyTorch {
 impl PyTorch {
     /// Starts PyTorch; says so and gives nothing where it is not installed.
     pub fn start(options: &Options) -> anyhow::Result<Option<Self>> {
-        let Some(mut python) = script("bench.py", options.backend) else {
+        if !installed() {
             return Ok(None);
-        };
+        }
+        // As a text, since the program may have been carried to a machine without the sources.
+        let mut python = Command::new("python3");
+        python.args(["-c", include_str!("../../pytorch/bench.py")]);
+        python.args(["--device", device(options.backend)]);
         let size = options.size.to_possible_value();
         let size = size.expect("no size is skipped");
         python.args(["--size", size.get_name()]);
@@ -128,9 +132,12 @@ impl Drop for PyTorch {
 /// The losses of PyTorch's training runs from the weights and on the batches in `folder`, in FP32
 /// and in bf16. `None` where PyTorch is not installed.
 pub fn losses(backend: Choice, folder: &Path) -> anyhow::Result<Option<[Vec<f64>; 2]>> {
-    let Some(mut python) = script("convergence.py", backend) else {
+    if !installed() {
         return Ok(None);
-    };
+    }
+    let mut python = Command::new("python3");
+    python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/convergence.py"));
+    python.args(["--device", device(backend)]);
     python.arg(folder).stderr(Stdio::inherit());
     let output = python.output().context("cannot start python3")?;
     ensure!(output.status.success(), "python3: {}", output.status);
@@ -145,18 +152,13 @@ fn device(backend: Choice) -> &'static str {
     }
 }
 
-/// The command that runs one of our scripts beside a backend; says so and gives nothing where
-/// PyTorch is not installed.
-fn script(name: &str, backend: Choice) -> Option<Command> {
-    if let Err(why) = libtorch::python("import torch") {
+/// Whether PyTorch is there; says so where it is not.
+fn installed() -> bool {
+    let found = libtorch::python("import torch");
+    if let Err(why) = &found {
         println!("\nPyTorch is not measured beside: {why}");
-        return None;
     }
-    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch");
-    let mut python = Command::new("python3");
-    python.arg(scripts.join(name));
-    python.args(["--device", device(backend)]);
-    Some(python)
+    found.is_ok()
 }
 
 /// A text, or none where there is none.

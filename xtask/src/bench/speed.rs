@@ -10,7 +10,7 @@ use burn_amp::{AmpAutodiff, Precision, with_precision};
 use serde_json::{Value, json};
 
 use super::Options;
-use super::backend::{Measured, precisions};
+use super::backend::Measured;
 use super::casts::device_in;
 use super::checked::{Checked, CheckedDevice, is_contraction};
 use super::models::{Batch, Dims, Model, Net};
@@ -66,7 +66,7 @@ fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) 
     let dims = model.dims(options.size);
     let mut names = vec!["burn".to_string()];
     let mut contenders = vec![contender::<Autodiff<B>>(model, dims)];
-    let precisions = precisions::<B>();
+    let precisions = options.precisions::<B>();
     for precision in precisions.iter().copied() {
         let mut run = contender::<AmpAutodiff<B>>(model, dims);
         names.push(precision.to_string());
@@ -110,6 +110,9 @@ fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) 
         row(name, rounds.seconds(of).median, rounds.ratio(fp32, of))
     });
     let mut rows: Vec<_> = timed.collect();
+    if options.without_floor {
+        return rows;
+    }
     let fp32 = rounds.seconds(0).median;
     for precision in precisions.into_iter().skip(1) {
         let floor = fp32 - saved::<B>(options, model, dims, precision);
