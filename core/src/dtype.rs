@@ -21,7 +21,7 @@ pub trait FloatDType: Copy + Eq + Debug {
     const HALVES: [Self; 2] = [Self::F16, Self::BF16];
 }
 
-#[cfg(any(feature = "burn-0-21", feature = "burn-0-22"))]
+#[cfg(any(feature = "burn-0-21", feature = "burn-0-22", feature = "burn-0-23"))]
 macro_rules! burns {
     ($dtype:ty) => {
         impl FloatDType for $dtype {
@@ -38,6 +38,8 @@ macro_rules! burns {
 burns!(burn_std_0_21::DType);
 #[cfg(feature = "burn-0-22")]
 burns!(burn_std_0_22::DType);
+#[cfg(feature = "burn-0-23")]
+burns!(burn_std_0_23::DType);
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -61,7 +63,7 @@ pub(crate) mod tests {
         const BF16: Self = Self::BF16;
     }
 
-    #[cfg(any(feature = "burn-0-21", feature = "burn-0-22"))]
+    #[cfg(any(feature = "burn-0-21", feature = "burn-0-22", feature = "burn-0-23"))]
     macro_rules! held_as_burn_says {
         ($($name:ident: $dtype:ty;)*) => {$(
             #[test]
@@ -83,4 +85,6 @@ pub(crate) mod tests {
     held_as_burn_says! { half_holds_what_burn_0_21_says: burn_std_0_21::DType; }
     #[cfg(feature = "burn-0-22")]
     held_as_burn_says! { half_holds_what_burn_0_22_says: burn_std_0_22::DType; }
+    #[cfg(feature = "burn-0-23")]
+    held_as_burn_says! { half_holds_what_burn_0_23_says: burn_std_0_23::DType; }
 }

@@ -2,8 +2,8 @@
 //! [burn-amp](https://docs.rs/burn-amp), without tensors.
 //!
 //! Use burn-amp, which re-exports what its users need. This crate is what stays the same from one
-//! version of Burn to the next; the features `burn-0-21` and `burn-0-22` implement [`FloatDType`]
-//! for the dtypes of that version.
+//! version of Burn to the next; the features `burn-0-21`, `burn-0-22` and `burn-0-23`
+//! implement [`FloatDType`] for the dtypes of that version.
 
 #![warn(missing_docs)]
 

@@ -119,9 +119,7 @@ macro_rules! bool_operations {
             fn bool_mask_where(tensor: BoolTensor<Self>, mask: BoolTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self>;
             fn bool_mask_fill(tensor: BoolTensor<Self>, mask: BoolTensor<Self>, value: Scalar) -> BoolTensor<Self>;
             fn bool_gather(dim: usize, tensor: BoolTensor<Self>, indices: IntTensor<Self>) -> BoolTensor<Self>;
-            fn bool_scatter_or(dim: usize, tensor: BoolTensor<Self>, indices: IntTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self>;
             fn bool_select(tensor: BoolTensor<Self>, dim: usize, indices: IntTensor<Self>) -> BoolTensor<Self>;
-            fn bool_select_or(tensor: BoolTensor<Self>, dim: usize, indices: IntTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self>;
             fn bool_repeat_dim(tensor: BoolTensor<Self>, dim: usize, times: usize) -> BoolTensor<Self>;
             fn bool_cat(tensors: Vec<BoolTensor<Self>>, dim: usize) -> BoolTensor<Self>;
             fn bool_equal(lhs: BoolTensor<Self>, rhs: BoolTensor<Self>) -> BoolTensor<Self>;
@@ -369,8 +367,6 @@ macro_rules! module_operations {
             interpolate([x], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
             adaptive_avg_pool1d([x], output_size: usize) -> FloatTensor;
             adaptive_avg_pool2d([x], output_size: [usize; 2]) -> FloatTensor;
-            avg_pool1d([x], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-            avg_pool2d([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
             max_pool1d([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool) -> FloatTensor;
             max_pool2d([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool) -> FloatTensor;
             ctc_loss([log_probs], targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, blank: usize) -> FloatTensor;
@@ -378,8 +374,6 @@ macro_rules! module_operations {
             interpolate_backward([x], [grad], output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor;
             adaptive_avg_pool1d_backward([x], [grad]) -> FloatTensor;
             adaptive_avg_pool2d_backward([x], [grad]) -> FloatTensor;
-            avg_pool1d_backward([x], [grad], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
-            avg_pool2d_backward([x], [grad], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
             max_pool1d_with_indices_backward([x], kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool, [output_grad], indices: IntTensor<Self>) -> MaxPool1dBackward;
             max_pool2d_with_indices_backward([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool, [output_grad], indices: IntTensor<Self>) -> MaxPool2dBackward;
             ctc_loss_backward([log_probs], targets: IntTensor<Self>, input_lengths: IntTensor<Self>, target_lengths: IntTensor<Self>, [grad_loss], blank: usize) -> FloatTensor;

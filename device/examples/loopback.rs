@@ -10,6 +10,8 @@
 //! cargo run --release --features wgpu --example loopback -- --backend wgpu
 //! ```
 
+include!("../src/burn.rs");
+
 #[allow(dead_code)] // It also counts blocks by size.
 #[path = "../../xtask/src/bench/alloc.rs"]
 mod alloc;
@@ -24,7 +26,7 @@ use burn::nn::transformer::{
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_amp_device::{Precision, mixed_precision, share_half_copies};
-use burn_flex::{Flex, FlexDevice};
+use burn_dispatch::{backends::Flex, devices::FlexDevice};
 use clap::{Parser, ValueEnum};
 
 /// Small operations in a chain, read back once.

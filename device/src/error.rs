@@ -27,6 +27,11 @@ pub enum Error {
         device: String,
     },
 
+    /// Burn makes no device of the one that was given.
+    #[cfg(feature = "burn-0-23")]
+    #[error(transparent)]
+    Group(#[from] burn_group::GroupError),
+
     /// A server of this process cannot listen, or cannot be reached from within.
     #[error(
         "no connection on the loopback interface: {0}. Is the loopback interface up, and are there descriptors left?"

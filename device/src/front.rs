@@ -56,8 +56,8 @@ pub(crate) struct Door {
 pub(crate) enum Guest {
     /// A session that is authorized.
     Session(WebSocket, Init),
-    /// Another server of this process, which fetches tensors.
-    Data(WebSocket),
+    /// Another server of this process, which fetches tensors. On Burn 0.23 there is none.
+    Data(#[cfg_attr(feature = "burn-0-23", expect(dead_code))] WebSocket),
 }
 
 /// Accepts connections, and finds out what they want.

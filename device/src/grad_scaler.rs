@@ -19,6 +19,7 @@ use crate::{AmpError, Error, Transition};
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
+/// # use burn_amp_device::burn;
 /// # use burn::nn::LinearConfig;
 /// # use burn::optim::{GradientsParams, SgdConfig};
 /// # use burn::tensor::Tensor;

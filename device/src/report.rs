@@ -14,8 +14,9 @@ use crate::device::{self, DeviceState, OpCasts};
 /// table; serde keeps every field.
 ///
 /// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/burn.rs"));
 /// use burn_amp_device::{AmpReport, Precision, configure};
-/// use burn_flex::{Flex, FlexDevice};
+/// use burn_dispatch::{backends::Flex, devices::FlexDevice};
 ///
 /// configure::<Flex>(&FlexDevice, Precision::F16)?;
 /// let report = AmpReport::of::<Flex>(&FlexDevice);

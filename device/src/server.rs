@@ -20,6 +20,7 @@ use crate::{Amp, Error, Precision, ending, front};
 /// Its client is any program on the same release of Burn, without a word of mixed precision:
 ///
 /// ```no_run
+/// # use burn_amp_device::burn;
 /// # use burn::tensor::Device;
 /// use burn::remote::RemoteHost;
 ///
@@ -33,6 +34,7 @@ use crate::{Amp, Error, Precision, ending, front};
 ///
 /// ```no_run
 /// # #[cfg(feature = "flex")] {
+/// # use burn_amp_device::burn;
 /// # use burn::tensor::Device;
 /// use std::net::TcpListener;
 ///
@@ -68,25 +70,6 @@ impl AmpServer {
         precision: Precision,
         authorizer: impl PeerAuthorizer,
     ) -> Result<Self, Error> {
-        Self::hosting(devices, precision, authorizer, Scope::Devices)
-    }
-
-    /// Like [`new`](AmpServer::new), but leaves the devices' own precision alone: a session is in
-    /// `precision` once its client calls [`enter`](crate::host::enter).
-    pub(crate) fn of_sessions(
-        device: Device,
-        precision: Precision,
-        authorizer: impl PeerAuthorizer,
-    ) -> Result<Self, Error> {
-        Self::hosting([device], precision, authorizer, Scope::Sessions)
-    }
-
-    fn hosting(
-        devices: impl IntoIterator<Item = Device>,
-        precision: Precision,
-        authorizer: impl PeerAuthorizer,
-        scope: Scope,
-    ) -> Result<Self, Error> {
         let devices: Vec<_> = devices.into_iter().map(Device::without_autodiff).collect();
         let first = devices.first().ok_or(ServeError::NoDevices)?;
         match first.as_dispatch() {
@@ -97,7 +80,7 @@ impl AmpServer {
                     _ => Err(ServeError::MixedBackends),
                 });
                 let devices = devices.collect::<Result<_, _>>()?;
-                hosting::<burn_dispatch::backends::Cube>(devices, precision, authorizer, scope)
+                hosting::<burn_dispatch::backends::Cube>(devices, precision, authorizer)
             }
             #[cfg(feature = "flex")]
             DispatchDevice::Flex(_) => {
@@ -106,7 +89,7 @@ impl AmpServer {
                     _ => Err(ServeError::MixedBackends),
                 });
                 let devices = devices.collect::<Result<_, _>>()?;
-                hosting::<burn_dispatch::backends::Flex>(devices, precision, authorizer, scope)
+                hosting::<burn_dispatch::backends::Flex>(devices, precision, authorizer)
             }
             device => Err(Error::UnsupportedDevice {
                 device: format!("{device:?}"),
@@ -188,37 +171,19 @@ impl fmt::Debug for AmpServer {
     }
 }
 
-/// What a server's precision is in force for.
-enum Scope {
-    Devices,
-    Sessions,
-}
-
 fn hosting<B: Backend>(
     devices: Vec<B::Device>,
     precision: Precision,
     authorizer: impl PeerAuthorizer,
-    scope: Scope,
 ) -> Result<AmpServer, Error> {
     let mut in_force = None;
     for device in &devices {
         let state = DeviceState::of::<B>(device);
-        in_force = Some(match scope {
-            Scope::Devices => state.configure::<B>(device, precision)?,
-            Scope::Sessions => state.chosen::<B>(device, precision)?,
-        });
+        in_force = Some(state.configure::<B>(device, precision)?);
     }
-    let in_force = in_force.ok_or(ServeError::NoDevices)?;
-    let session_precision = match scope {
-        Scope::Devices => None,
-        Scope::Sessions => Some(in_force.precision),
-    };
     Ok(AmpServer {
-        host: Arc::new(Hosted::<Amp<B>> {
-            devices,
-            session_precision,
-        }),
+        in_force: in_force.ok_or(ServeError::NoDevices)?,
+        host: Arc::new(Hosted::<Amp<B>> { devices }),
         authorizer: Arc::new(authorizer),
-        in_force,
     })
 }

@@ -2,6 +2,8 @@
 //! configuration once for a process, so each is a process of its own.
 #![cfg(all(feature = "flex", target_os = "linux"))]
 
+include!("../src/burn.rs");
+
 mod client;
 
 use std::path::Path;

@@ -1,12 +1,14 @@
 //! The precision of a device: what `configure` answers, and what the report tells.
 
+include!("../src/burn.rs");
+
 mod common;
 
 use burn_amp_device::policy::Class;
 use burn_amp_device::{AmpReport, Precision, configure, policy, precision_of};
 use burn_backend::ops::{ConvOptions, FloatTensorOps, ModuleOps};
 use burn_backend::{Backend, DType, FloatDType};
-use burn_flex::{Flex, FlexDevice};
+use burn_dispatch::{backends::Flex, devices::FlexDevice};
 use common::{A, on};
 
 #[test]

@@ -2,6 +2,8 @@
 //! time: the devices are everybody's.
 #![cfg(feature = "flex")]
 
+include!("../src/burn.rs");
+
 mod client;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

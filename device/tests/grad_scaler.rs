@@ -1,6 +1,8 @@
 //! Loss scaling in the client.
 #![cfg(feature = "flex")]
 
+include!("../src/burn.rs");
+
 mod client;
 
 use burn::module::{Module, Param};

@@ -1,11 +1,13 @@
 //! The policy where Burn's own interpreter runs the operations that a client sends: the client
 //! describes FP32 tensors, reads FP32, and moves tensors from one session to another.
 
+include!("../src/burn.rs");
+
 mod common;
 
 use burn_amp_device::{AmpReport, Precision, share_half_copies};
 use burn_backend::{DType, Shape, TensorData, TensorMetadata, try_read_sync};
-use burn_flex::{Flex, FlexDevice};
+use burn_dispatch::{backends::Flex, devices::FlexDevice};
 use burn_ir::{
     FloatOperationIr, HandleKind, MatmulOpIr, OperationIr, TensorId, TensorIr, TensorStatus,
     UnaryOpIr,

@@ -1,22 +1,24 @@
 //! Devices of the same process.
 #![cfg(feature = "flex")]
 
+include!("../src/burn.rs");
+
 mod client;
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use std::net::Ipv4Addr;
 use std::thread;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use std::time::Duration;
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use burn::remote::{ConnectError, RemoteHost};
 use burn::tensor::{Device, Tensor};
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use burn_amp_device::connect;
 use burn_amp_device::{AmpReport, AmpServer, Error, Precision, flex, mixed_precision};
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use client::listening;
 use client::{HALVES, assert_computed_in, product, read, roundoff, tensor};
 
@@ -144,7 +146,7 @@ fn a_device_that_cannot_be_served_is_an_error() {
     assert!(no_devices, "{error}");
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 #[test]
 fn it_listens_on_loopback_alone_and_lets_nobody_in_without_the_token() {
     for precision in HALVES {

@@ -2,6 +2,8 @@
 //! rounding where the row computes or returns half, bit for bit where it does not, and its dtype is
 //! the one of its class. In FP32 every operation is Flex's own, bit for bit.
 
+include!("../src/burn.rs");
+
 mod common;
 
 use std::collections::BTreeSet;
@@ -13,7 +15,7 @@ use burn_backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor};
 use burn_backend::{
     Backend, BoolDType, DType, FloatDType, IntDType, Shape, Slice, TensorMetadata, try_read_sync,
 };
-use burn_flex::{Flex, FlexDevice};
+use burn_dispatch::{backends::Flex, devices::FlexDevice};
 use burn_std::ops::{InterpolateMode, PadMode};
 use common::{A, bools, demoted, f32s, half, ints, on, rounding, values};
 
@@ -128,11 +130,12 @@ type Run<B> = fn(&mut Operands) -> Vec<FloatTensor<B>>;
 /// The cases: an operation, how many roundings it may be off where it computes in half (a bias is
 /// another one), and its results of this backend.
 macro_rules! cases {
-    (|$o:ident| $($op:ident $(x $roundings:literal)? => [$($out:expr),+];)*) => {
-        const OPS: &[(&str, f32)] = &[$((stringify!($op), 1.0 $(* $roundings)?)),*];
+    (|$o:ident| $($(#[$on:meta])? $op:ident $(x $roundings:literal)? => [$($out:expr),+];)*) => {
+        const OPS: &[(&str, f32)] = &[$($(#[$on])? (stringify!($op), 1.0 $(* $roundings)?)),*];
 
         fn runs<B: Tested>() -> Vec<Run<B>> {
-            vec![$(|$o| vec![$($out),+]),*]
+            let runs: &[Run<B>] = &[$($(#[$on])? |$o| vec![$($out),+]),*];
+            runs.to_vec()
         }
     };
 }
@@ -162,6 +165,27 @@ fn shape<const D: usize>(dims: [usize; D]) -> Shape {
 
 fn bilinear() -> InterpolateOptions {
     InterpolateOptions::new(InterpolateMode::Bilinear)
+}
+
+/// All gradients of attention in one tensor, with two key/value heads.
+#[cfg(feature = "burn-0-23")]
+fn attention_grads<B: Tested>(
+    o: &mut Operands,
+    heads: usize,
+    options: AttentionModuleOptions,
+) -> FloatTensor<B> {
+    let query = o.unit::<B>(&[1, heads, 5, 8]);
+    let (key, value) = (o.unit::<B>(&[1, 2, 7, 8]), o.unit::<B>(&[1, 2, 7, 8]));
+    let operands = (query.clone(), key.clone(), value.clone());
+    let (out, logsumexp) = B::attention_with_logsumexp(operands.0, operands.1, operands.2, options);
+    let out_grad = o.x::<B>(&[1, heads, 5, 8]);
+    let grads = B::attention_backward(query, key, value, out, logsumexp, out_grad, options);
+    let grads = [grads.query_grad, grads.key_grad, grads.value_grad];
+    let rows = |grad: FloatTensor<B>| {
+        let rows = grad.shape().num_elements() / 8;
+        B::float_reshape(grad, shape([rows, 8]))
+    };
+    B::float_cat(grads.map(rows).into(), 0)
 }
 
 #[rustfmt::skip]
@@ -202,6 +226,15 @@ cases! { |o|
         B::attention(o.unit::<B>(&[1, 2, 5, 8]), o.unit::<B>(&[1, 2, 7, 8]), o.unit::<B>(&[1, 2, 7, 8]), None, None, Default::default()),
         B::attention(o.unit::<B>(&[1, 2, 7, 8]), o.unit::<B>(&[1, 2, 7, 8]), o.unit::<B>(&[1, 2, 7, 8]), None, Some(o.x::<B>(&[1, 2, 7, 7])),
             AttentionModuleOptions { is_causal: true, softcap: Some(4.0), ..Default::default() })];
+    #[cfg(feature = "burn-0-23")]
+    attention_with_logsumexp x 6.0 => [
+        B::attention_with_logsumexp(o.unit::<B>(&[1, 4, 5, 8]), o.unit::<B>(&[1, 2, 7, 8]), o.unit::<B>(&[1, 2, 7, 8]), Default::default()).0,
+        B::attention_with_logsumexp(o.unit::<B>(&[1, 2, 5, 8]), o.unit::<B>(&[1, 2, 7, 8]), o.unit::<B>(&[1, 2, 7, 8]),
+            AttentionModuleOptions { is_causal: true, causal_alignment: CausalAlignment::TopLeft, softcap: Some(4.0), ..Default::default() }).0];
+    #[cfg(feature = "burn-0-23")]
+    attention_backward x 6.0 => [attention_grads::<B>(o, 4, Default::default()), attention_grads::<B>(o, 2, AttentionModuleOptions {
+        is_causal: true, causal_alignment: CausalAlignment::TopLeft, softcap: Some(4.0), ..Default::default()
+    })];
     prelu => [B::prelu(o.x::<B>(&[2, 3, 4]), o.unit::<B>(&[1]))];
     float_exp => [B::float_exp(o.x::<B>(&[40]))];
     float_sinh => [B::float_sinh(o.x::<B>(&[40]))];
@@ -242,16 +275,36 @@ cases! { |o|
     log_softmax => [B::log_softmax(o.x::<B>(&[5, 8]), 1)];
     softmin => [B::softmin(o.x::<B>(&[5, 8]), 0)];
     ctc_loss => [B::ctc_loss(B::float_log(o.unit::<B>(&[6, 1, 4])), ints::<B>(&[1, 2], &[1, 2]), ints::<B>(&[6], &[1]), ints::<B>(&[2], &[1]), 0)];
+    #[cfg(feature = "burn-0-23")]
+    ctc_loss_backward => [B::ctc_loss_backward(B::float_log(o.unit::<B>(&[6, 1, 4])), ints::<B>(&[1, 2], &[1, 2]), ints::<B>(&[6], &[1]), ints::<B>(&[2], &[1]), o.x::<B>(&[1]), 0)];
     float_remainder => [B::float_remainder(o.x::<B>(&[40]), o.above_one::<B>(&[40]))];
+    #[cfg(feature = "burn-0-23")]
+    float_fmod => [B::float_fmod(o.x::<B>(&[40]), o.above_one::<B>(&[40]))];
     float_cross => [B::float_cross(o.x::<B>(&[5, 3]), o.x::<B>(&[5, 3]), 1)];
     batch_norm => [B::batch_norm(o.x::<B>(&[2, 3, 4]), o.x::<B>(&[3]), o.x::<B>(&[3]), o.x::<B>(&[3]), o.unit::<B>(&[3]), 1e-5)];
     batch_norm_train => [B::batch_norm_train(o.x::<B>(&[4, 3, 5]), o.x::<B>(&[3]), o.x::<B>(&[3]), 1e-5).output];
     batch_norm_train_backward => [B::batch_norm_train_backward(o.x::<B>(&[4, 3, 5]), o.x::<B>(&[3]), o.x::<B>(&[3]), o.unit::<B>(&[3]), 1e-5, o.x::<B>(&[4, 3, 5])).x_grad];
     layer_norm => [B::layer_norm(o.x::<B>(&[4, 16]), o.x::<B>(&[16]), Some(o.x::<B>(&[16])), 1e-5)];
+    #[cfg(feature = "burn-0-22")]
     avg_pool1d => [B::avg_pool1d(o.x::<B>(&[2, 3, 9]), 3, 2, 1, true, false)];
+    #[cfg(feature = "burn-0-23")]
+    avg_pool1d => [B::avg_pool1d(o.x::<B>(&[2, 3, 9]), 3, 2, 1, 1, true, false)];
+    #[cfg(feature = "burn-0-22")]
     avg_pool1d_backward => [B::avg_pool1d_backward(o.x::<B>(&[2, 3, 9]), o.x::<B>(&[2, 3, 5]), 3, 2, 1, true, false)];
+    #[cfg(feature = "burn-0-23")]
+    avg_pool1d_backward => [B::avg_pool1d_backward(o.x::<B>(&[2, 3, 9]), o.x::<B>(&[2, 3, 5]), 3, 2, 1, 1, true, false)];
+    #[cfg(feature = "burn-0-22")]
     avg_pool2d => [B::avg_pool2d(o.x::<B>(&[2, 3, 8, 8]), [3, 3], [1, 1], [1, 1], false, false)];
+    #[cfg(feature = "burn-0-23")]
+    avg_pool2d => [B::avg_pool2d(o.x::<B>(&[2, 3, 8, 8]), [3, 3], [1, 1], [1, 1], [1, 1], false, false)];
+    #[cfg(feature = "burn-0-22")]
     avg_pool2d_backward => [B::avg_pool2d_backward(o.x::<B>(&[2, 3, 8, 8]), o.x::<B>(&[2, 3, 8, 8]), [3, 3], [1, 1], [1, 1], false, false)];
+    #[cfg(feature = "burn-0-23")]
+    avg_pool2d_backward => [B::avg_pool2d_backward(o.x::<B>(&[2, 3, 8, 8]), o.x::<B>(&[2, 3, 8, 8]), [3, 3], [1, 1], [1, 1], [1, 1], false, false)];
+    #[cfg(feature = "burn-0-23")]
+    avg_pool3d => [B::avg_pool3d(o.x::<B>(&[1, 2, 4, 5, 6]), [2, 3, 3], [2, 2, 1], [0, 1, 1], [1, 1, 2], true, false)];
+    #[cfg(feature = "burn-0-23")]
+    avg_pool3d_backward => [B::avg_pool3d_backward(o.x::<B>(&[1, 2, 4, 5, 6]), o.x::<B>(&[1, 2, 2, 3, 4]), [2, 3, 3], [2, 2, 1], [0, 1, 1], [1, 1, 2], true, false)];
     adaptive_avg_pool1d => [B::adaptive_avg_pool1d(o.x::<B>(&[2, 3, 9]), 4)];
     adaptive_avg_pool1d_backward => [B::adaptive_avg_pool1d_backward(o.x::<B>(&[2, 3, 9]), o.x::<B>(&[2, 3, 4]))];
     adaptive_avg_pool2d => [B::adaptive_avg_pool2d(o.x::<B>(&[2, 3, 8, 8]), [3, 5])];
@@ -275,6 +328,8 @@ cases! { |o|
     fold4d => [B::fold4d(o.x::<B>(&[1, 8, 9]), [4, 4], [2, 2], windows())];
     float_sqrt => [B::float_sqrt(o.unit::<B>(&[40]))];
     float_remainder_scalar => [B::float_remainder_scalar(o.x::<B>(&[40]), 0.75.into())];
+    #[cfg(feature = "burn-0-23")]
+    float_fmod_scalar => [B::float_fmod_scalar(o.x::<B>(&[40]), 0.75.into())];
     float_add => [B::float_add(o.x::<B>(&[5, 8]), o.x::<B>(&[1, 8]))];
     float_sub => [B::float_sub(o.x::<B>(&[5, 8]), o.x::<B>(&[5, 8]))];
     float_mul => [B::float_mul(o.x::<B>(&[5, 8]), o.x::<B>(&[5, 1]))];
@@ -306,6 +361,17 @@ cases! { |o|
         let x = o.distinct::<B>(&[1, 2, 6, 6]);
         let indices = B::max_pool2d_with_indices(x.clone(), [2, 2], [2, 2], [0, 0], [1, 1], false, I32).indices;
         B::max_pool2d_with_indices_backward(x, [2, 2], [2, 2], [0, 0], [1, 1], false, o.x::<B>(&[1, 2, 3, 3]), indices).x_grad
+    }];
+    #[cfg(feature = "burn-0-23")]
+    max_pool3d => [B::max_pool3d(o.x::<B>(&[1, 2, 4, 5, 6]), [2, 3, 3], [2, 2, 1], [0, 1, 1], [1, 1, 2], false)];
+    #[cfg(feature = "burn-0-23")]
+    max_pool3d_with_indices => [B::max_pool3d_with_indices(o.distinct::<B>(&[1, 1, 4, 4, 6]), [2, 2, 3], [2, 2, 1], [0, 1, 1], [1, 1, 2], false, I32).output];
+    #[cfg(feature = "burn-0-23")]
+    max_pool3d_with_indices_backward => [{
+        let x = o.distinct::<B>(&[1, 1, 4, 4, 6]);
+        let (kernel, none, one) = ([2, 2, 3], [0, 0, 0], [1, 1, 1]);
+        let indices = B::max_pool3d_with_indices(x.clone(), kernel, kernel, none, one, false, I32).indices;
+        B::max_pool3d_with_indices_backward(x, kernel, kernel, none, one, false, o.x::<B>(&[1, 1, 2, 2, 2]), indices).x_grad
     }];
     relu => [B::relu(o.x::<B>(&[40]))];
     sigmoid => [B::sigmoid(o.x::<B>(&[40]))];
@@ -382,7 +448,7 @@ cases! { |o|
 }
 
 /// Operations that make, read or ask after a tensor, most of them tested in `tensors.rs`; those that
-/// Burn 0.22 has no longer; and `ctc_loss_backward`, which Flex does not have.
+/// Burn 0.22 has no longer; and `ctc_loss_backward`, which Flex does not have there.
 const ELSEWHERE: &[&str] = &[
     "float_is_require_grad",
     "float_device",
@@ -412,7 +478,12 @@ const ELSEWHERE: &[&str] = &[
 fn every_row_has_a_case() {
     let cases: BTreeSet<&str> = OPS.iter().map(|(op, _)| *op).collect();
     assert_eq!(cases.len(), OPS.len(), "an operation has two cases");
-    let rows: BTreeSet<&str> = policy::rows("0.22").map(|row| row.op).collect();
+    let burn = if cfg!(feature = "burn-0-22") {
+        "0.22"
+    } else {
+        "0.23"
+    };
+    let rows: BTreeSet<&str> = policy::rows(burn).map(|row| row.op).collect();
     let elsewhere: BTreeSet<&str> = ELSEWHERE.iter().copied().collect();
     let missing: Vec<_> = rows
         .difference(&cases)
@@ -555,4 +626,51 @@ fn f16_is_fp32_up_to_a_rounding() {
 #[test]
 fn bf16_is_fp32_up_to_a_rounding() {
     is_up_to_a_rounding(Precision::Bf16);
+}
+
+/// Attention in training over so many keys, which all score alike, and values of such a width: its
+/// result, the logarithm of its sum, and the gradients of the query, the keys and the values.
+#[cfg(feature = "burn-0-23")]
+fn alike<B: Tested>(keys: usize, width: usize) -> [Vec<f32>; 5] {
+    let ones = |length: usize| f32s::<B>(&vec![1.0; length * 8], &[1, 1, length, 8]);
+    let ramp: Vec<_> = (0..keys * width).map(|i| (i % 16) as f32 / 16.0).collect();
+    let value = f32s::<B>(&ramp, &[1, 1, keys, width]);
+    let options = AttentionModuleOptions::default();
+    let (out, logsumexp) = B::attention_with_logsumexp(ones(1), ones(keys), value.clone(), options);
+    let grad = f32s::<B>(&vec![1.0; width], &[1, 1, 1, width]);
+    let (query, key) = (ones(1), ones(keys));
+    let given = (out.clone(), logsumexp.clone());
+    let grads = B::attention_backward(query, key, value, given.0, given.1, grad, options);
+    let grads = [grads.query_grad, grads.key_grad, grads.value_grad].map(values::<B>);
+    let [query, key, value] = grads;
+    [values::<B>(out), values::<B>(logsumexp), query, key, value]
+}
+
+#[cfg(feature = "burn-0-23")]
+#[test]
+fn attention_in_training_is_as_exact_over_many_keys_and_wide_values() {
+    for (keys, width) in [(16, 8), (4096, 8), (16, 2048)] {
+        let exact = alike::<Flex>(keys, width);
+        // The gradients of the query and the keys cancel: what is left of them is an error of sums.
+        let sum = width as f32 / 2.0;
+        let sizes = [0.5, exact[1][0], sum, sum / keys as f32, 1.0 / keys as f32];
+        for precision in [Precision::F16, Precision::Bf16] {
+            let _alone = on(precision);
+            let ours = alike::<A>(keys, width);
+            for (i, name) in ["out", "logsumexp", "query", "key", "value"]
+                .iter()
+                .enumerate()
+            {
+                assert_eq!(ours[i].len(), exact[i].len());
+                let errors = ours[i].iter().zip(&exact[i]).map(|(o, e)| (o - e).abs());
+                let error = errors.fold(0.0, f32::max) / sizes[i];
+                let roundings = error / rounding(half(precision));
+                assert!(
+                    roundings < 2.0,
+                    "{name}, {keys}, {width}, {precision}: {roundings}"
+                );
+                println!("{name}, {keys}, {width}, {precision}: {roundings}");
+            }
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! The program `burn-amp-server` and its clients, each a process of its own, so that one can die.
 #![cfg(all(feature = "flex", feature = "server"))]
 
+include!("../src/burn.rs");
+
 mod client;
 
 use std::env;

@@ -2,6 +2,8 @@
 //! is bounded, and leaves descriptors, memory and a good client as they were.
 #![cfg(all(feature = "flex", feature = "server", target_os = "linux"))]
 
+include!("../src/burn.rs");
+
 mod client;
 
 use std::env;
@@ -118,6 +120,7 @@ fn a_client_without_the_token_costs_the_server_nothing() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
+#[cfg(feature = "burn-0-22")]
 #[test]
 fn another_program_costs_a_device_of_this_process_nothing() {
     static PANICS: AtomicUsize = AtomicUsize::new(0);

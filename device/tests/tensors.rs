@@ -1,6 +1,8 @@
 //! What is known about a tensor: what its client reads, what follows half, what scalars do, and when
 //! a cast is spared.
 
+include!("../src/burn.rs");
+
 mod common;
 
 use burn_amp_device::{AmpReport, Precision, configure, share_half_copies};
@@ -9,7 +11,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{
     BoolDType, DType, Distribution, FloatDType, IntDType, Shape, TensorMetadata, try_read_sync,
 };
-use burn_flex::{Flex, FlexDevice};
+use burn_dispatch::{backends::Flex, devices::FlexDevice};
 use burn_ir::{BackendIr, TensorHandle};
 use burn_std::ops::PadMode;
 use common::{A, bools, data, demoted, f32s, half, ints, on, values, zeros};

@@ -32,6 +32,8 @@ impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
 
     delegate! {
         fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self>;
+        fn bool_scatter_or(dim: usize, tensor: BoolTensor<Self>, indices: IntTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self>;
+        fn bool_select_or(tensor: BoolTensor<Self>, dim: usize, indices: IntTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self>;
     }
 
     burn_amp_core::bool_operations! { delegate }

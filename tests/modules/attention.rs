@@ -170,7 +170,7 @@ cases! {
         let options = AttentionModuleOptions {
             scale: Some(0.5),
             softcap: Some(4.0),
-            is_causal: false,
+            ..Default::default()
         };
         dot_product(query, key, value, Some(mask), Some(bias), options)
     };

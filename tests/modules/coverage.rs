@@ -166,7 +166,7 @@ fn sources(package: &str) -> PathBuf {
     let host = host.expect("cargo -vV names the host");
     let format = ["metadata", "--format-version", "1"];
     let only = ["--locked", "--filter-platform", host];
-    let metadata = cargo(&[format, only].concat());
+    let metadata = cargo(&[&format, &only, new::FEATURES].concat());
     let metadata: serde_json::Value = serde_json::from_slice(&metadata).expect("metadata");
     let packages = metadata["packages"].as_array().expect("packages");
     let manifests: Vec<&str> = packages

@@ -5,3 +5,6 @@ pub const COVERED: &[(&str, &str)] = &[];
 
 /// The names of their cases.
 pub const NAMES: &[&str] = &[];
+
+/// What cargo is told to find the sources of this release of Burn.
+pub const FEATURES: &[&str] = &[];

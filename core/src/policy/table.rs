@@ -105,6 +105,12 @@ pub const TABLE: &[Rows] = &[
     rows(LowerPrecision, "two contractions; the softmax between them runs in FP32", &[
         "attention",
     ]).recorded("its softmax keeps half probabilities of half scores"),
+    rows(LowerPrecision, "two contractions; the softmax between them runs in FP32", &[
+        "attention_with_logsumexp",
+    ]).since("0.23"),
+    rows(LowerPrecision, "five contractions; in one kernel, or in FP32: Burn's own steps sum in half", &[
+        "attention_backward",
+    ]).since("0.23").of_role(Backward),
     rows(LowerPrecision, "follows the layers around it although its slope is an FP32 parameter", &[
         "prelu",
     ]).otherwise(Fp32, OnlyContracts),
@@ -167,6 +173,9 @@ pub const TABLE: &[Rows] = &[
     rows(Fp32, "the gradient of the divisor is the floor of a quotient, which in half rounds across integers", &[
         "float_remainder",
     ]),
+    rows(Fp32, "the gradient of the divisor is a quotient without its fraction, which in half rounds across integers", &[
+        "float_fmod",
+    ]).since("0.23"),
     rows(Fp32, "differences of products cancel", &[
         "float_cross",
     ]),
@@ -182,6 +191,9 @@ pub const TABLE: &[Rows] = &[
     rows(Fp32Inside, "sums and squares inside, a result bounded by its input", &[
         "adaptive_avg_pool3d",
     ]).since("0.22"),
+    rows(Fp32Inside, "sums and squares inside, a result bounded by its input", &[
+        "avg_pool3d",
+    ]).since("0.23"),
     rows(Fp32Inside, "sums and squares inside, a result bounded by its input; the statistics stay FP32", &[
         "batch_norm_train",
     ]).since("0.22"),
@@ -198,6 +210,9 @@ pub const TABLE: &[Rows] = &[
     rows(Fp32Inside, "the gradient is summed inside", &[
         "adaptive_avg_pool3d_backward",
     ]).since("0.22").of_role(Backward),
+    rows(Fp32Inside, "the gradient is summed inside", &[
+        "avg_pool3d_backward",
+    ]).since("0.23").of_role(Backward),
     rows(Fp32Inside, "sums every window that holds a value", &[
         "fold4d",
     ]).since("0.22"),
@@ -228,6 +243,9 @@ pub const TABLE: &[Rows] = &[
     rows(Fp32Inside, "by the floor of a quotient, which overflows f16", &[
         "float_remainder_scalar",
     ]).otherwise(Fp32, UnheldScalar),
+    rows(Fp32Inside, "by a quotient without its fraction, which overflows f16", &[
+        "float_fmod_scalar",
+    ]).since("0.23").otherwise(Fp32, UnheldScalar),
     rows(PromoteSum, "operands of one dtype, the widest of them", &[
         "float_add", "float_sub",
     ]).recorded("sums the gradient of a broadcast operand over neighbouring dimensions at once"),
@@ -250,6 +268,9 @@ pub const TABLE: &[Rows] = &[
     rows(Promote, "passes the gradient through where a mask says so", &[
         "relu_backward", "max_pool1d_with_indices_backward", "max_pool2d_with_indices_backward",
     ]).of_role(Backward),
+    rows(Promote, "passes the gradient through where a mask says so", &[
+        "max_pool3d_with_indices_backward",
+    ]).since("0.23").of_role(Backward),
     rows(Activation, "bounded by its input, rounded once", &[
         "relu",
     ]).recorded("keeps the result instead of the operand"),
@@ -285,6 +306,9 @@ pub const TABLE: &[Rows] = &[
     rows(Activation, "selects values, makes none", &[
         "max_pool1d", "max_pool1d_with_indices", "max_pool2d", "max_pool2d_with_indices",
     ]),
+    rows(Activation, "selects values, makes none", &[
+        "max_pool3d", "max_pool3d_with_indices",
+    ]).since("0.23"),
     rows(Move, "moves data", &[
         "float_to_device", "float_repeat_dim", "float_transpose", "float_swap_dims",
         "float_permute", "float_flip", "float_reshape", "float_gather", "float_gather_nd",

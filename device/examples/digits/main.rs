@@ -9,6 +9,8 @@
 //! cargo run --release --features server --example digits -- --server
 //! ```
 
+include!("../../src/burn.rs");
+
 mod data;
 mod model;
 mod train;

@@ -5,6 +5,7 @@ use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn_ir::{BackendIr, HandleKind, TensorHandle};
 
 use super::Amp;
+use crate::device::Session;
 
 /// The tensor of a handle and the handle of a tensor, for each kind of tensor.
 macro_rules! handles {
@@ -29,7 +30,7 @@ macro_rules! handles {
 
 /// A handle is the tensor itself, with what its client knows about it: data read back has the dtype
 /// that the client asked for.
-impl<B: Backend> BackendIr for Amp<B> {
+impl<B: Backend, P: Session> BackendIr for Amp<B, P> {
     type Handle = HandleKind<Self>;
 
     handles! {
@@ -44,7 +45,7 @@ impl<B: Backend> BackendIr for Amp<B> {
 mod tests {
     use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps, QTensorOps};
     use burn_backend::{BoolDType, DType, FloatDType, IntDType, Shape, TensorMetadata};
-    use burn_flex::{Flex, FlexDevice};
+    use burn_dispatch::{backends::Flex, devices::FlexDevice};
 
     use super::*;
 

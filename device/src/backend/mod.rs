@@ -8,6 +8,7 @@ use burn_backend::{
 };
 
 use crate::AmpTensor;
+use crate::device::{OfDevice, Session};
 use crate::ops::delegate;
 
 mod ir;
@@ -19,13 +20,13 @@ mod ir;
 /// boolean tensors, are `B`'s own, as are the devices. A float tensor is an [`AmpTensor`].
 ///
 /// [`configure`](crate::configure) sets the precision of a device. In FP32 every operation is `B`'s
-/// own, bit for bit.
+/// own, bit for bit. `P` is this crate's own: write `Amp<B>`.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Amp<B> {
-    backend: PhantomData<B>,
+pub struct Amp<B, P = OfDevice> {
+    backend: PhantomData<(B, P)>,
 }
 
-impl<B: Backend> BackendTypes for Amp<B> {
+impl<B: Backend, P: Session> BackendTypes for Amp<B, P> {
     type Device = B::Device;
 
     type FloatTensorPrimitive = AmpTensor<B>;
@@ -37,7 +38,7 @@ impl<B: Backend> BackendTypes for Amp<B> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<B: Backend> Backend for Amp<B> {
+impl<B: Backend, P: Session> Backend for Amp<B, P> {
     fn name(device: &Self::Device) -> String {
         format!("amp<{}>", B::name(device))
     }
@@ -81,6 +82,8 @@ impl<B: Backend> Backend for Amp<B> {
         fn ad_enabled(device: &Self::Device) -> bool;
         fn memory_cleanup(device: &Self::Device);
         fn memory_pool_report(device: &Self::Device) -> Option<Vec<SlicedPoolReport>>;
+        #[cfg(feature = "burn-0-23")]
+        fn memory_capacity(device: &Self::Device) -> Option<u64>;
         fn memory_pool_usage(device: &Self::Device) -> Option<MemoryPoolUsage>;
         fn seed(device: &Self::Device, seed: u64);
         fn sync(device: &Self::Device) -> Result<(), ExecutionError>;

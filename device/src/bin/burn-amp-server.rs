@@ -1,5 +1,7 @@
 //! Serves devices that compute in mixed precision, to programs on this machine or on others.
 
+include!("../burn.rs");
+
 use std::error::Error;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A device's capabilities as its backend of Burn 0.22 reports them.
+//! A device's capabilities as its backend reports them.
 
 use burn_amp_core::{Capabilities, DTypeUses};
 use burn_backend::{Backend, DType, DTypeUsage};

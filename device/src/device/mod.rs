@@ -2,7 +2,7 @@
 //! in one [`DeviceState`]. Independent of the operations.
 
 mod capabilities;
-pub(crate) mod session;
+mod session;
 mod state;
 mod statistics;
 mod trial;
@@ -10,6 +10,7 @@ mod trial;
 use burn_amp_core::{AmpError, Precision};
 use burn_backend::Backend;
 
+pub(crate) use session::{Bf16, F16, OfDevice, Session, enter};
 pub(crate) use state::DeviceState;
 pub use statistics::OpCasts;
 pub(crate) use statistics::{CastStatistics, CopyBytes};
@@ -23,8 +24,9 @@ pub(crate) use statistics::{CastStatistics, CopyBytes};
 /// dtype on a device: where the device is not exact in it, it computes in FP32 and gives half.
 ///
 /// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/burn.rs"));
 /// use burn_amp_device::{Precision, configure};
-/// use burn_flex::{Flex, FlexDevice};
+/// use burn_dispatch::{backends::Flex, devices::FlexDevice};
 ///
 /// let precision = configure::<Flex>(&FlexDevice, Precision::Bf16)?;
 /// assert_eq!(precision, Precision::Bf16);

@@ -155,7 +155,7 @@ impl DeviceState {
 #[cfg(test)]
 mod tests {
     use burn_amp_core::policy::HalfSupport;
-    use burn_flex::{Flex, FlexDevice};
+    use burn_dispatch::{backends::Flex, devices::FlexDevice};
 
     use super::*;
     use crate::{Amp, configure, precision_of};

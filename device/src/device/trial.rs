@@ -1,4 +1,4 @@
-//! A device of Burn 0.22, for the trials of `burn-amp-core`.
+//! A device of this Burn, for the trials of `burn-amp-core`.
 
 use burn_amp_core::policy::HalfSupport;
 use burn_amp_core::policy::trials::{TrialDevice, TriedOp};
@@ -39,7 +39,10 @@ impl<B: Backend> TrialDevice for Tried<B> {
         Some(data.iter::<f32>().collect())
     }
 
+    #[cfg(feature = "burn-0-22")]
     burn_amp_core::trials! { for Burn 0.22 }
+    #[cfg(feature = "burn-0-23")]
+    burn_amp_core::trials! { for Burn 0.23 }
 }
 
 fn conv<const D: usize>() -> ConvOptions<D> {

@@ -6,8 +6,9 @@ use burn_backend::{Backend, Scalar};
 
 use super::float_ops;
 use crate::Amp;
+use crate::device::Session;
 
-impl<B: Backend> ActivationOps<Self> for Amp<B> {
+impl<B: Backend, P: Session> ActivationOps<Self> for Amp<B, P> {
     float_ops! {
         relu([tensor]) -> FloatTensor;
         sigmoid([tensor]) -> FloatTensor;

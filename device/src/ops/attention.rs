@@ -5,6 +5,7 @@ use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
 use burn_backend::tensor::BoolTensor;
 use burn_backend::{Backend, Shape, TensorMetadata, get_device_settings};
 
+use super::this_burn::causal_offset;
 use super::{Call, op};
 use crate::{Amp, AmpTensor};
 
@@ -21,10 +22,7 @@ pub(super) fn attention<B: Backend>(
     let bias = attn_bias.as_ref().unwrap_or(&value);
     let call = Call::new(op!(attention), [&query, &key, &value, bias]);
     if let Some(half) = call.decision.operands.filter(|dtype| is_half(*dtype)) {
-        // Scale the query instead of the scores: unscaled scores may exceed 65504.
-        let head = query.shape()[query.rank() - 1] as f64;
-        let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
-        query = Amp::<B>::float_mul_scalar(query, scale.into());
+        query = scaled(query, &mut options).0;
         // A bias that is not half may hold masks of -1e9.
         let whole = !call.decision.only_contracts
             && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half);
@@ -38,6 +36,17 @@ pub(super) fn attention<B: Backend>(
     call.result(B::attention(query, key, value, mask, attn_bias, options))
 }
 
+/// The query times the scale of the scores, and the scale: unscaled scores may exceed 65504.
+pub(super) fn scaled<B: Backend>(
+    query: AmpTensor<B>,
+    options: &mut AttentionModuleOptions,
+) -> (AmpTensor<B>, f64) {
+    let head = query.shape()[query.rank() - 1] as f64;
+    let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
+    let query = <Amp<B>>::float_mul_scalar(query, scale.into());
+    (query, scale)
+}
+
 /// softmax(softcap(Q Kᵀ) + bias) V for `[batch, heads, length, head]` and a scaled query. Masked
 /// scores are minus infinity, and a fully masked row gives zeros.
 fn scaled_dot_product<B: Backend>(
@@ -48,9 +57,21 @@ fn scaled_dot_product<B: Backend>(
     attn_bias: Option<AmpTensor<B>>,
     options: AttentionModuleOptions,
 ) -> AmpTensor<B> {
+    let scores = scores(query, key, mask, attn_bias, options);
+    context(MaskedSoftmax::of(scores).probabilities, value)
+}
+
+/// The scores of a scaled query: capped, masked and biased.
+pub(super) fn scores<B: Backend>(
+    query: AmpTensor<B>,
+    key: AmpTensor<B>,
+    mask: Option<BoolTensor<B>>,
+    attn_bias: Option<AmpTensor<B>>,
+    options: AttentionModuleOptions,
+) -> AmpTensor<B> {
     type A<B> = Amp<B>;
 
-    let mut scores = A::<B>::float_matmul(query, A::<B>::float_transpose(key));
+    let mut scores = grouped(query, A::<B>::float_transpose(key));
     if let Some(softcap) = options.softcap {
         assert!(softcap > 0.0, "softcap must be positive, got {softcap}");
         let capped = A::<B>::float_tanh(A::<B>::float_div_scalar(scores, softcap.into()));
@@ -60,38 +81,84 @@ fn scaled_dot_product<B: Backend>(
         scores = A::<B>::float_mask_fill(scores, mask, f64::NEG_INFINITY.into());
     }
     if options.is_causal {
-        let mask = future::<B>(&scores);
+        let mask = future::<B>(&scores, &options);
         scores = A::<B>::float_mask_fill(scores, mask, f64::NEG_INFINITY.into());
     }
     if let Some(bias) = attn_bias {
         scores = A::<B>::float_add(scores, bias);
     }
-    A::<B>::float_matmul(masked_softmax(scores), value)
+    scores
+}
+
+/// The values, weighted by the probabilities.
+pub(super) fn context<B: Backend>(
+    probabilities: AmpTensor<B>,
+    value: AmpTensor<B>,
+) -> AmpTensor<B> {
+    grouped(probabilities, value)
+}
+
+/// A product of `[batch, heads, rows, n]` with `[batch, heads, n, columns]`. Several neighbouring
+/// heads on the left may share one on the right: their rows are then those of one matrix.
+fn grouped<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
+    type A<B> = Amp<B>;
+
+    let (left, right) = (lhs.shape(), rhs.shape());
+    let (heads, shared) = (left[1], right[1]);
+    if heads == shared {
+        return A::<B>::float_matmul(lhs, rhs);
+    }
+    assert!(
+        shared > 0 && heads % shared == 0,
+        "attention with {heads} query heads and {shared} key/value heads: expected as many, or a \
+         divisor of them"
+    );
+    let rows = Shape::new([left[0], shared, heads / shared * left[2], left[3]]);
+    let product = A::<B>::float_matmul(A::<B>::float_reshape(lhs, rows), rhs);
+    A::<B>::float_reshape(product, Shape::new([left[0], heads, left[2], right[3]]))
 }
 
 /// A softmax over the last dimension, in FP32. A row without a finite score gives zeros.
-fn masked_softmax<B: Backend>(scores: AmpTensor<B>) -> AmpTensor<B> {
-    type A<B> = Amp<B>;
-
-    let dim = scores.rank() - 1;
-    let largest = A::<B>::float_max_dim(scores.clone(), dim);
-    // Half does not hold the bound: the largest score becomes FP32.
-    let largest = A::<B>::float_clamp_min(largest, f64::from(f32::MIN).into());
-    let exps = A::<B>::float_exp(A::<B>::float_sub(scores, largest));
-    let sums = A::<B>::float_sum_dim(exps.clone(), dim);
-    // A row sums to at least 1, because its largest score contributes 1. A masked row sums to 0.
-    A::<B>::float_div(exps, A::<B>::float_clamp_min(sums, 0.5.into()))
+pub(super) struct MaskedSoftmax<B: Backend> {
+    pub(super) probabilities: AmpTensor<B>,
+    /// The logarithm of the sum of the exponentials is `largest + log(sums)`.
+    #[cfg(feature = "burn-0-23")]
+    pub(super) largest: AmpTensor<B>,
+    #[cfg(feature = "burn-0-23")]
+    pub(super) sums: AmpTensor<B>,
 }
 
-/// True where a key lies in the future of its query. The last key is aligned with the last query.
-fn future<B: Backend>(scores: &AmpTensor<B>) -> BoolTensor<B> {
+impl<B: Backend> MaskedSoftmax<B> {
+    pub(super) fn of(scores: AmpTensor<B>) -> Self {
+        type A<B> = Amp<B>;
+
+        let dim = scores.rank() - 1;
+        let largest = A::<B>::float_max_dim(scores.clone(), dim);
+        // Half does not hold the bound: the largest score becomes FP32.
+        let largest = A::<B>::float_clamp_min(largest, f64::from(f32::MIN).into());
+        let exps = A::<B>::float_exp(A::<B>::float_sub(scores, largest.clone()));
+        let sums = A::<B>::float_sum_dim(exps.clone(), dim);
+        // A row sums to at least 1, because its largest score contributes 1. A masked row sums to 0.
+        let sums = A::<B>::float_clamp_min(sums, 0.5.into());
+        Self {
+            probabilities: A::<B>::float_div(exps, sums.clone()),
+            #[cfg(feature = "burn-0-23")]
+            largest,
+            #[cfg(feature = "burn-0-23")]
+            sums,
+        }
+    }
+}
+
+/// True where a key lies in the future of its query.
+fn future<B: Backend>(scores: &AmpTensor<B>, options: &AttentionModuleOptions) -> BoolTensor<B> {
     let device = scores.device();
     let settings = get_device_settings::<B>(&device);
     let shape = scores.shape();
     let rank = shape.num_dims();
     let (queries, keys) = (shape[rank - 2], shape[rank - 1]);
     let row = B::int_arange(0..queries as i64, &device, settings.int_dtype);
-    let row = B::int_add_scalar(row, (keys as i64 - queries as i64).into());
+    let row = B::int_add_scalar(row, causal_offset(options, queries, keys).into());
     let column = B::int_arange(0..keys as i64, &device, settings.int_dtype);
     let row = B::int_reshape(row, Shape::new([queries, 1]));
     let column = B::int_reshape(column, Shape::new([1, keys]));

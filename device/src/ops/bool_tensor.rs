@@ -9,9 +9,11 @@ use burn_backend::{
 
 use super::delegate;
 use super::float::{constant, create};
+use super::this_burn::bool_operations;
 use crate::Amp;
+use crate::device::Session;
 
-impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
+impl<B: Backend, P: Session> BoolTensorOps<Self> for Amp<B, P> {
     async fn bool_into_data(tensor: BoolTensor<Self>) -> Result<TensorData, ExecutionError> {
         B::bool_into_data(tensor).await
     }
@@ -30,6 +32,8 @@ impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
         fn bool_to_device(tensor: BoolTensor<Self>, device: &Device<Self>) -> BoolTensor<Self>;
         fn bool_mask_select(tensor: BoolTensor<Self>, mask: BoolTensor<Self>) -> impl Future<Output = BoolTensor<Self>> + 'static + Send;
     }
+
+    bool_operations! { delegate }
 
     burn_amp_core::bool_operations! { delegate }
 }

@@ -1,22 +1,25 @@
 //! Burn's collective operations. Replicas may hold the same tensor in different dtypes, so all of
 //! them reduce it in the dtype that the client knows.
 
-use burn_backend::distributed::{
-    CollectiveTensor, DistributedConfig, DistributedOps, DistributedParams, ReduceOperation,
-    TensorRef,
-};
+#[cfg(feature = "burn-0-22")]
+use burn_backend::DeviceId;
+#[cfg(feature = "burn-0-22")]
+use burn_backend::distributed::{CollectiveTensor, ReduceOperation};
+use burn_backend::distributed::{DistributedConfig, DistributedOps, DistributedParams, TensorRef};
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_backend::{Backend, DeviceId, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 
 use super::delegate;
+use crate::device::Session;
 use crate::{Amp, AmpTensor};
 
-impl<B: Backend> DistributedOps<Self> for Amp<B> {
+impl<B: Backend, P: Session> DistributedOps<Self> for Amp<B, P> {
     delegate! {
         fn start_communication_server(devices: &[Device<Self>], config: DistributedConfig);
         fn close_communication_server(device: &Device<Self>);
         fn register_sync_parameters(device: &Device<Self>, distributed_params: Vec<DistributedParams>);
         fn submit_sync_collective(device: &Device<Self>);
+        #[cfg(feature = "burn-0-22")]
         fn sync_collective(device: &Device<Self>);
     }
 
@@ -29,6 +32,7 @@ impl<B: Backend> DistributedOps<Self> for Amp<B> {
         B::submit_gradient_sync(TensorRef(&mut gradient.primitive), distributed_params);
     }
 
+    #[cfg(feature = "burn-0-22")]
     fn all_reduce(
         tensor: FloatTensor<Self>,
         op: ReduceOperation,

@@ -11,7 +11,7 @@ use burn_backend::{
 use burn_std::ops::PadMode;
 
 use super::{Call, float_ops, op, own_ops};
-use crate::device::DeviceState;
+use crate::device::{DeviceState, Session, enter};
 use crate::tensor::{converted, to_client};
 use crate::{Amp, AmpTensor};
 
@@ -25,7 +25,7 @@ macro_rules! update_op {
     };
 }
 
-impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
+impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     // Creation in the requested dtype.
 
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
@@ -158,6 +158,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         tensor: FloatTensor<Self>,
         mask: BoolTensor<Self>,
     ) -> impl Future<Output = FloatTensor<Self>> + 'static + Send {
+        let _session = enter::<P>();
         let call = Call::new(op!(float_mask_select), [&tensor]);
         let selected = B::float_mask_select(call.operand(tensor), mask);
         async move { call.result(selected.await) }
@@ -173,18 +174,23 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             PadMode::Constant(value) => value,
             PadMode::Reflect | PadMode::Edge => 0.0,
         };
+        let _session = enter::<P>();
         let (tensors, operands) = ([&tensor], [tensor.operand()]);
         let call = Call::of(op!(float_pad), &tensors, &operands, &[constant.into()]);
         call.result(B::float_pad(call.operand(tensor), padding, mode))
     }
 
     fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
+        let _session = enter::<P>();
         let operands: Vec<_> = tensors.iter().map(AmpTensor::operand).collect();
         let all: Vec<_> = tensors.iter().collect();
         let call = Call::of(op!(float_cat), &all, &operands, &[]);
         let tensors = tensors.into_iter().map(|t| call.operand(t)).collect();
         call.result(B::float_cat(tensors, dim))
     }
+
+    #[cfg(feature = "burn-0-23")]
+    super::this_burn::float_operations! { float_ops }
 
     burn_amp_core::float_operations! { float_ops }
 }

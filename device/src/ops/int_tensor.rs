@@ -13,8 +13,9 @@ use burn_std::ops::PadMode;
 use super::delegate;
 use super::float::create;
 use crate::Amp;
+use crate::device::Session;
 
-impl<B: Backend> IntTensorOps<Self> for Amp<B> {
+impl<B: Backend, P: Session> IntTensorOps<Self> for Amp<B, P> {
     async fn int_into_data(tensor: IntTensor<Self>) -> Result<TensorData, ExecutionError> {
         B::int_into_data(tensor).await
     }

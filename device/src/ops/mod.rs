@@ -5,7 +5,15 @@
 
 mod activation;
 mod attention;
+#[cfg(feature = "burn-0-23")]
+mod attention_backward;
 mod bool_tensor;
+#[cfg(feature = "burn-0-22")]
+mod burn_0_22;
+#[cfg(feature = "burn-0-23")]
+mod burn_0_23;
+#[cfg(feature = "burn-0-23")]
+mod collective;
 mod distributed;
 mod float;
 mod int_tensor;
@@ -13,6 +21,10 @@ mod module;
 mod qtensor;
 mod transaction;
 
+#[cfg(feature = "burn-0-22")]
+use burn_0_22 as this_burn;
+#[cfg(feature = "burn-0-23")]
+use burn_0_23 as this_burn;
 use burn_amp_core::policy::trials::TriedOp;
 use burn_amp_core::policy::{Decision, Mode, Op, Operand, Site, Support, decide, widest};
 use burn_backend::tensor::FloatTensor;
@@ -158,6 +170,7 @@ macro_rules! own_ops {
             $($s: Scalar)?
             $($a: $ty)?
         ),+) -> $out<Self> {
+            let _session = $crate::device::enter::<P>();
             $own
         }
     )*};
@@ -212,11 +225,17 @@ macro_rules! wrapped {
     (MaxPool2dWithIndices, $call:ident, $out:ident) => {
         MaxPool2dWithIndices::new($call.result($out.output), $out.indices)
     };
+    (MaxPool3dWithIndices, $call:ident, $out:ident) => {
+        MaxPool3dWithIndices::new($call.result($out.output), $out.indices)
+    };
     (MaxPool1dBackward, $call:ident, $out:ident) => {
         MaxPool1dBackward::new($call.result($out.x_grad))
     };
     (MaxPool2dBackward, $call:ident, $out:ident) => {
         MaxPool2dBackward::new($call.result($out.x_grad))
+    };
+    (MaxPool3dBackward, $call:ident, $out:ident) => {
+        MaxPool3dBackward::new($call.result($out.x_grad))
     };
     (BatchNormTrain, $call:ident, $out:ident) => {{
         // The statistics feed running averages: they are not rounded.
@@ -231,7 +250,8 @@ macro_rules! wrapped {
 
 /// Operations without float tensors: the backend's own.
 macro_rules! delegate {
-    ($(fn $op:ident($($a:ident: $ty:ty),*) $(-> $out:ty)?;)*) => {$(
+    ($($(#[$on:meta])? fn $op:ident($($a:ident: $ty:ty),*) $(-> $out:ty)?;)*) => {$(
+        $(#[$on])?
         fn $op($($a: $ty),*) $(-> $out)? {
             B::$op($($a),*)
         }
@@ -247,7 +267,7 @@ mod tests {
     use burn_amp_core::policy::HalfSupport;
     use burn_backend::ops::{ActivationOps, AttentionModuleOptions, FloatTensorOps, ModuleOps};
     use burn_backend::{TensorData, try_read_sync};
-    use burn_flex::{Flex, FlexDevice};
+    use burn_dispatch::{backends::Flex, devices::FlexDevice};
 
     use super::*;
     use crate::{Amp, configure};

@@ -1,6 +1,8 @@
 //! Neural network operations.
 
 use burn_amp_core::policy::{Op, is_half};
+#[cfg(feature = "burn-0-23")]
+use burn_backend::ops::{AttentionBackward, MaxPool3dBackward, MaxPool3dWithIndices};
 use burn_backend::ops::{
     AttentionModuleOptions, BatchNormTrain, BatchNormTrainBackward, ConvOptions,
     ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions, FloatTensorOps,
@@ -11,7 +13,11 @@ use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, IntDType, TensorMetadata};
 
 use super::attention::attention;
+#[cfg(feature = "burn-0-23")]
+use super::attention_backward::{WithLogsumexp, attention_backward, attention_with_logsumexp};
+use super::this_burn::module_operations;
 use super::{Call, delegate, float_ops, op, own_ops, present};
+use crate::device::Session;
 use crate::{Amp, AmpTensor};
 
 /// Convolutions, each with the gradient of its bias.
@@ -28,7 +34,7 @@ macro_rules! conv_ops {
     )*};
 }
 
-impl<B: Backend> ModuleOps<Self> for Amp<B> {
+impl<B: Backend, P: Session> ModuleOps<Self> for Amp<B, P> {
     conv_ops! {
         conv1d(ConvOptions<1>); conv1d_bias_backward;
         conv2d(ConvOptions<2>); conv2d_bias_backward;
@@ -60,8 +66,18 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
     }
 
     delegate! {
+        #[cfg(feature = "burn-0-23")]
+        fn has_attention_backward() -> bool;
         fn has_ctc_loss_backward() -> bool;
     }
+
+    #[cfg(feature = "burn-0-23")]
+    own_ops! {
+        attention_with_logsumexp([query], [key], [value], options: AttentionModuleOptions) -> WithLogsumexp => attention_with_logsumexp(query, key, value, options);
+        attention_backward([query], [key], [value], [out], [logsumexp], [out_grad], options: AttentionModuleOptions) -> AttentionBackward => attention_backward(query, key, value, out, logsumexp, out_grad, options);
+    }
+
+    module_operations! { float_ops }
 
     burn_amp_core::module_operations! { float_ops }
 }
@@ -103,7 +119,7 @@ fn contraction<B: Backend>(
 fn shifted<B: Backend>(tensor: AmpTensor<B>, dim: usize, bias: AmpTensor<B>) -> AmpTensor<B> {
     let mut shape = vec![1; tensor.rank()];
     shape[dim] = bias.shape().num_elements();
-    Amp::<B>::float_add(tensor, Amp::<B>::float_reshape(bias, shape.into()))
+    <Amp<B>>::float_add(tensor, <Amp<B>>::float_reshape(bias, shape.into()))
 }
 
 /// The gradient of a convolution's bias. Only the shapes of `x` and the bias matter: the output
@@ -127,14 +143,14 @@ fn bias_backward<B: Backend>(
 }
 
 /// Each gradient in the dtype of its operand.
-fn batch_norm_train_backward<B: Backend>(
+fn batch_norm_train_backward<B: Backend, P: Session>(
     x: AmpTensor<B>,
     gamma: AmpTensor<B>,
     mean: AmpTensor<B>,
     variance: AmpTensor<B>,
     epsilon: f64,
     output_grad: AmpTensor<B>,
-) -> BatchNormTrainBackward<Amp<B>> {
+) -> BatchNormTrainBackward<Amp<B, P>> {
     let tensors = [&x, &gamma, &mean, &variance, &output_grad];
     let call = Call::new(op!(batch_norm_train_backward), tensors);
     let (x_dtype, gamma_dtype) = (x.dtype(), gamma.dtype());
@@ -149,7 +165,7 @@ fn batch_norm_train_backward<B: Backend>(
 }
 
 /// Each gradient in the dtype of its operand.
-fn deform_conv2d_backward<B: Backend>(
+fn deform_conv2d_backward<B: Backend, P: Session>(
     x: AmpTensor<B>,
     offset: AmpTensor<B>,
     weight: AmpTensor<B>,
@@ -157,7 +173,7 @@ fn deform_conv2d_backward<B: Backend>(
     bias: Option<AmpTensor<B>>,
     output_grad: AmpTensor<B>,
     options: DeformConvOptions<2>,
-) -> DeformConv2dBackward<Amp<B>> {
+) -> DeformConv2dBackward<Amp<B, P>> {
     let tensors = present([
         Some(&x),
         Some(&offset),

@@ -10,6 +10,7 @@ use burn_backend::{
 
 use super::float::create;
 use super::{Call, delegate, float_ops, op};
+use crate::device::{Session, enter};
 use crate::{Amp, AmpTensor};
 
 /// Operations that return a quantized tensor or, if the scheme does not propagate, a float tensor.
@@ -21,12 +22,13 @@ macro_rules! dequantizing_ops {
     )*};
 }
 
-impl<B: Backend> QTensorOps<Self> for Amp<B> {
+impl<B: Backend, P: Session> QTensorOps<Self> for Amp<B, P> {
     fn quantize(
         tensor: FloatTensor<Self>,
         scheme: &QuantScheme,
         qparams: QuantizationParametersPrimitive<Self>,
     ) -> QuantizedTensor<Self> {
+        let _session = enter::<P>();
         let call = Call::new(op!(quantize), [&tensor]);
         // Scales have a dtype of their own, which the scheme gives.
         let own = |scale: AmpTensor<B>| scale.into_declared("quantize").into_primitive();
@@ -53,6 +55,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
     }
 
     fn q_matmul(lhs: TensorPrimitive<Self>, rhs: TensorPrimitive<Self>) -> TensorPrimitive<Self> {
+        let _session = enter::<P>();
         let lower = |tensor: TensorPrimitive<Self>| match tensor {
             TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
             TensorPrimitive::Float(tensor) => {
@@ -75,7 +78,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
 }
 
 /// Wraps a result of the backend below.
-fn raised<B: Backend>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Amp<B>> {
+fn raised<B: Backend, P: Session>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Amp<B, P>> {
     match tensor {
         TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
         TensorPrimitive::Float(tensor) => TensorPrimitive::Float(AmpTensor::plain(tensor)),

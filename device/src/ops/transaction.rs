@@ -3,10 +3,11 @@
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 use burn_backend::{Backend, ExecutionError};
 
+use crate::device::Session;
 use crate::tensor::to_client;
 use crate::{Amp, AmpTensor};
 
-impl<B: Backend> TransactionOps<Self> for Amp<B> {
+impl<B: Backend, P: Session> TransactionOps<Self> for Amp<B, P> {
     async fn tr_execute(
         transaction: TransactionPrimitive<Self>,
     ) -> Result<TransactionPrimitiveData, ExecutionError> {

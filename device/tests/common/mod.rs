@@ -8,7 +8,7 @@ use burn_amp_device::{Amp, Precision, configure};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata, try_read_sync};
-use burn_flex::{Flex, FlexDevice};
+use burn_dispatch::{backends::Flex, devices::FlexDevice};
 
 pub type A = Amp<Flex>;
 

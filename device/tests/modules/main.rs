@@ -5,6 +5,8 @@
 //! The cases are those of the package for Burn 0.21, in the same files.
 #![cfg(feature = "flex")]
 
+include!("../../src/burn.rs");
+
 // By the name that the shared files have for it.
 extern crate burn_amp_device as burn_amp;
 

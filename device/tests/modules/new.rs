@@ -43,6 +43,16 @@ pub const COVERED: &[(&str, &str)] = &[
     ("RotaryEncoding", "new::rotary_encoding_reset"),
 ];
 
+/// What cargo is told to find the sources of this release of Burn.
+pub const FEATURES: &[&str] = &[
+    "--no-default-features",
+    "--features",
+    #[cfg(feature = "burn-0-22")]
+    "burn-0-22",
+    #[cfg(feature = "burn-0-23")]
+    "burn-0-23",
+];
+
 fn input<B: Run>(lab: &mut Lab<B>) -> Tensor<2> {
     lab.input([8, 16])
 }

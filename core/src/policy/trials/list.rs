@@ -1,7 +1,8 @@
 //! The operations that are tried, each with the operands that try it.
 
 /// The tried operations. Each row has the first version of Burn with the operation, its name, and the
-/// arguments of its trials.
+/// arguments of its trials; and, where its signature changed, the version that changed it and the
+/// arguments from then on.
 ///
 /// `trials! { for Burn 0.21 }` is, in an implementation of [`TrialDevice`](super::TrialDevice), the
 /// function `trials`. A macro, since each version of Burn has a `Backend` of its own: a trial is a
@@ -100,15 +101,33 @@ macro_rules! trials {
             0.21 avg_pool1d
                 (inputs.varied([1, 2, N]), 64, 64, 0, true, false)
                 (inputs.ones([1, 1, N]), N, N, 0, true, false)
-                (inputs.ends([1, 1, 64]), 4, 4, 0, true, false);
+                (inputs.ends([1, 1, 64]), 4, 4, 0, true, false)
+                from 0.23
+                (inputs.varied([1, 2, N]), 64, 64, 0, 1, true, false)
+                (inputs.ones([1, 1, N]), N, N, 0, 1, true, false)
+                (inputs.ends([1, 1, 64]), 4, 4, 0, 1, true, false);
             0.21 avg_pool2d
                 (inputs.varied([1, 2, 64, 64]), [8, 8], [8, 8], [0, 0], true, false)
                 (inputs.ones([1, 1, 64, 64]), [64, 64], [64, 64], [0, 0], true, false)
-                (inputs.ends([1, 1, 8, 8]), [2, 2], [2, 2], [0, 0], true, false);
+                (inputs.ends([1, 1, 8, 8]), [2, 2], [2, 2], [0, 0], true, false)
+                from 0.23
+                (inputs.varied([1, 2, 64, 64]), [8, 8], [8, 8], [0, 0], [1, 1], true, false)
+                (inputs.ones([1, 1, 64, 64]), [64, 64], [64, 64], [0, 0], [1, 1], true, false)
+                (inputs.ends([1, 1, 8, 8]), [2, 2], [2, 2], [0, 0], [1, 1], true, false);
+            0.23 avg_pool3d
+                (inputs.varied([1, 2, 16, 16, 16]), [4, 4, 4], [4, 4, 4], [0, 0, 0], [1, 1, 1], true, false)
+                (inputs.ones([1, 1, 16, 16, 16]), [16, 16, 16], [16, 16, 16], [0, 0, 0], [1, 1, 1], true, false)
+                (inputs.ends([1, 1, 4, 4, 4]), [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], true, false);
             0.21 avg_pool1d_backward
-                (inputs.ones([1, 1, 127]), inputs.varied([1, 1, 64]), 64, 1, 0, true, false);
+                (inputs.ones([1, 1, 127]), inputs.varied([1, 1, 64]), 64, 1, 0, true, false)
+                from 0.23
+                (inputs.ones([1, 1, 127]), inputs.varied([1, 1, 64]), 64, 1, 0, 1, true, false);
             0.21 avg_pool2d_backward
-                (inputs.ones([1, 1, 15, 15]), inputs.varied([1, 1, 8, 8]), [8, 8], [1, 1], [0, 0], true, false);
+                (inputs.ones([1, 1, 15, 15]), inputs.varied([1, 1, 8, 8]), [8, 8], [1, 1], [0, 0], true, false)
+                from 0.23
+                (inputs.ones([1, 1, 15, 15]), inputs.varied([1, 1, 8, 8]), [8, 8], [1, 1], [0, 0], [1, 1], true, false);
+            0.23 avg_pool3d_backward
+                (inputs.ones([1, 1, 7, 7, 7]), inputs.varied([1, 1, 4, 4, 4]), [4, 4, 4], [1, 1, 1], [0, 0, 0], [1, 1, 1], true, false);
             0.21 adaptive_avg_pool1d
                 (inputs.varied([1, 2, N]), 64)
                 (inputs.ones([1, 1, N]), 1)
@@ -133,12 +152,16 @@ macro_rules! trials {
         }
     };
 
-    (names |$inputs:ident| $($since:tt $op:ident $(($($argument:tt)*))+;)*) => {
+    (names |$inputs:ident| $(
+        $since:tt $op:ident $(($($argument:tt)*))+ $(from $later:tt $(($($changed:tt)*))+)?;
+    )*) => {
         /// The tried operations.
         pub const TRIED: [&str; [$(stringify!($op)),*].len()] = [$(stringify!($op)),*];
     };
 
-    (Burn $burn:tt |$inputs:ident| $($since:tt $op:ident $(($($argument:tt)*))+;)*) => {
+    (Burn $burn:tt |$inputs:ident| $(
+        $since:tt $op:ident $(($($argument:tt)*))+ $(from $later:tt $(($($changed:tt)*))+)?;
+    )*) => {
         fn trials(
             op: $crate::policy::trials::TriedOp,
         ) -> ::std::vec::Vec<$crate::policy::trials::Trial<Self>> {
@@ -146,17 +169,27 @@ macro_rules! trials {
 
             $($crate::trials! { if Burn $burn has $since {
                 if op.name() == stringify!($op) {
-                    let trials: &[Trial<Self>] = &[$(|$inputs| B::$op($($argument)*)),+];
+                    let trials: &[Trial<Self>] = $crate::trials! {
+                        if Burn $burn has $($later)? {
+                            &[$($(|$inputs| B::$op($($changed)*)),+)?]
+                        } else {
+                            &[$(|$inputs| B::$op($($argument)*)),+]
+                        }
+                    };
                     return trials.to_vec();
                 }
-            } })*
+            } else {} })*
             ::std::vec::Vec::new()
         }
     };
 
-    // What a version of Burn lacks is left out.
-    (if Burn 0.21 has 0.22 { $($trials:tt)* }) => {};
-    (if Burn $burn:tt has $since:tt { $($trials:tt)* }) => { $($trials)* };
+    // What a version of Burn lacks is left out, and a row that no later version changes has no such
+    // version.
+    (if Burn $burn:tt has { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };
+    (if Burn 0.21 has 0.22 { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };
+    (if Burn 0.21 has 0.23 { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };
+    (if Burn 0.22 has 0.23 { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };
+    (if Burn $burn:tt has $since:tt { $($then:tt)* } else { $($else:tt)* }) => { $($then)* };
 }
 
 trials! { for names }

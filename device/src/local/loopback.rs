@@ -1,4 +1,5 @@
-//! Devices of this process: each is served to this process alone, over the loopback interface.
+//! Devices of this process on Burn 0.22: each is served to this process alone, over the loopback
+//! interface.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,14 +9,13 @@ use std::time::Duration;
 use burn::remote::RemoteHost;
 use burn::server::TokenAuthorizer;
 use burn::tensor::Device;
-#[cfg(feature = "wgpu")]
-use burn::tensor::DeviceKind;
 use burn_amp_core::Chosen;
 use burn_dispatch::DispatchDevice;
 #[cfg(feature = "cube")]
 use burn_dispatch::backends::Cube;
 #[cfg(feature = "flex")]
 use burn_dispatch::backends::Flex;
+use burn_ir::BackendIr;
 use futures_util::{SinkExt, StreamExt};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{AbortHandle, JoinSet};
@@ -24,9 +24,10 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::back::{self, WebSocket};
 use crate::client::within;
+use crate::device::{Bf16, DeviceState, F16};
 use crate::front::{Door, Front, Guest, forward, message};
-use crate::host::enter;
-use crate::{AmpReport, AmpServer, Error, Precision, batching, connect};
+use crate::host::{Host, Hosted};
+use crate::{Amp, Error, Precision, batching, connect};
 
 /// How long a server of this process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -82,17 +83,38 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, Error> {
     batching::enlarge();
     let on = device.clone().without_autodiff();
-    let token = back::random()?;
-    let authorizer = TokenAuthorizer::new(&token).expect("a token of 32 bytes");
-    let server = AmpServer::of_sessions(on.clone(), precision, authorizer)?;
-    let key = (on, server.in_force.precision);
+    let hosted: Result<Hosting, _> = on_backend!(on, hosted(precision))?;
+    let (host, in_force) = hosted?;
+    let key = (on, in_force.precision);
 
     let found = Local::find(&key);
     let local = match &found {
         Some(local) if local.is_alive() => local.clone(),
-        _ => Local::serve(&key, &server, &token)?.or_first(&key, found.as_ref()),
+        _ => Local::serve(&key.0, host, in_force)?.or_first(&key, found.as_ref()),
     };
     Ok(local.device.clone().with_autodiff_context_from(&device))
+}
+
+/// The device of Burn's below one of this process, and what is in force there.
+pub(super) fn below(device: &Device) -> Option<(Device, Chosen)> {
+    let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let local = list.iter().find(|local| local.device == *device)?;
+    Some((local.on.clone(), local.in_force))
+}
+
+/// What a server hosts, and what is in force there.
+type Hosting = (Arc<dyn Host>, Chosen);
+
+fn hosted<B: BackendIr>(device: &B::Device, precision: Precision) -> Result<Hosting, Error> {
+    let devices = vec![device.clone()];
+    let in_force = DeviceState::of::<B>(device).chosen::<B>(device, precision)?;
+    let host: Arc<dyn Host> = match in_force.precision {
+        Precision::F16 => Arc::new(Hosted::<Amp<B, F16>> { devices }),
+        Precision::Bf16 => Arc::new(Hosted::<Amp<B, Bf16>> { devices }),
+        // In FP32 every operation is the backend's own.
+        Precision::F32 | Precision::Auto => Arc::new(Hosted::<B> { devices }),
+    };
+    Ok((host, in_force))
 }
 
 /// What tells one device of this process from another.
@@ -119,15 +141,16 @@ impl Local {
     }
 
     /// Starts a server and connects to it.
-    fn serve((on, _): &Key, server: &AmpServer, token: &[u8]) -> Result<Arc<Self>, Error> {
+    fn serve(on: &Device, host: Arc<dyn Host>, in_force: Chosen) -> Result<Arc<Self>, Error> {
+        let token = back::random()?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::Listen)?;
         let address = listener.local_addr().map_err(Error::Listen)?;
         let ended = Arc::new(AtomicBool::new(false));
         let door = Door {
-            authorizer: server.authorizer.clone(),
+            authorizer: Arc::new(TokenAuthorizer::new(&token).expect("a token of 32 bytes")),
             private: true,
         };
-        let (host, over) = (server.host.clone(), ended.clone());
+        let over = ended.clone();
         let serving = RUNTIME.spawn(async move {
             let served = async {
                 let front = Front::new(listener, door).map_err(Error::Listen)?;
@@ -143,17 +166,14 @@ impl Local {
         });
         let mut local = Self {
             on: on.clone(),
-            in_force: server.in_force,
+            in_force,
             // Until it is connected.
             device: on.clone(),
             ended,
             server: serving.abort_handle(),
         };
-        let host = RemoteHost::websocket(&format!("ws://{address}")).with_credential(token);
+        let host = RemoteHost::websocket(&format!("ws://{address}")).with_credential(&token);
         local.device = connect(&host, PATIENCE)?;
-        let device = local.device.clone();
-        let patience = PATIENCE;
-        within(patience, move || enter(&device)).ok_or(Error::NoAnswer { patience })??;
         Ok(Arc::new(local))
     }
 
@@ -247,64 +267,4 @@ async fn fetch(mut client: WebSocket, data: Arc<tokio::sync::Mutex<WebSocket>>) 
             return;
         }
     }
-}
-
-impl AmpReport {
-    /// The report of a device that [`mixed_precision`] gave, or a function of this crate with the name
-    /// of a backend; `None` for any other. Its counts are those of all devices of this process on the
-    /// same device of Burn's.
-    ///
-    /// ```
-    /// # #[cfg(feature = "flex")] {
-    /// use burn_amp_device::{AmpReport, Precision, flex};
-    ///
-    /// let device = flex(Precision::Bf16)?.autodiff();
-    /// let report = AmpReport::of_device(&device).expect("a device of this process");
-    /// assert!(report.to_string().contains("precision   bf16: asked for"));
-    /// # }
-    /// # Ok::<(), burn_amp_device::Error>(())
-    /// ```
-    pub fn of_device(device: &Device) -> Option<Self> {
-        let device = device.clone().without_autodiff();
-        let local = {
-            let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
-            list.iter().find(|local| local.device == device)?.clone()
-        };
-        match local.on.as_dispatch() {
-            #[cfg(feature = "cube")]
-            DispatchDevice::Cube(device) => Some(Self::in_force::<Cube>(device, local.in_force)),
-            #[cfg(feature = "flex")]
-            DispatchDevice::Flex(device) => Some(Self::in_force::<Flex>(device, local.in_force)),
-            _ => None,
-        }
-    }
-}
-
-/// A function of Burn's that gives a device, with a precision.
-macro_rules! devices {
-    ($($feature:literal $name:ident($($arg:ident: $ty:ty)?);)*) => {$(
-        #[doc = concat!(
-            "Burn's [`Device::", stringify!($name), "`], computing in `precision`. See \
-             [`mixed_precision`]."
-        )]
-        ///
-        /// # Errors
-        ///
-        /// Those of [`mixed_precision`].
-        #[cfg(feature = $feature)]
-        pub fn $name($($arg: $ty,)? precision: Precision) -> Result<Device, Error> {
-            mixed_precision(Device::$name($($arg)?), precision)
-        }
-    )*};
-}
-
-devices! {
-    "flex" flex();
-    "cpu" cpu();
-    "cuda" cuda(index: impl Into<burn::tensor::DeviceIndex>);
-    "rocm" rocm(index: impl Into<burn::tensor::DeviceIndex>);
-    "wgpu" wgpu(kind: DeviceKind);
-    "vulkan" vulkan(kind: DeviceKind);
-    "metal" metal(kind: DeviceKind);
-    "webgpu" webgpu(kind: DeviceKind);
 }

@@ -1,0 +1,85 @@
+//! Devices of this process on Burn 0.23: each is a group of one device, which takes a backend of any
+//! crate. Operations run on the thread that calls them.
+
+use std::sync::{Mutex, PoisonError};
+
+use burn::tensor::Device;
+use burn_amp_core::Chosen;
+use burn_dispatch::DispatchDevice;
+#[cfg(feature = "cube")]
+use burn_dispatch::backends::Cube;
+#[cfg(feature = "flex")]
+use burn_dispatch::backends::Flex;
+use burn_group::{GroupDevice, GroupError};
+use burn_ir::BackendIr;
+
+use crate::device::{Bf16, DeviceState, F16};
+use crate::{Amp, Error, Precision};
+
+/// A device of this process that computes in mixed precision.
+struct Local {
+    on: Device,
+    in_force: Chosen,
+    device: Device,
+}
+
+/// Process-wide, since the same device and precision are the same device for all threads, and a
+/// group lasts as long as the process.
+static LOCAL: Mutex<Vec<Local>> = Mutex::new(Vec::new());
+
+/// One of Burn's devices, computing in `precision`.
+///
+/// A second call with the same device and precision gives the same device: each lasts as long as the
+/// process. It keeps the autodiff that `device` has. Its operations run on the thread that calls
+/// them, one at a time for each device. One that panics does so there, and leaves the device and
+/// its other tensors as they were.
+///
+/// # Errors
+///
+/// - [`Error::Amp`] when the device does not compute in `precision`.
+/// - [`Error::UnsupportedDevice`] when it is not a device of Flex or CubeCL.
+/// - [`Error::Group`] when Burn makes no device of it.
+pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, Error> {
+    let on = device.clone().without_autodiff();
+    let local: Result<Device, _> = on_backend!(on, local(&on, precision))?;
+    Ok(local?.with_autodiff_context_from(&device))
+}
+
+/// The device of Burn's below one of this process, and what is in force there.
+pub(super) fn below(device: &Device) -> Option<(Device, Chosen)> {
+    let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let local = list.iter().find(|local| local.device == *device)?;
+    Some((local.on.clone(), local.in_force))
+}
+
+/// The one device of this process for a device and a precision.
+fn local<B: BackendIr>(
+    below: &B::Device,
+    on: &Device,
+    precision: Precision,
+) -> Result<Device, Error> {
+    let in_force = DeviceState::of::<B>(below).chosen::<B>(below, precision)?;
+    // A panic leaves the list as it was.
+    let mut list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = |local: &&Local| local.on == *on && local.in_force.precision == in_force.precision;
+    if let Some(local) = list.iter().find(known) {
+        return Ok(local.device.clone());
+    }
+    let group = match in_force.precision {
+        Precision::F16 => group::<Amp<B, F16>>(below),
+        Precision::Bf16 => group::<Amp<B, Bf16>>(below),
+        // In FP32 every operation is the backend's own.
+        Precision::F32 | Precision::Auto => group::<B>(below),
+    };
+    let device = Device::new(DispatchDevice::from(group?));
+    list.push(Local {
+        on: on.clone(),
+        in_force,
+        device: device.clone(),
+    });
+    Ok(device)
+}
+
+fn group<B: BackendIr>(device: &B::Device) -> Result<GroupDevice, GroupError> {
+    GroupDevice::new::<B>(std::slice::from_ref(device))
+}

@@ -1,0 +1,95 @@
+//! Devices of this process: those of Burn's, computing in a precision.
+
+/// What a function that is generic over a backend gives for a device of Burn's.
+macro_rules! on_backend {
+    ($on:expr, $function:ident($($argument:expr),*)) => {
+        match $on.as_dispatch() {
+            #[cfg(feature = "cube")]
+            DispatchDevice::Cube(below) => Ok($function::<Cube>(below, $($argument),*)),
+            #[cfg(feature = "flex")]
+            DispatchDevice::Flex(below) => Ok($function::<Flex>(below, $($argument),*)),
+            device => Err(Error::UnsupportedDevice {
+                device: format!("{device:?}"),
+            }),
+        }
+    };
+}
+
+#[cfg(feature = "burn-0-23")]
+mod group;
+#[cfg(feature = "burn-0-22")]
+mod loopback;
+
+use burn::tensor::Device;
+#[cfg(feature = "wgpu")]
+use burn::tensor::DeviceKind;
+use burn_amp_core::Chosen;
+use burn_backend::Backend;
+use burn_dispatch::DispatchDevice;
+#[cfg(feature = "cube")]
+use burn_dispatch::backends::Cube;
+#[cfg(feature = "flex")]
+use burn_dispatch::backends::Flex;
+
+#[cfg(feature = "burn-0-23")]
+use group as this_burn;
+#[cfg(feature = "burn-0-22")]
+use loopback as this_burn;
+
+use crate::{AmpReport, Error, Precision};
+
+pub use this_burn::mixed_precision;
+
+impl AmpReport {
+    /// The report of a device that [`mixed_precision`] gave, or a function of this crate with the name
+    /// of a backend; `None` for any other. Its counts are those of all devices of this process on the
+    /// same device of Burn's.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn_amp_device::{AmpReport, Precision, flex};
+    ///
+    /// let device = flex(Precision::Bf16)?.autodiff();
+    /// let report = AmpReport::of_device(&device).expect("a device of this process");
+    /// assert!(report.to_string().contains("precision   bf16: asked for"));
+    /// # }
+    /// # Ok::<(), burn_amp_device::Error>(())
+    /// ```
+    pub fn of_device(device: &Device) -> Option<Self> {
+        let (on, in_force) = this_burn::below(&device.clone().without_autodiff())?;
+        on_backend!(on, report(in_force)).ok()
+    }
+}
+
+fn report<B: Backend>(device: &B::Device, in_force: Chosen) -> AmpReport {
+    AmpReport::in_force::<B>(device, in_force)
+}
+
+/// A function of Burn's that gives a device, with a precision.
+macro_rules! devices {
+    ($($feature:literal $name:ident($($arg:ident: $ty:ty)?);)*) => {$(
+        #[doc = concat!(
+            "Burn's [`Device::", stringify!($name), "`], computing in `precision`. See \
+             [`mixed_precision`]."
+        )]
+        ///
+        /// # Errors
+        ///
+        /// Those of [`mixed_precision`].
+        #[cfg(feature = $feature)]
+        pub fn $name($($arg: $ty,)? precision: Precision) -> Result<Device, Error> {
+            mixed_precision(Device::$name($($arg)?), precision)
+        }
+    )*};
+}
+
+devices! {
+    "flex" flex();
+    "cpu" cpu();
+    "cuda" cuda(index: impl Into<burn::tensor::DeviceIndex>);
+    "rocm" rocm(index: impl Into<burn::tensor::DeviceIndex>);
+    "wgpu" wgpu(kind: DeviceKind);
+    "vulkan" vulkan(kind: DeviceKind);
+    "metal" metal(kind: DeviceKind);
+    "webgpu" webgpu(kind: DeviceKind);
+}

@@ -1,0 +1,33 @@
+//! What Burn 0.22 has by a signature of its own: one line each.
+
+use burn_backend::ops::AttentionModuleOptions;
+
+/// Of `BoolTensorOps`.
+macro_rules! bool_operations {
+    ($list:ident) => {
+        $list! {
+            fn bool_scatter_or(dim: usize, tensor: BoolTensor<Self>, indices: IntTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self>;
+            fn bool_select_or(tensor: BoolTensor<Self>, dim: usize, indices: IntTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self>;
+        }
+    };
+}
+
+/// Of `ModuleOps`.
+macro_rules! module_operations {
+    ($list:ident) => {
+        $list! {
+            avg_pool1d([x], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
+            avg_pool2d([x], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
+            avg_pool1d_backward([x], [grad], kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
+            avg_pool2d_backward([x], [grad], kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool) -> FloatTensor;
+        }
+    };
+}
+
+pub(super) use {bool_operations, module_operations};
+
+/// How many more keys than its own position a query sees: the last key is aligned with the last
+/// query.
+pub(super) fn causal_offset(_: &AttentionModuleOptions, queries: usize, keys: usize) -> i64 {
+    keys as i64 - queries as i64
+}

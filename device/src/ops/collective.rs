@@ -1,0 +1,105 @@
+//! Burn's collective operations between devices, from Burn 0.23 on. The backend's own: where it has
+//! none for its devices, its default takes transfers and additions.
+
+use burn_amp_core::policy::TensorFlags;
+use burn_backend::distributed::ReduceOperation;
+use burn_backend::ops::CollectiveOps;
+use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
+use burn_backend::{Backend, TensorMetadata};
+
+use super::delegate;
+use crate::device::Session;
+use crate::{Amp, AmpTensor};
+
+impl<B: Backend, P: Session> CollectiveOps<Self> for Amp<B, P> {
+    fn float_all_reduce(
+        tensors: Vec<FloatTensor<Self>>,
+        op: ReduceOperation,
+    ) -> Vec<FloatTensor<Self>> {
+        let reduced = B::float_all_reduce(as_declared(tensors, "float_all_reduce"), op);
+        reduced.into_iter().map(AmpTensor::plain).collect()
+    }
+
+    fn float_reduce_scatter(
+        tensors: Vec<FloatTensor<Self>>,
+        dim: usize,
+        op: ReduceOperation,
+    ) -> Vec<FloatTensor<Self>> {
+        let tensors = as_declared(tensors, "float_reduce_scatter");
+        let reduced = B::float_reduce_scatter(tensors, dim, op);
+        reduced.into_iter().map(AmpTensor::plain).collect()
+    }
+
+    fn float_all_gather(tensors: Vec<FloatTensor<Self>>, dim: usize) -> Vec<FloatTensor<Self>> {
+        moved(tensors, "float_all_gather", |tensors| {
+            B::float_all_gather(tensors, dim)
+        })
+    }
+
+    fn float_all_to_all(
+        tensors: Vec<FloatTensor<Self>>,
+        split_dim: usize,
+        concat_dim: usize,
+    ) -> Vec<FloatTensor<Self>> {
+        moved(tensors, "float_all_to_all", |tensors| {
+            B::float_all_to_all(tensors, split_dim, concat_dim)
+        })
+    }
+
+    /// A device may lack the half dtype that the policy of another one made.
+    fn float_broadcast(
+        tensor: FloatTensor<Self>,
+        devices: &[Device<Self>],
+    ) -> Vec<FloatTensor<Self>> {
+        let tensor = tensor.into_declared("float_broadcast");
+        let (declared, flags) = (tensor.declared(), tensor.flags());
+        let sent = B::float_broadcast(tensor.into_primitive(), devices);
+        let sent = sent.into_iter();
+        sent.map(|tensor| AmpTensor::new(tensor, declared, flags))
+            .collect()
+    }
+
+    delegate! {
+        fn int_all_reduce(tensors: Vec<IntTensor<Self>>, op: ReduceOperation) -> Vec<IntTensor<Self>>;
+        fn int_all_gather(tensors: Vec<IntTensor<Self>>, dim: usize) -> Vec<IntTensor<Self>>;
+        fn int_reduce_scatter(tensors: Vec<IntTensor<Self>>, dim: usize, op: ReduceOperation) -> Vec<IntTensor<Self>>;
+        fn int_all_to_all(tensors: Vec<IntTensor<Self>>, split_dim: usize, concat_dim: usize) -> Vec<IntTensor<Self>>;
+        fn int_broadcast(tensor: IntTensor<Self>, devices: &[Device<Self>]) -> Vec<IntTensor<Self>>;
+        fn bool_all_gather(tensors: Vec<BoolTensor<Self>>, dim: usize) -> Vec<BoolTensor<Self>>;
+        fn bool_all_to_all(tensors: Vec<BoolTensor<Self>>, split_dim: usize, concat_dim: usize) -> Vec<BoolTensor<Self>>;
+        fn bool_broadcast(tensor: BoolTensor<Self>, devices: &[Device<Self>]) -> Vec<BoolTensor<Self>>;
+    }
+}
+
+/// Replicas may hold the same tensor in different dtypes: all of them reduce it in the dtype that
+/// the client knows, where a sum over many devices is as exact as without mixed precision.
+fn as_declared<B: Backend>(tensors: Vec<AmpTensor<B>>, op: &'static str) -> Vec<FloatTensor<B>> {
+    let tensors = tensors.into_iter();
+    tensors
+        .map(|tensor| tensor.into_declared(op).into_primitive())
+        .collect()
+}
+
+/// Moves tensors of one dtype as they are. Others have no dtype in common but the one that the
+/// client knows.
+fn moved<B: Backend>(
+    tensors: Vec<AmpTensor<B>>,
+    op: &'static str,
+    run: impl FnOnce(Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>>,
+) -> Vec<AmpTensor<B>> {
+    let Some(first) = tensors.first() else {
+        return Vec::new();
+    };
+    let (dtype, declared, flags) = (first.dtype(), first.declared(), first.flags());
+    let alike = |tensor: &AmpTensor<B>| tensor.dtype() == dtype && tensor.flags() == flags;
+    let (tensors, flags) = if tensors.iter().all(alike) {
+        let primitives = tensors.into_iter().map(AmpTensor::into_primitive);
+        (primitives.collect(), flags)
+    } else {
+        (as_declared(tensors, op), TensorFlags::empty())
+    };
+    let moved = run(tensors).into_iter();
+    moved
+        .map(|tensor| AmpTensor::new(tensor, declared, flags))
+        .collect()
+}

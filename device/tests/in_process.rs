@@ -1,0 +1,175 @@
+//! Devices of the same process on Burn 0.23, where no server is between. What they share with those
+//! of Burn 0.22 is in `local.rs`.
+
+include!("../src/burn.rs");
+
+mod client;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
+use std::thread;
+
+use burn::nn::LinearConfig;
+use burn::nn::loss::{MseLoss, Reduction};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::{Bool, Device, Int, Tensor};
+use burn_amp_device::{Amp, AmpReport, Precision, flex};
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::{DType, TensorData, TensorMetadata};
+use burn_dispatch::{backends::Flex, devices::FlexDevice};
+use client::{HALVES, assert_computed_in, product, read, roundoff, tensor};
+
+/// A value that a product in half rounds.
+const THIRD: f32 = 1.0 / 3.0;
+
+/// A third, as each half precision rounds it.
+const THIRDS: [(Precision, f32); 2] = [
+    (Precision::F16, 0.333_251_95),
+    (Precision::Bf16, 0.333_984_38),
+];
+
+/// A third in half: the result of a product.
+fn third(device: &Device) -> Tensor<2> {
+    let one = Tensor::<2>::from_floats([[1.0]], device);
+    Tensor::from_floats([[THIRD]], device).matmul(one)
+}
+
+#[test]
+fn devices_in_turn_on_one_thread_compute_each_in_its_precision() {
+    let exact = product(&Device::flex());
+    for _ in 0..3 {
+        for precision in HALVES {
+            assert_computed_in(precision, &product(&flex(precision).unwrap()));
+            assert_eq!(product(&flex(Precision::F32).unwrap()), exact);
+            assert_eq!(product(&Device::flex()), exact);
+        }
+    }
+}
+
+/// Operations that are not one of a list: each puts the precision in force by itself.
+#[test]
+fn joining_padding_and_selecting_follow_the_precision_of_the_device() {
+    for (precision, third_in_half) in THIRDS {
+        let device = flex(precision).unwrap();
+        // An FP32 value beside a half one stays FP32.
+        let fp32 = Tensor::<2>::from_floats([[THIRD]], &device);
+        let joined = Tensor::cat(vec![third(&device), fp32], 0);
+        assert_eq!(read(joined), [third_in_half, THIRD]);
+        // f16 does not hold the value that pads.
+        let padded = third(&device).pad((1, 0, 0, 0), -1_048_576.0);
+        assert_eq!(read(padded), [-1_048_576.0, third_in_half]);
+        let both = Tensor::cat(vec![third(&device), third(&device) + 1.0], 0);
+        let mask = Tensor::<2, Bool>::from_data([[true], [false]], &device);
+        assert_eq!(read(both.mask_select(mask)), [third_in_half]);
+    }
+}
+
+#[test]
+fn an_operation_that_panics_does_so_where_it_is_called_and_harms_nothing_else() {
+    let device = flex(Precision::F16).unwrap();
+    let before: Tensor<2> = tensor([2, 2], 1, &device);
+    let values = read(before.clone());
+    for _ in 0..2 {
+        let beyond = Tensor::<1, Int>::from_data([7], &device);
+        let input = before.clone().matmul(before.clone());
+        let select = || read(input.select(0, beyond));
+        assert!(catch_unwind(AssertUnwindSafe(select)).is_err());
+        device.sync().unwrap();
+        // The same device, with its tensors and its precision.
+        assert_eq!(flex(Precision::F16).unwrap(), device);
+        assert_eq!(read(before.clone()), values);
+        assert_computed_in(Precision::F16, &product(&device));
+        assert_computed_in(Precision::Bf16, &product(&flex(Precision::Bf16).unwrap()));
+    }
+    // The panic left no precision behind on this thread.
+    let one = || {
+        let data = TensorData::new(vec![1f32], [1, 1]);
+        <Amp<Flex>>::float_from_data(data, &FlexDevice)
+    };
+    let own = <Amp<Flex>>::float_matmul(one(), one());
+    assert_eq!(own.dtype(), DType::F32);
+}
+
+#[test]
+fn a_tensor_goes_from_thread_to_thread() {
+    let device = flex(Precision::Bf16).unwrap();
+    let (sender, receiver) = channel::<Tensor<2>>();
+    let consumer = thread::spawn(move || receiver.iter().map(read).collect::<Vec<_>>());
+    for _ in 0..20 {
+        sender.send(third(&device)).unwrap();
+    }
+    drop(sender);
+    assert_eq!(consumer.join().unwrap(), vec![vec![0.333_984_38]; 20]);
+}
+
+#[test]
+fn a_gradient_goes_back_from_one_device_to_another() {
+    let [f16, bf16] = HALVES.map(|precision| flex(precision).unwrap().autodiff());
+    let x = Tensor::<2>::from_floats([[2.0]], &f16).require_grad();
+    let y = (x.clone() * 3.0).to_device(&bf16);
+    let grads = y.powi_scalar(2).sum().backward();
+    // d (3x)² / dx = 18x
+    assert_eq!(read(x.grad(&grads).unwrap()), [36.0]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn it_takes_no_port() {
+    product(&flex(Precision::F16).unwrap());
+    assert_eq!(client::listening(), []);
+}
+
+#[test]
+fn the_report_counts_the_casts_of_the_device() {
+    let device = flex(Precision::Bf16).unwrap();
+    let casts = || AmpReport::of_device(&device).unwrap().all_casts().to_half;
+    let before = casts().count;
+    third(&device);
+    // Both operands of the product, and those of tests beside this one.
+    assert!(casts().count >= before + 2);
+}
+
+/// The losses of a few steps of SGD.
+fn losses(device: &Device) -> Vec<f32> {
+    let device = device.clone().autodiff();
+    let (x, y) = (tensor([16, 8], 1, &device), tensor([16, 1], 2, &device));
+    let mut model = LinearConfig::new(8, 1).init(&device);
+    let weight = tensor([8, 1], 3, &device).require_grad();
+    model.weight = burn::module::Param::from_tensor(weight);
+    model.bias = None;
+    let mut sgd = SgdConfig::new().init();
+    let step = |_| {
+        let loss = MseLoss::new().forward(model.forward(x.clone()), y.clone(), Reduction::Mean);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = sgd.step(0.1, model.clone(), grads);
+        loss.into_scalar::<f32>()
+    };
+    (0..20).map(step).collect()
+}
+
+#[test]
+fn a_model_trains_as_in_fp32() {
+    let exact = losses(&Device::flex());
+    assert!(exact[19] < 0.5 * exact[0], "{exact:?}");
+    assert_eq!(losses(&flex(Precision::F32).unwrap()), exact);
+    for precision in HALVES {
+        let losses = losses(&flex(precision).unwrap());
+        assert_ne!(losses, exact);
+        for (loss, exact) in losses.iter().zip(&exact) {
+            let error = (loss - exact).abs() / exact;
+            assert!(error < 8.0 * roundoff(precision), "{precision}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_quantized_tensor_is_that_of_plain_burn() {
+    let quantized = |device: &Device| {
+        let scheme = burn::tensor::quantization::QuantScheme::default();
+        let tensor: Tensor<2> = tensor([2, 32], 1, device);
+        read(tensor.quantize_dynamic(&scheme).dequantize())
+    };
+    for precision in HALVES {
+        assert_eq!(quantized(&flex(precision).unwrap()), quantized(&Device::flex()));
+    }
+}
