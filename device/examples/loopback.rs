@@ -1,9 +1,11 @@
-//! What it costs that a device is served: the time of a small operation, the time of a training step
-//! of a transformer, and on Flex the peak of the memory that the step takes; on one of Burn's devices,
-//! and on the same served in FP32 and in the half precisions. Each is measured in turn, round by round.
+//! What it costs that a device is behind a server (Burn 0.22) or in a group (Burn 0.23): the time of a
+//! small operation, the time of a training step of a transformer, and on Flex the peak of the memory
+//! that the step takes; on one of Burn's devices, and on the same in FP32 and in the half precisions.
+//! Each is measured in turn, round by round.
 //!
 //! ```sh
 //! cargo run --release --example loopback
+//! cargo run --release --example loopback --no-default-features --features burn-0-23,flex
 //! cargo run --release --example loopback -- --shared          # with half copies of the weights
 //! cargo run --release --features fusion --example loopback    # with Burn's fusion in the client
 //! cargo run --release --features vulkan --example loopback -- --backend vulkan
@@ -29,11 +31,18 @@ use burn_amp_device::{Precision, mixed_precision, share_half_copies};
 use burn_dispatch::{backends::Flex, devices::FlexDevice};
 use clap::{Parser, ValueEnum};
 
+/// How this Burn reaches a device that computes in mixed precision.
+const HOW: &str = if cfg!(feature = "burn-0-22") {
+    "served"
+} else {
+    "in process"
+};
+
 /// Small operations in a chain, read back once.
 const OPERATIONS: usize = 2_000;
 
 #[derive(Parser)]
-#[command(about = "Measures what it costs that a device is served")]
+#[command(about = "Measures what it costs that a device is behind a server or in a group")]
 struct Args {
     #[arg(long, value_enum, default_value_t)]
     backend: Backend,
@@ -100,7 +109,7 @@ fn loopback(args: &Args) -> Result<(), Box<dyn Error>> {
     let mut contenders = vec![Contender::new("Burn".into(), plain.clone(), args)];
     for precision in precisions {
         let device = mixed_precision(plain.clone(), precision)?;
-        contenders.push(Contender::new(format!("served, {precision}"), device, args));
+        contenders.push(Contender::new(format!("{HOW}, {precision}"), device, args));
     }
     for _ in 0..args.rounds {
         for contender in &mut contenders {
@@ -118,14 +127,14 @@ fn loopback(args: &Args) -> Result<(), Box<dyn Error>> {
         args.rounds
     );
     println!(
-        "{:<14} {:>16} {:>10} {:>10}",
+        "{:<16} {:>16} {:>10} {:>10}",
         "device", "us an operation", "step ms", "peak MiB"
     );
     for contender in contenders {
         let [operation, step, peak] =
             [contender.operation, contender.step, contender.peak].map(median);
         println!(
-            "{:<14} {operation:>16.2} {step:>10.2} {peak:>10.2}",
+            "{:<16} {operation:>16.2} {step:>10.2} {peak:>10.2}",
             contender.name
         );
     }

@@ -15,13 +15,15 @@ use crate::device::{self, DeviceState, OpCasts};
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/burn.rs"));
+/// # fn main() -> Result<(), burn_amp_device::AmpError> {
 /// use burn_amp_device::{AmpReport, Precision, configure};
 /// use burn_dispatch::{backends::Flex, devices::FlexDevice};
 ///
 /// configure::<Flex>(&FlexDevice, Precision::F16)?;
 /// let report = AmpReport::of::<Flex>(&FlexDevice);
 /// assert!(report.to_string().contains("precision   f16: asked for"));
-/// # Ok::<(), burn_amp_device::AmpError>(())
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]

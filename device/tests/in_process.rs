@@ -170,6 +170,9 @@ fn a_quantized_tensor_is_that_of_plain_burn() {
         read(tensor.quantize_dynamic(&scheme).dequantize())
     };
     for precision in HALVES {
-        assert_eq!(quantized(&flex(precision).unwrap()), quantized(&Device::flex()));
+        assert_eq!(
+            quantized(&flex(precision).unwrap()),
+            quantized(&Device::flex())
+        );
     }
 }

@@ -669,7 +669,6 @@ fn attention_in_training_is_as_exact_over_many_keys_and_wide_values() {
                     roundings < 2.0,
                     "{name}, {keys}, {width}, {precision}: {roundings}"
                 );
-                println!("{name}, {keys}, {width}, {precision}: {roundings}");
             }
         }
     }

@@ -10,16 +10,21 @@ use std::env;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
+#[cfg(feature = "burn-0-22")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::remote::ConnectError;
 use burn::tensor::Device;
-use burn_amp_device::{Precision, connect, flex};
+#[cfg(feature = "burn-0-22")]
+use burn_amp_device::flex;
+use burn_amp_device::{Precision, connect};
 
+#[cfg(feature = "burn-0-22")]
+use client::listening;
 use client::process::{Process, own_test};
 use client::served::{MINUTE, Server, program};
 use client::strangers::{self, Held};
-use client::{assert_computed_in, listening, product, within};
+use client::{assert_computed_in, product, within};
 
 /// What tells a stranger's process where the server is.
 const ADDRESSES: &str = "BURN_AMP_TEST_ADDRESSES";

@@ -1,8 +1,9 @@
 //! Trains a small convolutional network on 1,797 handwritten digits in FP32, f16 and bf16 on Burn
-//! 0.22: the same function each time, with only the device changed.
+//! 0.22 or 0.23: the same function each time, with only the device changed.
 //!
 //! ```sh
 //! cargo run --release --example digits
+//! cargo run --release --example digits --no-default-features --features burn-0-23,flex
 //!
 //! # The half precisions on a server in a process of its own.
 //! cargo build --release --features server

@@ -25,12 +25,14 @@ pub(crate) use statistics::{CastStatistics, CopyBytes};
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/burn.rs"));
+/// # fn main() -> Result<(), burn_amp_device::AmpError> {
 /// use burn_amp_device::{Precision, configure};
 /// use burn_dispatch::{backends::Flex, devices::FlexDevice};
 ///
 /// let precision = configure::<Flex>(&FlexDevice, Precision::Bf16)?;
 /// assert_eq!(precision, Precision::Bf16);
-/// # Ok::<(), burn_amp_device::AmpError>(())
+/// # Ok(())
+/// # }
 /// ```
 ///
 /// # Errors
