@@ -1,4 +1,4 @@
-//! Compares the operations of Burn 0.21 and 0.22 with the policy tables. That none is left to its
+//! Compares the operations of each version of Burn with the policy tables. That none is left to its
 //! default, Clippy sees: `clippy::missing_trait_methods` on the impls.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,31 +26,32 @@ pub const OPERATIONS: [&str; 7] = [
 /// Of the package whose Burn 0.21 is asked about, as of the pages.
 const MANIFEST: &str = "xtask/Cargo.toml";
 
+const DEVICE: (&str, &str) = ("burn-amp-device", "device/Cargo.toml");
+
 /// A trait's methods, and whether a float tensor takes part in each.
 pub type Methods = BTreeMap<String, bool>;
 
 pub fn coverage(table: bool) -> anyhow::Result<()> {
-    let tables: [Vec<Row>; 2] = [
-        policy::rows("0.21").collect(),
-        policy::rows("0.22").collect(),
-    ];
+    // A package, the feature of its version of Burn, and that version.
     let packages = [
-        ("burn-amp", MANIFEST),
-        ("burn-amp-device", "device/Cargo.toml"),
+        ("burn-amp", MANIFEST, None, "0.21"),
+        (DEVICE.0, DEVICE.1, Some("burn-0-22"), "0.22"),
+        (DEVICE.0, DEVICE.1, Some("burn-0-23"), "0.23"),
     ];
+    let tables = packages.map(|(.., burn)| policy::rows(burn).collect::<Vec<_>>());
     let (mut known, mut missing) = (BTreeSet::new(), Vec::new());
-    for ((package, manifest), rows) in packages.into_iter().zip(&tables) {
-        let (folder, burn) = burn_backend_of(manifest)?;
+    for ((package, manifest, feature, _), rows) in packages.into_iter().zip(&tables) {
+        let (folder, burn) = burn_backend_of(manifest, feature)?;
         let traits = traits(&folder)?;
         println!("{package} on burn-backend {burn}: {} rows", rows.len());
         // A table goes on from that of the version before.
         known.extend(traits.values().flat_map(Methods::keys).cloned());
         let found = self::missing(&traits, &known, rows).into_iter();
-        missing.extend(found.map(|line| format!("{package}: {line}")));
+        missing.extend(found.map(|line| format!("{package} on {burn}: {line}")));
     }
     if table {
         println!("\n| operation | class | otherwise | why |\n|---|---|---|---|");
-        for row in &tables[1] {
+        for row in &tables[2] {
             let (op, class, why, otherwise) = (row.op, row.class, row.why, row.otherwise);
             let otherwise = otherwise.map(|(class, when)| format!("{class:?} {when}"));
             let otherwise = otherwise.unwrap_or_default();
@@ -86,17 +87,21 @@ fn missing(
 
 /// Where the sources of the resolved `burn-backend` are, and its version.
 pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
-    burn_backend_of(MANIFEST)
+    burn_backend_of(MANIFEST, None)
 }
 
-/// As [`burn_backend()`], as it is resolved for the package of a manifest.
-fn burn_backend_of(manifest: &str) -> anyhow::Result<(PathBuf, String)> {
+/// As [`burn_backend()`], as it is resolved for the package of a manifest, with this feature alone.
+fn burn_backend_of(manifest: &str, feature: Option<&str>) -> anyhow::Result<(PathBuf, String)> {
     let host = env!("HOST");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    // Without a platform, cargo would want the crates of all of them.
+    let mut options = vec!["--locked", "--filter-platform", host];
+    if let Some(feature) = feature {
+        options.extend(["--no-default-features", "--features", feature]);
+    }
     let metadata = MetadataCommand::new()
         .manifest_path(root.join(manifest))
-        // Without a platform, cargo would want the crates of all of them.
-        .other_options(["--locked", "--filter-platform", host].map(String::from))
+        .other_options(options.into_iter().map(String::from).collect::<Vec<_>>())
         .exec()
         .context("cargo metadata")?;
     let packages = metadata.packages.iter();

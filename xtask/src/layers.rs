@@ -39,7 +39,7 @@ const AMP: Layers = &[
 /// All of them above the core's.
 #[rustfmt::skip]
 const DEVICE: Layers = &[
-    ("error, wire, sockets, batching", "`Error`; how a session begins; whose a connection is; how much is sent at once", "devices, tensors"),
+    ("burn, error, wire, sockets, batching", "the crates of the Burn that is on; `Error`; how a session begins; whose a connection is; how much is sent at once", "devices, tensors"),
     ("device", "capabilities, the device's one state, sessions, trials, statistics", "tensors, operations"),
     ("tensor, report", "`AmpTensor`, its flags, its cached casts; the report of a device", "single operations"),
     ("ops, backend", "dispatch of an operation, a file for each of Burn's traits, IR", "servers"),
