@@ -454,3 +454,34 @@ fn quantized_tensors_are_made_of_fp32_and_give_fp32() {
     let theirs = Flex::dequantize(theirs, FloatDType::F32);
     assert_eq!(values::<A>(ours), values::<Flex>(theirs));
 }
+
+#[cfg(feature = "burn-0-23")]
+#[test]
+fn a_collective_adds_in_the_dtype_that_the_client_knows_and_moves_half_as_half() {
+    use burn_backend::distributed::ReduceOperation::Sum;
+
+    let _alone = on(Precision::Bf16);
+    let half = || demoted(f32s::<A>(&[1.0, 2.0], &[2]));
+    let fp32 = || f32s::<A>(&[0.1, 256.5], &[2]);
+    let read = |tensors: Vec<FloatTensor<A>>, dtype| -> Vec<Vec<f32>> {
+        let all = tensors.into_iter();
+        all.map(|tensor| {
+            assert_eq!(tensor.dtype(), dtype);
+            values::<A>(tensor)
+        })
+        .collect()
+    };
+    // bf16 holds neither sum.
+    let reduced = A::float_all_reduce(vec![half(), fp32()], Sum);
+    assert_eq!(read(reduced, DType::F32), [[1.1, 258.5], [1.1, 258.5]]);
+    let scattered = A::float_reduce_scatter(vec![half(), fp32()], 0, Sum);
+    assert_eq!(read(scattered, DType::F32), [[1.1], [258.5]]);
+    let gathered = A::float_all_gather(vec![half(), fp32()], 0);
+    assert_eq!(read(gathered, DType::F32), [[1.0, 2.0, 0.1, 256.5]; 2]);
+    let gathered = A::float_all_gather(vec![half(), half()], 0);
+    assert_eq!(read(gathered, DType::BF16), [[1.0, 2.0, 1.0, 2.0]; 2]);
+    let exchanged = A::float_all_to_all(vec![half(), fp32()], 0, 0);
+    assert_eq!(read(exchanged, DType::F32), [[1.0, 0.1], [2.0, 256.5]]);
+    let sent = A::float_broadcast(half(), &[FlexDevice, FlexDevice]);
+    assert_eq!(read(sent, DType::F32), [[1.0, 2.0]; 2]);
+}
