@@ -628,17 +628,19 @@ fn bf16_is_fp32_up_to_a_rounding() {
     is_up_to_a_rounding(Precision::Bf16);
 }
 
-/// Attention in training over so many keys, which all score alike, and values of such a width: its
-/// result, the logarithm of its sum, and the gradients of the query, the keys and the values.
+/// Attention in training of so many queries over so many keys, which all score alike, and values of
+/// such a width: its result, the logarithm of its sums, and the gradients of the queries, the keys
+/// and the values.
 #[cfg(feature = "burn-0-23")]
-fn alike<B: Tested>(keys: usize, width: usize) -> [Vec<f32>; 5] {
+fn alike<B: Tested>(queries: usize, keys: usize, width: usize) -> [Vec<f32>; 5] {
     let ones = |length: usize| f32s::<B>(&vec![1.0; length * 8], &[1, 1, length, 8]);
     let ramp: Vec<_> = (0..keys * width).map(|i| (i % 16) as f32 / 16.0).collect();
     let value = f32s::<B>(&ramp, &[1, 1, keys, width]);
     let options = AttentionModuleOptions::default();
-    let (out, logsumexp) = B::attention_with_logsumexp(ones(1), ones(keys), value.clone(), options);
-    let grad = f32s::<B>(&vec![1.0; width], &[1, 1, 1, width]);
-    let (query, key) = (ones(1), ones(keys));
+    let (out, logsumexp) =
+        B::attention_with_logsumexp(ones(queries), ones(keys), value.clone(), options);
+    let grad = f32s::<B>(&vec![1.0; queries * width], &[1, 1, queries, width]);
+    let (query, key) = (ones(queries), ones(keys));
     let given = (out.clone(), logsumexp.clone());
     let grads = B::attention_backward(query, key, value, given.0, given.1, grad, options);
     let grads = [grads.query_grad, grads.key_grad, grads.value_grad].map(values::<B>);
@@ -648,15 +650,16 @@ fn alike<B: Tested>(keys: usize, width: usize) -> [Vec<f32>; 5] {
 
 #[cfg(feature = "burn-0-23")]
 #[test]
-fn attention_in_training_is_as_exact_over_many_keys_and_wide_values() {
-    for (keys, width) in [(16, 8), (4096, 8), (16, 2048)] {
-        let exact = alike::<Flex>(keys, width);
+fn attention_in_training_is_as_exact_over_long_sequences_and_wide_values() {
+    for [queries, keys, width] in [[1, 16, 8], [1, 4096, 8], [4096, 1, 8], [1, 16, 2048]] {
+        let exact = alike::<Flex>(queries, keys, width);
         // The gradients of the query and the keys cancel: what is left of them is an error of sums.
         let sum = width as f32 / 2.0;
-        let sizes = [0.5, exact[1][0], sum, sum / keys as f32, 1.0 / keys as f32];
+        let each = queries as f32 / keys as f32;
+        let sizes = [0.5, exact[1][0], sum, sum * each, each];
         for precision in [Precision::F16, Precision::Bf16] {
             let _alone = on(precision);
-            let ours = alike::<A>(keys, width);
+            let ours = alike::<A>(queries, keys, width);
             for (i, name) in ["out", "logsumexp", "query", "key", "value"]
                 .iter()
                 .enumerate()
@@ -667,7 +670,7 @@ fn attention_in_training_is_as_exact_over_many_keys_and_wide_values() {
                 let roundings = error / rounding(half(precision));
                 assert!(
                     roundings < 2.0,
-                    "{name}, {keys}, {width}, {precision}: {roundings}"
+                    "{name}, {queries}, {keys}, {width}, {precision}: {roundings}"
                 );
             }
         }
