@@ -29,9 +29,10 @@ pub const RECORDED: f64 = 1e-3;
 ///
 /// The errors are norms, in which independent roundings average out: one rounding is 0.5, a
 /// contraction of rounded operands 0.8. Tolerances are about half as large again as what Flex does.
+/// A case may have attributes: the feature of the Burn that has the module.
 macro_rules! cases {
-    ($($name:ident($leaf:expr, $activation:expr) |$lab:ident| $body:expr;)*) => {
-        $(mod $name {
+    ($($(#[$attribute:meta])* $name:ident($leaf:expr, $activation:expr) |$lab:ident| $body:expr;)*) => {
+        $($(#[$attribute])* mod $name {
             use super::*;
             use $crate::{cases, harness};
 
@@ -64,7 +65,7 @@ macro_rules! cases {
         })*
 
         /// The names of the cases above.
-        pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+        pub const NAMES: &[&str] = &[$($(#[$attribute])* stringify!($name)),*];
     };
 }
 

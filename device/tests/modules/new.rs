@@ -4,7 +4,7 @@
 use burn::nn::activation::*;
 use burn::nn::loss::*;
 use burn::nn::norm::NormalizationConfig;
-use burn::nn::pool::AdaptiveAvgPool3dConfig;
+use burn::nn::pool::*;
 use burn::nn::*;
 use burn::prelude::*;
 use burn::tensor::activation;
@@ -20,6 +20,14 @@ pub const COVERED: &[(&str, &str)] = &[
     ("PixelUnshuffle", "new::pixel_unshuffle"),
     ("Fold4d", "new::fold4d"),
     ("AdaptiveAvgPool3d", "new::adaptive_avg_pool3d"),
+    #[cfg(feature = "burn-0-23")]
+    ("AvgPool3d", "new::avg_pool3d"),
+    #[cfg(feature = "burn-0-23")]
+    ("MaxPool3d", "new::max_pool3d"),
+    #[cfg(feature = "burn-0-23")]
+    ("LpPool1d", "new::lp_pool1d"),
+    #[cfg(feature = "burn-0-23")]
+    ("LpPool2d", "new::lp_pool2d"),
     ("Hardtanh", "new::hardtanh"),
     ("LogSigmoid", "new::log_sigmoid"),
     ("Mish", "new::mish"),
@@ -128,6 +136,58 @@ cases! {
     adaptive_avg_pool3d_global(0.0, 1.5) |lab| {
         let pool = lab.module(AdaptiveAvgPool3dConfig::new([1, 1, 1]).init());
         pool.forward(lab.input([2, 3, 6, 8, 12]))
+    };
+    #[cfg(feature = "burn-0-23")]
+    avg_pool3d(0.0, 1.0) |lab| {
+        let pool = lab.module(AvgPool3dConfig::new([2, 1, 3]).init());
+        pool.forward(lab.input([2, 3, 4, 5, 6]))
+    };
+    #[cfg(feature = "burn-0-23")]
+    avg_pool3d_with_options(0.0, 1.5) |lab| {
+        let config = AvgPool3dConfig::new([3, 2, 3])
+            .with_strides([1, 2, 2])
+            .with_padding(PaddingConfig3d::Explicit(1, 0, 1))
+            .with_count_include_pad(false)
+            .with_ceil_mode(true);
+        let pool = lab.module(config.init());
+        pool.forward(lab.input([2, 3, 4, 5, 6]))
+    };
+    // A window of 1,152 elements, whose sum is beyond 65504.
+    #[cfg(feature = "burn-0-23")]
+    avg_pool3d_of_large_values(0.0, 1.0) |lab| {
+        let pool = lab.module(AvgPool3dConfig::new([8, 12, 12]).init());
+        pool.forward(lab.scaled_input([2, 3, 8, 12, 12], 4096.0))
+    };
+    #[cfg(feature = "burn-0-23")]
+    max_pool3d(0.0, 1.0) |lab| {
+        let pool = lab.module(MaxPool3dConfig::new([2, 1, 3]).init());
+        pool.forward(lab.input([2, 3, 4, 5, 6]))
+    };
+    #[cfg(feature = "burn-0-23")]
+    max_pool3d_with_options(0.0, 1.5) |lab| {
+        let config = MaxPool3dConfig::new([3, 2, 3])
+            .with_strides([1, 2, 2])
+            .with_padding(PaddingConfig3d::Explicit(1, 0, 1))
+            .with_dilation([1, 2, 1])
+            .with_ceil_mode(true);
+        let pool = lab.module(config.init());
+        pool.forward(lab.input([2, 3, 4, 5, 6]))
+    };
+    #[cfg(feature = "burn-0-23")]
+    lp_pool1d(0.0, 1.5) |lab| {
+        let pool = lab.module(LpPool1dConfig::new(3).with_ceil_mode(true).init());
+        pool.forward(lab.input([2, 3, 10]))
+    };
+    // The squares are beyond 65504.
+    #[cfg(feature = "burn-0-23")]
+    lp_pool1d_of_large_values(0.0, 1.5) |lab| {
+        let pool = lab.module(LpPool1dConfig::new(3).init());
+        pool.forward(lab.scaled_input([2, 3, 9], 512.0))
+    };
+    #[cfg(feature = "burn-0-23")]
+    lp_pool2d(0.0, 1.5) |lab| {
+        let pool = lab.module(LpPool2dConfig::new([2, 3]).with_p(3.0).init());
+        pool.forward(lab.input([2, 3, 6, 6]))
     };
     rotary_encoding_reset(1.0, 1.0) |lab| {
         let mut encoding = lab.module(RotaryEncodingConfig::new(16, 8).init(&lab.device));
