@@ -676,3 +676,33 @@ fn attention_in_training_is_as_exact_over_long_sequences_and_wide_values() {
         }
     }
 }
+
+/// A backward pass whose scores are not those of the forward pass has probabilities that do not sum
+/// to 1.
+#[cfg(feature = "burn-0-23")]
+#[test]
+fn the_probabilities_of_attention_in_training_sum_to_one_where_half_rounds_the_scores() {
+    // Two equal keys, and a score of 50.1015625, which is 50 in bf16 and 50.09375 in f16.
+    let operands = || {
+        let query = f32s::<A>(&[8.0, 1.0], &[1, 1, 1, 2]);
+        let key = f32s::<A>(&[6.25, 0.101_562_5, 6.25, 0.101_562_5], &[1, 1, 2, 2]);
+        [query, key, f32s::<A>(&[0.25, 0.75], &[1, 1, 2, 1])]
+    };
+    for precision in [Precision::F16, Precision::Bf16] {
+        let _alone = on(precision);
+        for softcap in [None, Some(64.0)] {
+            let options = AttentionModuleOptions {
+                scale: Some(1.0),
+                softcap,
+                ..Default::default()
+            };
+            let [query, key, value] = operands();
+            let (out, logsumexp) = A::attention_with_logsumexp(query, key, value, options);
+            let [query, key, value] = operands();
+            let grad = f32s::<A>(&[1.0], &[1, 1, 1, 1]);
+            let grads = A::attention_backward(query, key, value, out, logsumexp, grad, options);
+            let each = values::<A>(grads.value_grad);
+            assert_eq!(each, [0.5; 2], "{precision}, {softcap:?}");
+        }
+    }
+}

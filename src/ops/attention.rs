@@ -2,7 +2,7 @@
 
 use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
 use burn_backend::tensor::BoolTensor;
-use burn_backend::{Backend, Shape, TensorMetadata, get_device_settings};
+use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
 
 use super::arithmetic::kept;
 use super::{Call, op};
@@ -26,13 +26,16 @@ pub(super) fn attention<B: Backend>(
     let bias = attn_bias.as_ref().unwrap_or(&value);
     let call = Call::new(op!(attention), [&query, &key, &value, bias]);
     if let Some(half) = call.decision.operands.filter(|dtype| is_half(*dtype)) {
-        // Scale the query instead of the scores: unscaled scores may exceed 65504.
-        let head = query.shape()[query.rank() - 1] as f64;
-        let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
-        query = Amp::<B>::float_mul_scalar(query, scale.into());
         let whole = !B::ad_enabled(&query.device())
             && !call.decision.only_contracts
             && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half);
+        // Scale the query instead of the scores: unscaled scores may exceed 65504. In bf16 they do
+        // not, and CubeCL's backends have their kernel for the usual scale only.
+        if half == DType::F16 || !whole {
+            let head = query.shape()[query.rank() - 1] as f64;
+            let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
+            query = Amp::<B>::float_mul_scalar(query, scale.into());
+        }
         if !whole {
             let out = scaled_dot_product(&call, query, key, value, mask, attn_bias, options);
             return call.marked(out.into_primitive());

@@ -206,12 +206,13 @@ pub const TABLE: &[Rows] = &[
     rows(Fp32Inside, "the gradient is summed inside", &[
         "avg_pool1d_backward", "avg_pool2d_backward", "adaptive_avg_pool1d_backward",
         "adaptive_avg_pool2d_backward", "interpolate_backward",
+        "max_pool1d_with_indices_backward", "max_pool2d_with_indices_backward",
     ]).of_role(Backward),
     rows(Fp32Inside, "the gradient is summed inside", &[
         "adaptive_avg_pool3d_backward",
     ]).since("0.22").of_role(Backward),
     rows(Fp32Inside, "the gradient is summed inside", &[
-        "avg_pool3d_backward",
+        "avg_pool3d_backward", "max_pool3d_with_indices_backward",
     ]).since("0.23").of_role(Backward),
     rows(Fp32Inside, "sums every window that holds a value", &[
         "fold4d",
@@ -266,11 +267,8 @@ pub const TABLE: &[Rows] = &[
         "float_scatter", "float_select_assign",
     ]).since("0.22").otherwise(Fp32, Accumulates),
     rows(Promote, "passes the gradient through where a mask says so", &[
-        "relu_backward", "max_pool1d_with_indices_backward", "max_pool2d_with_indices_backward",
+        "relu_backward",
     ]).of_role(Backward),
-    rows(Promote, "passes the gradient through where a mask says so", &[
-        "max_pool3d_with_indices_backward",
-    ]).since("0.23").of_role(Backward),
     rows(Activation, "bounded by its input, rounded once", &[
         "relu",
     ]).recorded("keeps the result instead of the operand"),

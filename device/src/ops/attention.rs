@@ -3,7 +3,7 @@
 use burn_amp_core::policy::is_half;
 use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
 use burn_backend::tensor::BoolTensor;
-use burn_backend::{Backend, Shape, TensorMetadata, get_device_settings};
+use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
 
 use super::this_burn::causal_offset;
 use super::{Call, op};
@@ -22,12 +22,17 @@ pub(super) fn attention<B: Backend>(
     let bias = attn_bias.as_ref().unwrap_or(&value);
     let call = Call::new(op!(attention), [&query, &key, &value, bias]);
     if let Some(half) = call.decision.operands.filter(|dtype| is_half(*dtype)) {
-        query = scaled(query, &mut options).0;
         // A bias that is not half may hold masks of -1e9.
         let whole = !call.decision.only_contracts
             && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half);
         if !whole {
+            query = scaled(query, &mut options);
             return scaled_dot_product(query, key, value, mask, attn_bias, options);
+        }
+        // Unscaled scores may exceed 65504. In bf16 they do not, and CubeCL's backends have their
+        // kernel for the usual scale only.
+        if half == DType::F16 {
+            query = scaled(query, &mut options);
         }
     }
     let (query, key) = (call.operand(query), call.operand(key));
@@ -36,15 +41,11 @@ pub(super) fn attention<B: Backend>(
     call.result(B::attention(query, key, value, mask, attn_bias, options))
 }
 
-/// The query times the scale of the scores, and the scale: unscaled scores may exceed 65504.
-pub(super) fn scaled<B: Backend>(
-    query: AmpTensor<B>,
-    options: &mut AttentionModuleOptions,
-) -> (AmpTensor<B>, f64) {
+/// The query times the scale of the scores.
+fn scaled<B: Backend>(query: AmpTensor<B>, options: &mut AttentionModuleOptions) -> AmpTensor<B> {
     let head = query.shape()[query.rank() - 1] as f64;
     let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
-    let query = <Amp<B>>::float_mul_scalar(query, scale.into());
-    (query, scale)
+    <Amp<B>>::float_mul_scalar(query, scale.into())
 }
 
 /// softmax(softcap(Q Kᵀ) + bias) V for `[batch, heads, length, head]` and a scaled query. Masked
@@ -53,18 +54,6 @@ fn scaled_dot_product<B: Backend>(
     query: AmpTensor<B>,
     key: AmpTensor<B>,
     value: AmpTensor<B>,
-    mask: Option<BoolTensor<B>>,
-    attn_bias: Option<AmpTensor<B>>,
-    options: AttentionModuleOptions,
-) -> AmpTensor<B> {
-    let scores = scores(query, key, mask, attn_bias, options);
-    context(MaskedSoftmax::of(scores).probabilities, value)
-}
-
-/// The scores of a scaled query: capped, masked and biased.
-pub(super) fn scores<B: Backend>(
-    query: AmpTensor<B>,
-    key: AmpTensor<B>,
     mask: Option<BoolTensor<B>>,
     attn_bias: Option<AmpTensor<B>>,
     options: AttentionModuleOptions,
@@ -87,15 +76,7 @@ pub(super) fn scores<B: Backend>(
     if let Some(bias) = attn_bias {
         scores = A::<B>::float_add(scores, bias);
     }
-    scores
-}
-
-/// The values, weighted by the probabilities.
-pub(super) fn context<B: Backend>(
-    probabilities: AmpTensor<B>,
-    value: AmpTensor<B>,
-) -> AmpTensor<B> {
-    grouped(probabilities, value)
+    grouped(masked_softmax(scores), value)
 }
 
 /// A product of `[batch, heads, rows, n]` with `[batch, heads, n, columns]`. Several neighbouring
@@ -119,35 +100,18 @@ fn grouped<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
 }
 
 /// A softmax over the last dimension, in FP32. A row without a finite score gives zeros.
-pub(super) struct MaskedSoftmax<B: Backend> {
-    pub(super) probabilities: AmpTensor<B>,
-    /// The logarithm of the sum of the exponentials is `largest + log(sums)`.
-    #[cfg(feature = "burn-0-23")]
-    pub(super) largest: AmpTensor<B>,
-    #[cfg(feature = "burn-0-23")]
-    pub(super) sums: AmpTensor<B>,
-}
+fn masked_softmax<B: Backend>(scores: AmpTensor<B>) -> AmpTensor<B> {
+    type A<B> = Amp<B>;
 
-impl<B: Backend> MaskedSoftmax<B> {
-    pub(super) fn of(scores: AmpTensor<B>) -> Self {
-        type A<B> = Amp<B>;
-
-        let dim = scores.rank() - 1;
-        let largest = A::<B>::float_max_dim(scores.clone(), dim);
-        // Half does not hold the bound: the largest score becomes FP32.
-        let largest = A::<B>::float_clamp_min(largest, f64::from(f32::MIN).into());
-        let exps = A::<B>::float_exp(A::<B>::float_sub(scores, largest.clone()));
-        let sums = A::<B>::float_sum_dim(exps.clone(), dim);
-        // A row sums to at least 1, because its largest score contributes 1. A masked row sums to 0.
-        let sums = A::<B>::float_clamp_min(sums, 0.5.into());
-        Self {
-            probabilities: A::<B>::float_div(exps, sums.clone()),
-            #[cfg(feature = "burn-0-23")]
-            largest,
-            #[cfg(feature = "burn-0-23")]
-            sums,
-        }
-    }
+    let dim = scores.rank() - 1;
+    let largest = A::<B>::float_max_dim(scores.clone(), dim);
+    // Half does not hold the bound: the largest score becomes FP32.
+    let largest = A::<B>::float_clamp_min(largest, f64::from(f32::MIN).into());
+    let exps = A::<B>::float_exp(A::<B>::float_sub(scores, largest));
+    let sums = A::<B>::float_sum_dim(exps.clone(), dim);
+    // A row sums to at least 1, because its largest score contributes 1. A masked row sums to 0.
+    let sums = A::<B>::float_clamp_min(sums, 0.5.into());
+    A::<B>::float_div(exps, sums)
 }
 
 /// True where a key lies in the future of its query.

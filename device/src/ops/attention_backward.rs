@@ -2,13 +2,10 @@
 //! the softmax's sums, and its backward pass, as one operation each.
 
 use burn_amp_core::policy::is_half;
-use burn_backend::ops::{
-    AttentionBackward, AttentionModuleOptions, FloatTensorOps, attention::AttentionShapes,
-};
+use burn_backend::ops::{AttentionBackward, AttentionModuleOptions};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 
-use super::attention::{MaskedSoftmax, context, scaled, scores};
 use super::this_burn::causal_offset;
 use super::{Call, op};
 use crate::device::Session;
@@ -18,77 +15,77 @@ use crate::{Amp, AmpTensor};
 pub(super) type WithLogsumexp<B> = (FloatTensor<B>, FloatTensor<B>);
 
 /// Attention without a mask and a bias, and the logarithm of each query's sum of exponentials. In
-/// half, without a kernel of the backend's for it, in steps of the policy's own: a device need not be
-/// exact in Burn's.
+/// half, without a kernel of the backend's for it, in FP32 on operands that half has rounded, as its
+/// backward pass: both then have the same scores. Burn's own steps round the scores to half.
 pub(super) fn attention_with_logsumexp<B: Backend>(
     query: AmpTensor<B>,
     key: AmpTensor<B>,
     value: AmpTensor<B>,
-    mut options: AttentionModuleOptions,
+    options: AttentionModuleOptions,
 ) -> (AmpTensor<B>, AmpTensor<B>) {
     let call = Call::new(op!(attention_with_logsumexp), [&query, &key, &value]);
-    if is_in_half(&call) && !has_kernel(&call, &query, &key, &options) {
-        let query = scaled(query, &mut options).0;
-        return steps_with_logsumexp(query, key, value, options);
-    }
-    let [query, key, value] = [query, key, value].map(|operand| call.operand(operand));
+    let widens = widens(&call, &query, &key, &options);
+    let operand = |tensor| operand(&call, tensor, widens);
+    let [query, key, value] = [query, key, value].map(operand);
     let (out, logsumexp) = B::attention_with_logsumexp(query, key, value, options);
-    (call.result(out), AmpTensor::plain(logsumexp))
+    let dtype = result::<B>(&call, &out);
+    (call.result_in(dtype, out), AmpTensor::plain(logsumexp))
 }
 
-/// The gradients of [`attention_with_logsumexp`]: in one kernel of the backend's or, in half without
-/// such a kernel, in FP32. Burn's own steps sum in the dtype of the operands.
+/// The gradients of [`attention_with_logsumexp`], in the same kernel or in FP32.
 pub(super) fn attention_backward<B: Backend, P: Session>(
-    mut query: AmpTensor<B>,
+    query: AmpTensor<B>,
     key: AmpTensor<B>,
     value: AmpTensor<B>,
     out: AmpTensor<B>,
     logsumexp: AmpTensor<B>,
     out_grad: AmpTensor<B>,
-    mut options: AttentionModuleOptions,
+    options: AttentionModuleOptions,
 ) -> AttentionBackward<Amp<B, P>> {
     let operands = [&query, &key, &value, &out, &out_grad];
     let call = Call::new(op!(attention_backward), operands);
-    let kernel = has_kernel(&call, &query, &key, &options);
+    let widens = widens(&call, &query, &key, &options);
+    let operand = |tensor| operand(&call, tensor, widens);
+    let [query, key, value] = [query, key, value].map(operand);
+    // In FP32 these need no rounding: the forward pass had neither for an operand.
+    let [out, out_grad] = [out, out_grad].map(|tensor| {
+        if widens {
+            tensor.into_dtype(DType::F32, call.op.name)
+        } else {
+            call.operand(tensor)
+        }
+    });
     let logsumexp = logsumexp.into_primitive();
-    let (grads, scale) = if is_in_half(&call) && !kernel {
-        // The values of the forward pass, so that the probabilities are those that it had.
-        let (scaled, scale) = scaled(query, &mut options);
-        query = scaled;
-        let widened = |tensor| {
-            let half = AmpTensor::<B>::plain(call.operand(tensor));
-            half.into_dtype(DType::F32, call.op.name)
-        };
-        let [query, key, value] = [query, key, value].map(widened);
-        let [out, out_grad] = [out, out_grad].map(|t| t.into_dtype(DType::F32, call.op.name));
-        let grads = B::attention_backward(query, key, value, out, logsumexp, out_grad, options);
-        (grads, Some(scale))
-    } else {
-        let [query, key, value] = [query, key, value].map(|operand| call.operand(operand));
-        let [out, out_grad] = [out, out_grad].map(|operand| call.operand(operand));
-        let grads = B::attention_backward(query, key, value, out, logsumexp, out_grad, options);
-        (grads, None)
-    };
-    let query_grad = match scale {
-        Some(scale) => B::float_mul_scalar(grads.query_grad, scale.into()),
-        None => grads.query_grad,
-    };
-    let dtype = call.decision.operands.unwrap_or(query_grad.dtype());
+    let grads = B::attention_backward(query, key, value, out, logsumexp, out_grad, options);
+    let dtype = result::<B>(&call, &grads.query_grad);
     AttentionBackward::new(
-        call.result_in(dtype, query_grad),
+        call.result_in(dtype, grads.query_grad),
         call.result_in(dtype, grads.key_grad),
         call.result_in(dtype, grads.value_grad),
     )
 }
 
-fn is_in_half(call: &Call) -> bool {
-    call.decision.operands.is_some_and(is_half)
+/// An operand in the dtype of the policy, and in FP32 after that if it `widens`.
+fn operand<B: Backend>(call: &Call, tensor: AmpTensor<B>, widens: bool) -> FloatTensor<B> {
+    let operand = call.operand(tensor);
+    if widens {
+        AmpTensor::<B>::plain(operand).into_dtype(DType::F32, call.op.name)
+    } else {
+        operand
+    }
 }
 
-/// Whether the backend computes an attention, and its gradients, in one kernel each: with the scores
-/// and the sums in FP32. CubeCL's backends have none for a cap of the scores, and none for a causal
-/// mask that does not align the last key with the last query.
-fn has_kernel<B: Backend>(
+/// The dtype of a result, whatever it was computed in: half, unless the device only contracts in it.
+fn result<B: Backend>(call: &Call, computed: &FloatTensor<B>) -> DType {
+    let decision = &call.decision;
+    let dtype = decision.result.or(decision.operands);
+    dtype.unwrap_or(computed.dtype())
+}
+
+/// Whether half operands become FP32, because the backend has no kernel for an attention and its
+/// gradients, with the scores and the sums in FP32. CubeCL's backends have none for a cap of the
+/// scores, and none for a causal mask that does not align the last key with the last query.
+fn widens<B: Backend>(
     call: &Call,
     query: &AmpTensor<B>,
     key: &AmpTensor<B>,
@@ -96,24 +93,9 @@ fn has_kernel<B: Backend>(
 ) -> bool {
     let (queries, keys) = (query.shape()[2], key.shape()[2]);
     let aligned = keys as i64 - queries as i64;
-    B::has_attention_backward()
+    let has_kernel = B::has_attention_backward()
         && !call.decision.only_contracts
         && options.softcap.is_none()
-        && (!options.is_causal || causal_offset(options, queries, keys) == aligned)
-}
-
-/// The same in steps, for a scaled query.
-fn steps_with_logsumexp<B: Backend>(
-    query: AmpTensor<B>,
-    key: AmpTensor<B>,
-    value: AmpTensor<B>,
-    options: AttentionModuleOptions,
-) -> (AmpTensor<B>, AmpTensor<B>) {
-    let shapes = AttentionShapes::new(&query.shape(), &key.shape(), &value.shape());
-    let softmax = MaskedSoftmax::of(scores(query, key, None, None, options));
-    let logsumexp = <Amp<B>>::float_add(softmax.largest, <Amp<B>>::float_log(softmax.sums));
-    let rows = Shape::new([shapes.batch, shapes.q_heads, shapes.seq_q]);
-    let logsumexp = <Amp<B>>::float_reshape(logsumexp, rows);
-    let logsumexp = AmpTensor::plain(logsumexp.into_dtype(DType::F32, "attention_with_logsumexp"));
-    (context(softmax.probabilities, value), logsumexp)
+        && (!options.is_causal || causal_offset(options, queries, keys) == aligned);
+    call.decision.operands.is_some_and(is_half) && !has_kernel
 }
