@@ -1,14 +1,17 @@
 //! Loss scaling in the client: on a device that computes in f16 it works as it does in PyTorch.
 
 use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_core::{Parameter, SharedScaler, scaler_handle};
+use burn_dispatch::DispatchDevice;
 
-use crate::{AmpError, Error, Transition};
+use crate::device::UNSCALED;
+use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 
 /// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For
 /// training on a device that computes in f16: bf16 and FP32 have the range to train without.
@@ -23,12 +26,12 @@ use crate::{AmpError, Error, Transition};
 /// # use burn::nn::LinearConfig;
 /// # use burn::optim::{GradientsParams, SgdConfig};
 /// # use burn::tensor::Tensor;
-/// use burn_amp_device::{GradScaler, LossScaleConfig, Precision};
+/// use burn_amp_device::{GradScaler, Precision};
 ///
 /// let device = burn_amp_device::flex(Precision::F16)?.autodiff();
 /// # let mut model = LinearConfig::new(4, 2).init(&device);
 /// # let mut optimizer = SgdConfig::new().init();
-/// let scaler = GradScaler::new(LossScaleConfig::default())?;
+/// let scaler = GradScaler::of(&device); // once, before the loop
 /// for _ in 0..3 {
 ///     let input = Tensor::<2>::ones([8, 4], &device);
 ///     let loss = model.forward(input).mean();
@@ -47,6 +50,9 @@ use crate::{AmpError, Error, Transition};
 /// # Ok::<(), burn_amp_device::Error>(())
 /// ```
 ///
+/// Where a device of this process computes the gradient of an activation, a convolution, a pool or an
+/// embedding in f16 before any loss was scaled, the log warns once.
+///
 /// With [`LossScaleConfig::Disabled`](crate::LossScaleConfig::Disabled) it scales and checks nothing,
 /// and every step is taken: for a loop that trains in any precision.
 #[derive(Clone, Default)]
@@ -56,7 +62,40 @@ pub struct GradScaler {
 
 scaler_handle!(GradScaler);
 
+/// Process-wide, as the device and its precision are. In the order of the first calls.
+static OF_DEVICES: Mutex<Vec<(Device, Precision, GradScaler)>> = Mutex::new(Vec::new());
+
 impl GradScaler {
+    /// The scaler of a device: the same one at each call, on any thread, for the life of the process.
+    ///
+    /// In f16 it begins with the default [`Dynamic`](crate::Dynamic) scale;
+    /// [`load_state`](GradScaler::load_state) gives it another. In bf16 and in FP32, and so for a
+    /// plain device of Burn's, it is disabled: the same loop trains in any precision. It also scales
+    /// for a device on another machine, whose precision a client does not have: in bf16 and FP32 that
+    /// does no harm.
+    pub fn of(device: &Device) -> Self {
+        let device = device.clone().without_autodiff();
+        let (on, precision) = match local::below(&device) {
+            Some((on, in_force)) => (on, in_force.precision),
+            None if matches!(device.as_dispatch(), DispatchDevice::Remote(_)) => {
+                (device, Precision::Auto)
+            }
+            None => (device, Precision::F32),
+        };
+        // A panic leaves the list as it was.
+        let mut list = OF_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((.., scaler)) = list.iter().find(|(of, p, _)| (of, *p) == (&on, precision)) {
+            return scaler.clone();
+        }
+        let config = match precision {
+            Precision::F16 | Precision::Auto => LossScaleConfig::default(),
+            Precision::Bf16 | Precision::F32 => LossScaleConfig::Disabled,
+        };
+        let scaler = Self::new(config).expect("the default configuration is valid");
+        list.push((on, precision, scaler.clone()));
+        scaler
+    }
+
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. A loss in
     /// half precision becomes FP32. The counterpart of PyTorch's `GradScaler.scale`.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
@@ -67,6 +106,7 @@ impl GradScaler {
             return loss;
         }
         pending.set_scaled();
+        UNSCALED.scaled();
         let loss = at_least_f32(loss);
         // The device may hold the loss in half precision, where the largest f32 is infinite.
         let value = loss.clone().inner();

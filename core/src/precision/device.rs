@@ -100,6 +100,21 @@ impl Capabilities {
         Chosen { precision, why }
     }
 
+    /// What `Auto` is where a program trains without a loss scale unless it asks for one: as
+    /// [`auto`](Capabilities::auto), but never f16.
+    pub fn auto_without_f16(self) -> Chosen {
+        match self.auto() {
+            Chosen {
+                precision: Precision::F16,
+                ..
+            } => Chosen {
+                precision: Precision::F32,
+                why: "the device accelerates f16, but not bf16, and f16 needs a loss scale",
+            },
+            chosen => chosen,
+        }
+    }
+
     /// The precision, if the device can do it.
     ///
     /// - `device`: gives its name.
@@ -193,6 +208,17 @@ mod tests {
         ] {
             let auto = Capabilities { f16, bf16 }.auto();
             assert_eq!(auto.precision, expected, "{f16:?} {bf16:?}");
+            let without = Capabilities { f16, bf16 }.auto_without_f16();
+            if expected == Precision::F16 {
+                assert_eq!(without.precision, Precision::F32);
+                assert!(
+                    without.why.contains("needs a loss scale"),
+                    "{}",
+                    without.why
+                );
+            } else {
+                assert_eq!(without, auto);
+            }
         }
     }
 

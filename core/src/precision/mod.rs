@@ -39,7 +39,8 @@ pub use registry::Registry;
 pub enum Precision {
     /// bf16 if the device accelerates bf16, else f16 if it accelerates f16, else FP32. LibTorch does
     /// not report acceleration: there, products of matrices are timed once, and a half dtype has to
-    /// be at least 1.3 times as fast as FP32.
+    /// be at least 1.3 times as fast as FP32. burn-amp-device never selects f16, because there a loss
+    /// is scaled only by a program that calls `GradScaler`.
     #[default]
     Auto,
     /// IEEE half: 11 bits of significand, largest value 65504. Trains with loss scaling.

@@ -6,6 +6,7 @@ mod session;
 mod state;
 mod statistics;
 mod trial;
+mod unscaled;
 
 use burn_amp_core::{AmpError, Precision};
 use burn_backend::Backend;
@@ -14,6 +15,7 @@ pub(crate) use session::{Bf16, F16, OfDevice, Session, enter};
 pub(crate) use state::DeviceState;
 pub use statistics::OpCasts;
 pub(crate) use statistics::{CastStatistics, CopyBytes};
+pub(crate) use unscaled::UNSCALED;
 
 /// Sets the precision of a device of `B`, the backend inside [`Amp<B>`](crate::Amp), for all
 /// threads, and returns the precision that is in force from now on: never

@@ -68,7 +68,7 @@ impl DeviceState {
     /// What `Auto` selects on the device.
     fn auto<B: Backend>(&self, device: &B::Device) -> Chosen {
         *self.auto.get_or_init(|| {
-            let auto = self.capabilities::<B>(device).auto();
+            let auto = self.capabilities::<B>(device).auto_without_f16();
             auto.log_auto(&name::<B>(device));
             auto
         })

@@ -5,15 +5,16 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Device;
 use burn_amp_core::Chosen;
-use burn_dispatch::DispatchDevice;
+use burn_backend::get_device_settings;
 #[cfg(feature = "cube")]
 use burn_dispatch::backends::Cube;
 #[cfg(feature = "flex")]
 use burn_dispatch::backends::Flex;
-use burn_group::{GroupDevice, GroupError};
+use burn_dispatch::{Dispatch, DispatchDevice};
+use burn_group::{GroupDevice, GroupError, MemberDevice};
 use burn_ir::BackendIr;
 
-use crate::device::{Bf16, DeviceState, F16};
+use crate::device::{Bf16, DeviceState, F16, UNSCALED};
 use crate::{Amp, Error, Precision};
 
 /// A device of this process that computes in mixed precision.
@@ -28,6 +29,11 @@ struct Local {
 static LOCAL: Mutex<Vec<Local>> = Mutex::new(Vec::new());
 
 /// One of Burn's devices, computing in `precision`.
+///
+/// Give the device to the data loaders too, with `DataLoaderBuilder::set_device`: without it they load
+/// to `Device::default()`, which is another device, and the first forward pass panics with "input
+/// tensor `weight` is on the wrong backend". In f16 the loss is to be scaled:
+/// [`GradScaler::of`](crate::GradScaler::of).
 ///
 /// A second call with the same device and precision gives the same device: each lasts as long as the
 /// process. It keeps the autodiff that `device` has. Its operations run on the thread that calls
@@ -46,7 +52,7 @@ pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, E
 }
 
 /// The device of Burn's below one of this process, and what is in force there.
-pub(super) fn below(device: &Device) -> Option<(Device, Chosen)> {
+pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
     let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
     let local = list.iter().find(|local| local.device == *device)?;
     Some((local.on.clone(), local.in_force))
@@ -59,6 +65,9 @@ fn local<B: BackendIr>(
     precision: Precision,
 ) -> Result<Device, Error> {
     let in_force = DeviceState::of::<B>(below).chosen::<B>(below, precision)?;
+    if in_force.precision == Precision::F16 {
+        UNSCALED.watch();
+    }
     // A panic leaves the list as it was.
     let mut list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
     let known = |local: &&Local| local.on == *on && local.in_force.precision == in_force.precision;
@@ -66,10 +75,10 @@ fn local<B: BackendIr>(
         return Ok(local.device.clone());
     }
     let group = match in_force.precision {
-        Precision::F16 => group::<Amp<B, F16>>(below),
-        Precision::Bf16 => group::<Amp<B, Bf16>>(below),
+        Precision::F16 => group::<Amp<B, F16>>(below, on),
+        Precision::Bf16 => group::<Amp<B, Bf16>>(below, on),
         // In FP32 every operation is the backend's own.
-        Precision::F32 | Precision::Auto => group::<B>(below),
+        Precision::F32 | Precision::Auto => group::<B>(below, on),
     };
     let device = Device::new(DispatchDevice::from(group?));
     list.push(Local {
@@ -80,6 +89,10 @@ fn local<B: BackendIr>(
     Ok(device)
 }
 
-fn group<B: BackendIr>(device: &B::Device) -> Result<GroupDevice, GroupError> {
-    GroupDevice::new::<B>(std::slice::from_ref(device))
+/// With the default dtypes and the quantization that the program gave the device below.
+fn group<B: BackendIr>(below: &B::Device, on: &Device) -> Result<GroupDevice, GroupError> {
+    GroupDevice::with_member_settings::<B>(&[MemberDevice {
+        device: below.clone(),
+        settings: get_device_settings::<Dispatch>(on.as_dispatch()),
+    }])
 }

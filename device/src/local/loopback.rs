@@ -24,7 +24,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::back::{self, WebSocket};
 use crate::client::within;
-use crate::device::{Bf16, DeviceState, F16};
+use crate::device::{Bf16, DeviceState, F16, UNSCALED};
 use crate::front::{Door, Front, Guest, forward, message};
 use crate::host::{Host, Hosted};
 use crate::{Amp, Error, Precision, batching, connect};
@@ -64,6 +64,11 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 
 /// One of Burn's devices, computing in `precision`.
 ///
+/// Give the device to the data loaders too, with `DataLoaderBuilder::set_device`: without it they load
+/// to `Device::default()`, which is another device, and the first forward pass panics with "input
+/// tensor `weight` is on the wrong backend". In f16 the loss is to be scaled:
+/// [`GradScaler::of`](crate::GradScaler::of).
+///
 /// The device is served to this process, on a free port of the loopback interface. A connection of
 /// another program is closed before a byte of it is read; where the operating system does not tell
 /// whose a connection is (Windows), a random token decides. A second call with the same device and
@@ -85,6 +90,9 @@ pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, E
     let on = device.clone().without_autodiff();
     let hosted: Result<Hosting, _> = on_backend!(on, hosted(precision))?;
     let (host, in_force) = hosted?;
+    if in_force.precision == Precision::F16 {
+        UNSCALED.watch();
+    }
     let key = (on, in_force.precision);
 
     let found = Local::find(&key);
@@ -96,7 +104,7 @@ pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, E
 }
 
 /// The device of Burn's below one of this process, and what is in force there.
-pub(super) fn below(device: &Device) -> Option<(Device, Chosen)> {
+pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
     let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
     let local = list.iter().find(|local| local.device == *device)?;
     Some((local.on.clone(), local.in_force))

@@ -38,6 +38,7 @@ use loopback as this_burn;
 
 use crate::{AmpReport, Error, Precision};
 
+pub(crate) use this_burn::below;
 pub use this_burn::mixed_precision;
 
 impl AmpReport {

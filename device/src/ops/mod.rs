@@ -31,7 +31,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 
 use crate::AmpTensor;
-use crate::device::DeviceState;
+use crate::device::{DeviceState, UNSCALED};
 use crate::tensor::converted;
 
 /// An operation, and what becomes of it.
@@ -62,6 +62,12 @@ impl Call {
             device,
             declared,
         };
+        if UNSCALED.is_watched()
+            && op.name.ends_with("_backward")
+            && at.mode() == Mode::On(DType::F16)
+        {
+            UNSCALED.backward_in_f16();
+        }
         Self {
             op,
             decision: decide(&op, operands, scalars, &at),
