@@ -92,8 +92,11 @@ const STAGES: &[Stage] = &[
     ("f16-transformer", 120, "xtask bench speed --backend {b} --precision f16 --without-floor",
         "--size {s} --model transformer --json {r}/f16.json"),
     ("vulkan-kernels", 90, "xtask bench casts --backend vulkan", "--model mlp --detail"),
+    ("vulkan-device", 90, "loopback --backend vulkan", "--rounds 3"),
     ("vulkan-speed", 90, "xtask bench speed --backend vulkan", "--model mlp --without-floor"),
 ];
+
+const DEVICE_FEATURES: &str = "vulkan,fusion,autotune";
 
 /// Has CubeCL keep its kernels beside the results, from one stage to the next.
 const CUBECL: &str = "[compilation]\ncache = \"local\"\n\n[autotune]\ncache = \"local\"\n";
@@ -124,32 +127,19 @@ impl Pack {
             let tuned = tuned.flat_map(|f| ["burn-amp", "learner"].map(|p| format!("{p}/{f}")));
             features.extend(tuned);
         }
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args([
-            "build",
-            "--release",
-            "--message-format",
-            "json-render-diagnostics",
-        ]);
+        let mut cargo = cargo_build();
         cargo.args(["-p", "xtask", "-p", "burn-amp", "-p", "learner"]);
         cargo.args(["--bin", "xtask", "--bin", "learner", "--example", "digits"]);
         cargo.args(SUITE.iter().flat_map(|name| ["--test", name]));
         cargo.args(["--features", &features.join(",")]);
-        let mut building = cargo
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start cargo")?;
-        let output = std::io::BufReader::new(building.stdout.take().context("a pipe")?);
-        let mut built = Vec::new();
-        for message in Message::parse_stream(output) {
-            if let Message::CompilerArtifact(artifact) = message?
-                && let Some(program) = artifact.executable
-            {
-                built.push((artifact.target.name, program));
-            }
+        let mut built = built(cargo)?;
+        if on_cubecl {
+            // burn-amp-device, on Vulkan: for CUDA, Burn 0.22 downloads LLVM.
+            let mut cargo = cargo_build();
+            cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../device"));
+            cargo.args(["--example", "loopback", "--features", DEVICE_FEATURES]);
+            built.extend(self::built(cargo)?);
         }
-        let status = building.wait()?;
-        ensure!(status.success(), "cargo: {status}");
 
         fs::create_dir_all(&self.into)?;
         let mut sum = 0;
@@ -174,6 +164,33 @@ impl Pack {
         println!("{:>8.1} MiB", sum as f64 / f64::from(1 << 20));
         Ok(())
     }
+}
+
+fn cargo_build() -> Command {
+    let mut cargo = Command::new(env!("CARGO"));
+    let messages = ["--message-format", "json-render-diagnostics"];
+    cargo.args(["build", "--release"]).args(messages);
+    cargo
+}
+
+/// The programs that cargo builds, by name.
+fn built(mut cargo: Command) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let mut building = cargo
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start cargo")?;
+    let output = std::io::BufReader::new(building.stdout.take().context("a pipe")?);
+    let mut built = Vec::new();
+    for message in Message::parse_stream(output) {
+        if let Message::CompilerArtifact(artifact) = message?
+            && let Some(program) = artifact.executable
+        {
+            built.push((artifact.target.name, program.into()));
+        }
+    }
+    let status = building.wait()?;
+    ensure!(status.success(), "cargo: {status}");
+    Ok(built)
 }
 
 impl Run {
