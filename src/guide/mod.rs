@@ -25,6 +25,10 @@
 //! - [`how_it_works`]: the layers, and who decides what.
 //! - [`measurements`]: memory, overhead, speed and accuracy, and how to measure them again.
 //! - [`limits`]: what is not possible, and what was not measured.
+#![cfg_attr(
+    feature = "train",
+    doc = "- [`versions`]: Burn 0.21, 0.22 or 0.23, and what each has."
+)]
 //! - [`stability`]: what stays within a version, and what changes with Burn.
 
 macro_rules! pages {
@@ -48,6 +52,7 @@ pages! {
     stability
     #[cfg(feature = "train")] training
     #[cfg(feature = "train")] troubleshooting
+    #[cfg(feature = "train")] versions
 }
 
 #[doc = include_str!("measurements.md")]

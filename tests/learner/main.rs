@@ -9,6 +9,7 @@ mod harness;
 mod devices;
 mod launch;
 mod metrics;
+mod readme;
 mod resume;
 mod schedule;
 mod unchanged;

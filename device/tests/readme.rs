@@ -1,0 +1,63 @@
+//! The Rust blocks of the README stand here, and compile where the features allow it.
+
+include!("../src/burn.rs");
+
+use burn::remote::RemoteHost;
+use burn::tensor::Device;
+#[cfg(any(feature = "flex", feature = "vulkan"))]
+use burn_amp_device::{Error, Precision};
+
+/// The README's lines are broken as rustfmt breaks them here, but for the indentation.
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn every_block_of_the_readme_stands_here() {
+    let here = words(include_str!("readme.rs"));
+    let readme = include_str!("../README.md");
+    let blocks = readme.split("```rust,ignore\n").skip(1);
+    let blocks: Vec<&str> = blocks.filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(blocks.len(), 3);
+    for block in blocks {
+        assert!(here.contains(&words(block)), "not in this file:\n{block}");
+    }
+}
+
+#[cfg(feature = "vulkan")]
+#[allow(dead_code, unused_variables)]
+fn the_line_that_changes(kind: burn::tensor::DeviceKind) -> Result<Device, Error> {
+    let device = Device::vulkan(kind).autodiff(); // before
+    let device = burn_amp_device::vulkan(kind, Precision::Bf16)?.autodiff(); // after
+    Ok(device)
+}
+
+#[allow(dead_code)]
+fn a_device_on_another_machine(token: &str) -> Result<Device, Box<dyn std::error::Error>> {
+    let host = RemoteHost::websocket("ws://gpu:3000").with_credential(token);
+    let device = Device::remote_options(&host).init()?.autodiff();
+    Ok(device)
+}
+
+#[cfg(feature = "flex")]
+#[test]
+fn a_scaler_trains_in_f16() -> Result<(), Error> {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::SgdConfig;
+    use burn::tensor::Tensor;
+    use burn_amp_device::GradScaler;
+
+    let device = burn_amp_device::flex(Precision::F16)?.autodiff();
+    let model: Linear = LinearConfig::new(1, 1).init(&device);
+    let before = model.weight.val().into_data();
+    let (mut optimizer, lr) = (SgdConfig::new().init(), 0.1);
+    let loss = model.forward(Tensor::<2>::ones([8, 1], &device)).mean() * 0.1;
+
+    let scaler = GradScaler::of(&device); // once, before the loop
+    let grads = scaler.backward(loss, &model);
+    let (model, stepped) = scaler.step(&mut optimizer, lr, model, grads); // the model, whatever happened
+    stepped?;
+    scaler.update()?;
+    assert_ne!(model.weight.val().into_data(), before);
+    Ok(())
+}

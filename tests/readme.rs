@@ -1,0 +1,68 @@
+//! The Rust blocks of the README: each stands in a test, here or in `learner/readme.rs`.
+
+mod common;
+
+use burn::backend::{Autodiff, Flex as Vulkan};
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn_amp::prelude::*;
+
+use common::mlp::{Mlp, parameters};
+
+type MyBackend = AmpAutodiff<Vulkan>; // was: Autodiff<Vulkan>
+
+/// The README's lines are broken as rustfmt breaks them here, but for the indentation.
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn every_block_of_the_readme_is_a_test() {
+    let tests = [include_str!("readme.rs"), include_str!("learner/readme.rs")].map(words);
+    let readme = include_str!("../README.md");
+    let blocks = readme.split("```rust\n").skip(1);
+    let blocks: Vec<&str> = blocks.filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(blocks.len(), 5);
+    for block in blocks {
+        // The imports stand with those of the tests.
+        let code = block.trim_start_matches("use burn_amp::prelude::*;\n");
+        let is_tested = tests.iter().any(|test| test.contains(&words(code)));
+        assert!(is_tested, "no test has this block of the README:\n{block}");
+    }
+}
+
+#[test]
+fn the_loop_and_the_explicit_loop_train_and_a_region_is_fp32() -> Result<(), AmpError> {
+    let device = Default::default();
+    let layer = Mlp::<MyBackend>::new();
+    let input = common::mlp::values([32, 8], 1);
+    AmpConfig::new()
+        .with_precision(Precision::Bf16)
+        .apply::<MyBackend>(&device)?;
+    let output = full_precision(|| layer.forward(input));
+    assert_eq!(precision_of::<MyBackend>(&device)?, Precision::Bf16);
+    let plain = Mlp::<Autodiff<Vulkan>>::new();
+    let expected = plain.forward(common::mlp::values([32, 8], 1));
+    assert_eq!(output.into_data(), expected.into_data());
+
+    let mut model = Mlp::<MyBackend>::new();
+    let (mut optimizer, lr) = (SgdConfig::new().init(), 0.1);
+    let before = parameters(&model);
+    let loss = model.loss(1);
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    model = optimizer.step(lr, model, grads);
+    assert_ne!(parameters(&model), before);
+
+    let before = parameters(&model);
+    let loss = model.loss(2);
+    let scaler = GradScaler::of::<MyBackend>(&device); // once, before the loop
+    let mut grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
+    scaler.unscale(&model, &mut grads)?; // only to clip or to look at them
+    clip_grad_norm(&model, &mut grads, 1.0)?; // returns their norm
+    let stepped;
+    (model, stepped) = scaler.step(&mut optimizer, lr, model, grads);
+    let stepped = stepped?; // the model is here, whatever happened
+    scaler.update()?;
+    assert!(stepped);
+    assert_ne!(parameters(&model), before);
+    Ok(())
+}
