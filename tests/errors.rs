@@ -69,7 +69,7 @@ fn unsupported_precision() {
     assert_says(
         f16.apply::<AmpAutodiff<NdArray>>(&Default::default()),
         "ndarray on Cpu does not support f16: the backend reports nothing for it, and AMP \
-         needs a device that computes in it, or at least multiplies matrices in it. \
+         requires f16 arithmetic, or at least f16 matrix multiplication. \
          Supported here: f32. Choose one of these, or \"auto\", or the Flex backend, which \
          computes in half on a CPU",
     );
@@ -80,7 +80,7 @@ fn unsupported_precision() {
         bf16.apply::<AmpAutodiff<Checked>>(&device),
         &format!(
             "checked on {device:?} does not support bf16: the backend reports Storage for it, and \
-             AMP needs a device that computes in it, or at least multiplies matrices in it. \
+             AMP requires bf16 arithmetic, or at least bf16 matrix multiplication. \
              Supported here: f16, f32. Choose one of these, or \"auto\""
         ),
     );
@@ -155,8 +155,8 @@ fn state() {
     assert_says(
         scaler.load("Cargo.toml"),
         "cannot read the state from Cargo.toml: expected value at line 1 column 2. Nothing was \
-         changed. Is this what a scaler saved? If it is damaged, use an older copy, or a new scaler: it \
-         finds its scale within some steps",
+         changed. Was this file written by `GradScaler::save`? If it is damaged, use an older copy, \
+         or a new scaler: it finds its scale within some steps",
     );
     assert_says(
         scaler.save("missing/scaler.json"),
@@ -267,7 +267,7 @@ fn nothing_stepped() {
         scaler.update(),
         "update was called, but there was no step since the last update. Call scaler.step(..) \
          first, once for each optimizer, and update once after all of them. A training loop on \
-         AmpAutodiff that calls loss.backward() needs neither",
+         AmpAutodiff that calls loss.backward() needs neither call",
     );
 }
 

@@ -636,7 +636,10 @@ fn assert_says(error: AmpError, action: &str, place: &str, reason: &str) {
     assert!(matches!(error, AmpError::State { .. }), "{error:?}");
     let text = error.to_string();
     let (way, rest) = match action {
-        "read" => ("from", "Nothing was changed. Is this what a scaler saved?"),
+        "read" => (
+            "from",
+            "Nothing was changed. Was this file written by `GradScaler::save`?",
+        ),
         _ => ("to", "An existing file there is unchanged"),
     };
     let begin = format!("cannot {action} the state {way} {place}: ");

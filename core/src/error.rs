@@ -19,11 +19,11 @@ pub enum AmpError {
         given: String,
     },
 
-    /// A half precision that the device can neither compute nor multiply matrices in.
+    /// A half precision without arithmetic and without matrix multiplication on the device.
     #[error(
         "{device} does not support {precision}: the backend reports {reported} for it, and AMP \
-         needs a device that computes in it, or at least multiplies matrices in it. Supported here: \
-         {possible}. Choose one of these, or \"auto\"{hint}"
+         requires {precision} arithmetic, or at least {precision} matrix multiplication. Supported \
+         here: {possible}. Choose one of these, or \"auto\"{hint}"
     )]
     UnsupportedPrecision {
         /// The precision that was asked for.
@@ -109,7 +109,7 @@ pub enum AmpError {
     #[error(
         "update was called, but there was no step since the last update. Call scaler.step(..) first, \
          once for each optimizer, and update once after all of them. A training loop on AmpAutodiff \
-         that calls loss.backward() needs neither"
+         that calls loss.backward() needs neither call"
     )]
     NothingStepped,
 
@@ -223,8 +223,8 @@ const STUCK_OR: &str = ", or full_precision around the layers that overflow";
 fn remedy(action: &str) -> &'static str {
     match action {
         "read" => {
-            "Nothing was changed. Is this what a scaler saved? If it is damaged, use an older copy, \
-             or a new scaler: it finds its scale within some steps"
+            "Nothing was changed. Was this file written by `GradScaler::save`? If it is damaged, use \
+             an older copy, or a new scaler: it finds its scale within some steps"
         }
         _ => "An existing file there is unchanged",
     }

@@ -6,7 +6,7 @@ use std::sync::Once;
 /// Eight times Burn's default.
 const OPERATIONS: usize = 32;
 
-/// Has Burn's clients send more operations at once, unless the user's configuration says how many,
+/// Has Burn's clients send more operations at once, unless the user's configuration sets the number,
 /// or the program has set or read the configuration before.
 pub(crate) fn enlarge() {
     static ONCE: Once = Once::new();
@@ -34,7 +34,7 @@ mod file {
     use serde::{Deserialize, Serialize};
     use serde_json::Value;
 
-    /// What the user's file says, without Burn's defaults for the rest.
+    /// The user's file, without Burn's defaults for the rest.
     #[derive(Default, Clone, Serialize, Deserialize)]
     #[serde(transparent)]
     struct Written(Value);

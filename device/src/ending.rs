@@ -62,7 +62,7 @@ async fn sessions_end() {
     }
 }
 
-/// Ctrl+C and, on Unix, `SIGTERM`. From then on neither ends the process by itself.
+/// Ctrl+C and, on Unix, `SIGTERM`. From then on these signals do not end the process by themselves.
 #[cfg(unix)]
 struct Signals {
     interrupt: tokio::signal::unix::Signal,

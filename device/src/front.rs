@@ -47,7 +47,7 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
 /// Whom a front lets in.
 pub(crate) struct Door {
     pub(crate) authorizer: Arc<dyn PeerAuthorizer>,
-    /// Whether this process alone is let in. Burn's route `/data`, which asks for no token, is open
+    /// Whether only this process is admitted. Burn's route `/data`, which needs no token, is open
     /// to this process and closed otherwise.
     pub(crate) private: bool,
 }
@@ -131,7 +131,7 @@ impl Front {
     }
 
     /// Whether a connection comes from this process. Where the operating system does not tell, the
-    /// token decides alone.
+    /// token decides.
     fn is_ours(&self, stream: &TcpStream, peer: SocketAddr) -> bool {
         let own = stream.local_addr();
         own.is_ok_and(|own| sockets::is_within(own, peer).unwrap_or(true))

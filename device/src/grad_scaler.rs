@@ -352,7 +352,7 @@ impl FiniteCheck {
 
     /// For each added tensor, whether all its values are finite. One number is read back: a sum that
     /// has met an infinity or NaN is never finite again, so a finite sum of all is proof. Any other
-    /// may also come from large finite values; a second read-back then tells by the values
+    /// may also come from large finite values; a second read-back then decides by the values
     /// themselves.
     fn read(self) -> Result<Vec<bool>, Error> {
         let sums = self.checked.iter().map(|checked| checked.sum.clone());

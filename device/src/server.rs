@@ -17,7 +17,7 @@ use crate::{Amp, Error, Precision, ending, front};
 /// Serves devices that compute in mixed precision. The counterpart of Burn's
 /// [`RemoteServer`](burn::server::RemoteServer).
 ///
-/// Its client is any program on the same release of Burn, without a word of mixed precision:
+/// Its client is any program on the same release of Burn, without any mixed-precision code:
 ///
 /// ```no_run
 /// # use burn_amp_device::burn;
@@ -55,7 +55,7 @@ pub struct AmpServer {
 
 impl AmpServer {
     /// Hosts `devices`, all of one backend, for the clients that `authorizer` lets in. A client
-    /// picks one by its position in this list. Autodiff is the client's and is stripped.
+    /// picks one by its position in this list. Autodiff runs in the client and is stripped here.
     ///
     /// The precision is the devices': a later server of the same device, in the same process, changes
     /// it for both.
@@ -137,7 +137,7 @@ impl AmpServer {
     /// calling thread.
     ///
     /// Burn's own server then listens itself. Its WebSocket transport takes messages of 1 GiB from
-    /// everybody who reaches it, and has a route that asks for no token: prefer
+    /// everybody who reaches it, and has a route that needs no token: prefer
     /// [`serve_on`](AmpServer::serve_on).
     ///
     /// # Errors

@@ -52,7 +52,7 @@ pub(crate) fn is_within(own: SocketAddr, peer: SocketAddr) -> Option<bool> {
     Some(of_this_process()?.contains(&other))
 }
 
-/// Whether this process has accepted connections of these peers alone at an address. Also where the
+/// Whether this process has accepted connections only of these peers at an address. Also where the
 /// operating system does not tell.
 pub(crate) fn accepted_only(own: SocketAddr, peers: &[SocketAddr]) -> bool {
     let ends = of_this_process().unwrap_or_default();

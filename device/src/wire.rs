@@ -11,7 +11,7 @@ enum Message {
     Init(Init),
 }
 
-/// What a client asks for in its first message.
+/// The request in a client's first message.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Init {
     version: u16,

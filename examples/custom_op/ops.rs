@@ -91,7 +91,7 @@ impl<B: MyOps> MyOps for Amp<B> {
     }
 }
 
-/// On the tape: plain Burn, without a word of mixed precision.
+/// On the tape: plain Burn, without any mixed-precision code.
 impl<B: MyOps, C: CheckpointStrategy> MyOps for Autodiff<B, C> {
     fn tanh_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         let step = TanhLinear.prepare::<C>([x.node.clone(), w.node.clone()]);

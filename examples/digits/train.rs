@@ -1,4 +1,4 @@
-//! The training loop: plain Burn, with not a word of mixed precision in it.
+//! The training loop: plain Burn, without any mixed-precision code.
 
 use std::time::Instant;
 

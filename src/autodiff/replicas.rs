@@ -232,7 +232,7 @@ mod joined {
 }
 
 /// The replica that this thread has joined, if it is one. Burn clones the scheduler and the
-/// optimizer for each replica, and tells them neither their device nor their replica.
+/// optimizer for each replica, and passes them no device and no replica.
 #[cfg(feature = "train")]
 pub(crate) fn here() -> Option<String> {
     joined::name()

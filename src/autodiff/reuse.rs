@@ -33,7 +33,7 @@ pub(super) fn passes() -> u64 {
 /// The cast of a tensor that is used several times. The gradients of the uses add up in FP32 or, a few
 /// at a time, in bf16, which has the range of FP32. In f16 the sum of scaled gradients could overflow.
 ///
-/// PyTorch's autocast shares the casts of parameters alone. A parameter outlives a backward pass,
+/// PyTorch's autocast shares only the casts of parameters. A parameter outlives a backward pass,
 /// which consumes the node of a cast, so its half copy is a leaf too.
 fn shared_cast<B: Backend>(tensor: &AmpTensor<B>, dtype: DType) -> Option<FloatTensor<B>> {
     if !matches!(dtype, DType::F32 | DType::BF16) {

@@ -11,7 +11,7 @@ use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::scaler::LossCheck;
 use crate::{GradScaler, Outcome};
 
-/// Adds the value of a scaled loss. A later check tells whether the value is finite.
+/// Adds the value of a scaled loss. A later check finds out whether the value is finite.
 pub(crate) fn add_loss<I: Backend>(scaler: &GradScaler, device: &I::Device, value: FloatTensor<I>) {
     let mut check = take_check::<I>(scaler, device);
     check.add(value);

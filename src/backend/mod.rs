@@ -29,7 +29,7 @@ impl<B: Backend> BackendTypes for Amp<B> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Backend for Amp<B> {
-    /// Depends on the type of `B` alone. A device that enables autodiff by itself, such as one of
+    /// Depends only on the type of `B`. A device that enables autodiff by itself, such as one of
     /// `DispatchDevice::autodiff`, is used without its autodiff:
     /// [`AmpAutodiff`](crate::AmpAutodiff) has its own, and one tape is enough.
     fn ad_enabled(device: &Self::Device) -> bool {

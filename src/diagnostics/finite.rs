@@ -33,7 +33,7 @@ impl<B: Backend> FiniteCheck<B> {
     /// For each added tensor, whether all its values are finite.
     ///
     /// A sum that has met an infinity or NaN is never finite again, so a finite sum is proof. Any
-    /// other sum may also come from large finite values: a second read-back then tells by the values
+    /// other sum may also come from large finite values: a second read-back then decides by the values
     /// themselves. Each backend must be tested for this.
     pub(crate) fn read(self) -> Vec<bool> {
         in_kernel(|| self.finite())

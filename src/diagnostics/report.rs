@@ -90,7 +90,7 @@ impl AmpReport {
     ///
     /// # Errors
     ///
-    /// [`AmpError::UnsupportedPrecision`] when a region asks for a precision the device cannot do.
+    /// [`AmpError::UnsupportedPrecision`] when a region requests a precision that the device lacks.
     pub fn of<B: Backend>(device: &B::Device) -> Result<Self, AmpError> {
         let Chosen { precision, why } = device::explained::<B>(device)?;
         let state = DeviceState::of::<B>(device);

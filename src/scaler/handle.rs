@@ -64,7 +64,7 @@ pub(crate) const OR: &str = ", or full_precision around the layers that overflow
 
 thread_local! {
     /// The scalers of this thread's active scopes, innermost last. Like a precision region, a scope
-    /// covers the code that runs inside it: `precision` knows which scopes apply.
+    /// covers the code that runs inside it: `precision` has the scopes that apply.
     static IN_SCOPE: RefCell<Vec<GradScaler>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -31,9 +31,9 @@ use crate::{GradScaler, LossScaler};
 /// both. The scalers are restored only if loss scaling is configured as before. A checkpoint of the
 /// scheduler alone, written without AMP, also loads from JSON and MessagePack, if the scheduler's
 /// own record is a number, a map or nothing, as with Burn's schedulers. The scalers then keep their
-/// state, and the log says so.
+/// state, and the log has a line about it.
 ///
-/// A custom training loop asks for the learning rate before the backward pass, or, on several
+/// A custom training loop requests the learning rate before the backward pass, or, on several
 /// devices, after the passes of all: then passes come before the first learning rate.
 ///
 /// ```
@@ -55,7 +55,7 @@ pub struct AmpLrScheduler<S> {
     current: S,
     outcomes: Outcomes,
     /// Whether each learning rate is requested after its passes, as by Burn on several devices.
-    /// Burn on one device and custom loops request it before. The first request tells: Burn gives
+    /// Burn on one device and custom loops request it before. The first request decides: Burn gives
     /// the scheduler no other sign.
     after_passes: Option<bool>,
 }

@@ -97,7 +97,7 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// Those of [`GradScaler::unscale`], which also says when it panics.
+    /// Those of [`GradScaler::unscale`], which also documents its panics.
     pub fn unscale<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         model: &M,
@@ -112,7 +112,7 @@ impl MixedPrecision {
     ///
     /// # Errors
     ///
-    /// Those of [`GradScaler::step`], which also says when it panics.
+    /// Those of [`GradScaler::step`], which also documents its panics.
     pub fn optimizer_step<B, M, O>(
         &self,
         optimizer: &mut O,
@@ -139,7 +139,7 @@ impl MixedPrecision {
 
     /// Continues from a saved state, including its settings. A state saved in bf16 or FP32, where
     /// nothing is scaled, does not fit f16, or the reverse: the scaler then starts over, and the
-    /// log says so.
+    /// log has a line about it.
     pub fn load_state(&self, state: LossScaler) {
         if state.is_enabled() == self.scaler.state().is_enabled() {
             return self.scaler.load_state(state);

@@ -62,7 +62,7 @@ pub enum Mode<D> {
 pub struct Operand<D> {
     /// Its real dtype.
     pub dtype: D,
-    /// What the policy knows about it.
+    /// The policy's record of it.
     pub flags: TensorFlags,
 }
 
@@ -81,7 +81,7 @@ impl<D: FloatDType> Operand<D> {
     }
 }
 
-/// Where an operation runs. The decision asks for no more than it needs.
+/// Where an operation runs. The decision reads no more than it needs.
 pub trait Site<D> {
     /// How the policy applies, before the operands are considered.
     fn mode(&self) -> Mode<D>;
@@ -103,7 +103,7 @@ pub trait Site<D> {
     /// that nothing tells.
     fn is_tracked(&self, operand: usize) -> Option<bool>;
 
-    /// The dtype by which the user knows operands and result; `None` if that is the real one.
+    /// The dtype of operands and result in the user's program; `None` if that is the real one.
     fn declared(&self) -> Option<D>;
 }
 

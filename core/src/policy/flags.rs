@@ -1,11 +1,11 @@
-//! What the policy knows about a tensor besides its dtype.
+//! The policy's record of a tensor, besides its dtype.
 
 use bitflags::bitflags;
 
 use crate::FloatDType;
 
 bitflags! {
-    /// What the policy knows about a tensor besides its dtype.
+    /// The policy's record of a tensor, besides its dtype.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct TensorFlags: u16 {
         /// Half by the policy's decision; meaningless for other dtypes.

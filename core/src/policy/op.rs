@@ -4,7 +4,7 @@ use super::table::rows_of;
 use super::trials::TriedOp;
 use super::{Case, Class, Fits, Role, Rows};
 
-/// An operation's name, and what its row says.
+/// An operation's name and row.
 #[derive(Debug, Clone, Copy)]
 pub struct Op {
     /// The method of Burn's backend traits, or the name of the user's own operation.

@@ -24,7 +24,7 @@ impl Chosen {
     }
 }
 
-/// What a backend says that a device does in a dtype.
+/// What a device does in a dtype, as its backend reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DTypeUses {
     /// Stores tensors, and casts them.
@@ -69,7 +69,7 @@ impl fmt::Display for DTypeUses {
     }
 }
 
-/// What a backend says that a device does in half. Constant for the life of the process.
+/// What a device does in half precision, as its backend reports it. Constant for the life of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
     /// In f16.
@@ -100,7 +100,7 @@ impl Capabilities {
         Chosen { precision, why }
     }
 
-    /// What `Auto` is where a program trains without a loss scale unless it asks for one: as
+    /// What `Auto` is where a program trains without a loss scale unless it requests one: as
     /// [`auto`](Capabilities::auto), but never f16.
     pub fn auto_without_f16(self) -> Chosen {
         match self.auto() {

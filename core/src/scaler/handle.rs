@@ -88,7 +88,7 @@ impl<L: Default> SharedScaler<L> {
         Ok(())
     }
 
-    /// Continues from a state. Discards a pending step, and tells the listeners.
+    /// Continues from a state. Discards a pending step, and notifies the listeners.
     pub fn load_state(&self, state: LossScaler) {
         self.listeners().iter().for_each(|l| l.forget());
         let mut shared = self.lock();
@@ -114,7 +114,7 @@ impl<L: Default> SharedScaler<L> {
         self.record(scale, outcome, findings, true, or);
     }
 
-    /// Records the outcome of one step whose loss was multiplied by `scale`, then tells the log and
+    /// Records the outcome of one step whose loss was multiplied by `scale`, then notifies the log and
     /// the listeners. Another thread may have changed the current scale since.
     fn record(
         &self,
@@ -197,8 +197,7 @@ macro_rules! scaler_handle {
             }
 
             /// What the next loss is multiplied by in f16; 1 when disabled. In bf16 and FP32
-            /// burn-amp multiplies no loss by it: its `AmpReport` knows the device's precision, and
-            /// says so. PyTorch's `get_scale`.
+            /// burn-amp multiplies no loss by it; `AmpReport` shows this. PyTorch's `get_scale`.
             pub fn loss_scale(&self) -> f32 {
                 self.state().scale()
             }

@@ -213,7 +213,7 @@ impl<L: Default> PendingStep<L> {
     }
 
     /// Continues a step that was pending when it was recorded, possibly in another precision.
-    /// `carried` says whether the gradients carry the scale, as they do unless the backend unscales
+    /// `carried`: whether the gradients carry the scale, as they do unless the backend unscales
     /// them itself. The record may hold no step.
     pub fn resume(&mut self, record: PendingStepRecord, scaler: &LossScaler, carried: bool) {
         let scale = match record.losses_given {
@@ -261,7 +261,7 @@ mod tests {
         step
     }
 
-    /// Unscales what is left of these, with what the check says of the losses and of each gradient.
+    /// Unscales what is left of these, with the check's result for the losses and for each gradient.
     fn unscale(step: &mut Step, parameters: &[Parameter], finite: &[bool]) -> Option<f32> {
         let (scale, left) = step.to_unscale(parameters)?;
         let outcome = step.found(&left, finite);

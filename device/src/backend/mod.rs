@@ -16,7 +16,7 @@ mod ir;
 /// Automatic mixed precision on a backend.
 ///
 /// Each operation runs in the precision that the [policy](crate::policy) gives it: contractions in
-/// f16 or bf16, sensitive operations in FP32. Operations on F64 tensors alone, and on integer and
+/// f16 or bf16, sensitive operations in FP32. Operations on only F64 tensors, and on integer and
 /// boolean tensors, are `B`'s own, as are the devices. A float tensor is an [`AmpTensor`].
 ///
 /// [`configure`](crate::configure) sets the precision of a device. In FP32 every operation is `B`'s

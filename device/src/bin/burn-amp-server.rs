@@ -24,7 +24,7 @@ use clap::{Parser, ValueEnum};
 ///
 /// A client presents the token that the program prints, unless --token-file gives another one.
 /// Until it has, its connection may last 5 seconds and send 16 KiB, and at most 64 such connections
-/// are held. A web page is refused. So is Burn's route /data, which asks for no token: a tensor goes
+/// are held. A web page is refused, and so is Burn's route /data, which needs no token: a tensor goes
 /// from one server to another through the client. A client with the token may do everything.
 ///
 /// A message of 1 GiB or more ends a session, so a tensor is smaller. An allocation that fails on a

@@ -61,7 +61,7 @@ pub fn precision_of<B: Backend>(device: &B::Device) -> Precision {
 /// is not faster.
 ///
 /// A copy lives as long as its tensor: a half more memory for an FP32 tensor that stays, for a cast
-/// less at each further use. [`AmpReport`](crate::AmpReport) tells both.
+/// less at each further use. [`AmpReport`](crate::AmpReport) shows both.
 pub fn share_half_copies<B: Backend>(device: &B::Device, share: bool) {
     DeviceState::of::<B>(device).share_copies(share);
 }

@@ -1,11 +1,11 @@
 //! The warning that a device computes a backward pass in f16 and no loss was scaled. A device sees
-//! operations: it knows a backward pass by one that only a backward pass has, such as the gradient of
+//! operations: it recognizes a backward pass by one that only a backward pass has, such as the gradient of
 //! an activation, a convolution, a pool or an embedding. A model of products alone has none.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Process-wide: the device computes where it cannot see a loss, and a loss is scaled where nothing
-/// tells the device.
+/// Process-wide: the device has no access to losses, and the client that scales a loss has none to
+/// the device.
 pub(crate) static UNSCALED: Unscaled = Unscaled::new();
 
 /// Whether there is something to warn of. Warns at most once.

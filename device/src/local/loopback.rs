@@ -77,7 +77,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 ///
 /// Two settings of Burn change for the whole process. Its server makes CubeCL's runtime asynchronous.
 /// And its clients send 32 operations at once where Burn's default is 4 (`remote.flush_threshold`),
-/// unless `burn.toml` says how many, or the program has set or used Burn's configuration before.
+/// unless `burn.toml` sets the number, or the program has set or used Burn's configuration before.
 ///
 /// # Errors
 ///
@@ -125,7 +125,7 @@ fn hosted<B: BackendIr>(device: &B::Device, precision: Precision) -> Result<Host
     Ok((host, in_force))
 }
 
-/// What tells one device of this process from another.
+/// The identity of a device of this process.
 type Key = (Device, Precision);
 
 impl Local {

@@ -72,7 +72,7 @@ impl<B: Backend, P: Session> CollectiveOps<Self> for Amp<B, P> {
 }
 
 /// Replicas may hold the same tensor in different dtypes: all of them reduce it in the dtype that
-/// the client knows, where a sum over many devices is as exact as without mixed precision.
+/// of the client, where a sum over many devices is as exact as without mixed precision.
 fn as_declared<B: Backend>(tensors: Vec<AmpTensor<B>>, op: &'static str) -> Vec<FloatTensor<B>> {
     let tensors = tensors.into_iter();
     tensors
@@ -81,7 +81,7 @@ fn as_declared<B: Backend>(tensors: Vec<AmpTensor<B>>, op: &'static str) -> Vec<
 }
 
 /// Moves tensors of one dtype as they are. Others have no dtype in common but the one that the
-/// client knows.
+/// client.
 fn moved<B: Backend>(
     tensors: Vec<AmpTensor<B>>,
     op: &'static str,

@@ -106,7 +106,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         AmpTensor::new(moved, declared, flags)
     }
 
-    /// The client's own cast: the tensor has the dtype that the client knows.
+    /// The client's own cast: the tensor then has the client's dtype.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         AmpTensor::plain(if tensor.dtype() == dtype.into() {
             tensor.into_primitive()

@@ -38,7 +38,7 @@ use crate::tensor::converted;
 struct Call {
     op: Op,
     decision: Decision<DType>,
-    /// The dtype by which the client knows the result.
+    /// The client's dtype of the result.
     declared: FloatDType,
 }
 
@@ -129,7 +129,7 @@ impl<B: Backend> Site<DType> for At<B> {
         Some(self.state.is_exact::<B>(&self.device, half, op))
     }
 
-    /// Nothing asks for it where nothing is tracked.
+    /// Not needed where nothing is tracked.
     fn elements(&self, _operand: usize) -> usize {
         0
     }
@@ -144,7 +144,7 @@ impl<B: Backend> Site<DType> for At<B> {
     }
 }
 
-/// The dtype by which the client knows a result: that of the operands, which are of one dtype to it.
+/// The client's dtype of a result: that of the operands, which have one dtype for the client.
 fn declared<B: Backend>(tensors: &[&AmpTensor<B>]) -> FloatDType {
     let dtypes = tensors.iter().map(|tensor| tensor.declared());
     widest(dtypes.map(DType::from)).into()

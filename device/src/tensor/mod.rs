@@ -13,11 +13,11 @@ use crate::device::{CopyBytes, DeviceState};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
-/// The client knows the tensor by a dtype of its own, which the policy does not change: data read
+/// The client has a dtype of its own for the tensor, which the policy does not change: data read
 /// back has that dtype. Clones share the data and its half copies.
 pub struct AmpTensor<B: Backend> {
     pub(crate) primitive: FloatTensor<B>,
-    /// The dtype that the client knows.
+    /// The client's dtype.
     declared: FloatDType,
     flags: TensorFlags,
     /// What the clones have in common, and no other tensor.
@@ -65,7 +65,7 @@ impl<B: Backend> AmpTensor<B> {
         self.declared
     }
 
-    /// Whether the tensor has the dtype that the client knows.
+    /// Whether the tensor has the client's dtype.
     pub(crate) fn is_as_declared(&self) -> bool {
         self.dtype() == self.declared.into()
     }
@@ -83,7 +83,7 @@ impl<B: Backend> AmpTensor<B> {
         self.identity == other.identity
     }
 
-    /// The tensor as the policy sees it. Half is the policy's choice if the client knows another
+    /// The tensor as the policy sees it. Half is the policy's choice if the client has another
     /// dtype.
     pub(crate) fn operand(&self) -> Operand<DType> {
         let mut flags = self.flags;
@@ -126,7 +126,7 @@ impl<B: Backend> AmpTensor<B> {
         (copy.get().is_some() || Arc::strong_count(copies) > 1).then_some(copy)
     }
 
-    /// The tensor in the dtype that the client knows, for the operation `op`.
+    /// The tensor in the client's dtype, for the operation `op`.
     pub(crate) fn into_declared(self, op: &'static str) -> Self {
         if self.is_as_declared() {
             self
@@ -189,7 +189,7 @@ impl<B: Backend> fmt::Debug for AmpTensor<B> {
 impl<B: Backend> TensorMetadata for AmpTensor<B> {
     type Device = B::Device;
 
-    /// The real dtype, which is not always the one that the client knows.
+    /// The real dtype, which is not always the client's.
     fn dtype(&self) -> DType {
         self.primitive.dtype()
     }
@@ -222,7 +222,7 @@ pub(crate) fn converted<B: Backend>(
     B::float_cast(tensor, dtype.into())
 }
 
-/// Data as the client reads it: in the dtype that it knows.
+/// Data as the client reads it: in the client's dtype.
 pub(crate) fn to_client(data: TensorData, declared: FloatDType) -> TensorData {
     if data.dtype() == declared.into() {
         data

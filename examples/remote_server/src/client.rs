@@ -71,7 +71,7 @@ impl Remote {
         pulse.expect("a thread");
     }
 
-    /// Trains with not a word of mixed precision: on a server that computes in bf16 or FP32.
+    /// Trains without any mixed-precision code: on a server that computes in bf16 or FP32.
     pub fn train(
         &self,
         digits: &Digits,

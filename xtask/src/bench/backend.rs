@@ -52,7 +52,7 @@ impl Choice {
         }
     }
 
-    /// Whether its times in half precision tell nothing about other backends.
+    /// Whether its timings in half precision do not transfer to other backends.
     pub fn emulates_half(self) -> bool {
         self == Self::Flex
     }

@@ -35,7 +35,7 @@ impl<D: TrialDevice> TrialInputs<'_, D> {
         self.values(vec![1.0; shape.iter().product()], shape)
     }
 
-    /// Ones, with 2,048 in the middle: from there, neither f16 nor bf16 can count in steps of one.
+    /// Ones, with 2,048 in the middle: from there, f16 and bf16 cannot count in steps of one.
     /// For sums of few terms, in any order.
     pub fn peak<const R: usize>(&self, shape: [usize; R]) -> D::Tensor {
         let mut values = vec![1.0; shape.iter().product()];

@@ -156,7 +156,7 @@ impl Default for TrialResults {
 }
 
 impl TrialResults {
-    /// Whether the device is exact in an operation. `tried` tells, the first time. Nothing is locked
+    /// Whether the device is exact in an operation. `tried` finds out, the first time. Nothing is locked
     /// meanwhile: a thread that waits for the trial's kernels may come here again, and a second trial
     /// does no harm.
     pub fn of(&self, op: TriedOp, tried: impl FnOnce() -> bool) -> bool {
@@ -187,7 +187,7 @@ impl TrialResults {
 }
 
 /// The lines of a report in `half` about what [`TrialResults`] found, each with its end. Without a
-/// line, the device does as the policy says.
+/// line, the device follows the policy.
 pub fn report_lines(half: impl Display, fp32_here: &[String], half_here: &[String]) -> String {
     let fp32 = format!("computed in FP32, then rounded to {half}");
     let exact = format!("as exact in {half} as in FP32, so without casts");
@@ -260,7 +260,7 @@ mod tests {
     const OTHER: [Option<f32>; 2] = [Some(2.0), Some(1.0)];
     const UNREAD: [Option<f32>; 2] = [Some(1.0), None];
 
-    /// What a report says after a trial of `op` that reads these values.
+    /// The line of a report after a trial of `op` that reads these values.
     fn tried(op: &str, support: HalfSupport, read: &[[Option<f32>; 2]]) -> [String; 2] {
         let op = TriedOp::named(op).unwrap();
         let results = TrialResults::default();
