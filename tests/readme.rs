@@ -23,8 +23,9 @@ fn every_block_of_the_readme_is_a_test() {
     let blocks: Vec<&str> = blocks.filter_map(|rest| rest.split("```").next()).collect();
     assert_eq!(blocks.len(), 5);
     for block in blocks {
-        // The imports stand with those of the tests.
-        let code = block.trim_start_matches("use burn_amp::prelude::*;\n");
+        // The imports are those of the tests, on Flex.
+        let code =
+            block.trim_start_matches("use burn::backend::Vulkan;\nuse burn_amp::prelude::*;\n");
         let is_tested = tests.iter().any(|test| test.contains(&words(code)));
         assert!(is_tested, "no test has this block of the README:\n{block}");
     }

@@ -48,16 +48,21 @@ fn a_scaler_trains_in_f16() -> Result<(), Error> {
     use burn_amp_device::GradScaler;
 
     let device = burn_amp_device::flex(Precision::F16)?.autodiff();
-    let model: Linear = LinearConfig::new(1, 1).init(&device);
+    let mut model: Linear = LinearConfig::new(1, 1).init(&device);
     let before = model.weight.val().into_data();
     let (mut optimizer, lr) = (SgdConfig::new().init(), 0.1);
-    let loss = model.forward(Tensor::<2>::ones([8, 1], &device)).mean() * 0.1;
+    let batches = (0..2).map(|_| Tensor::<2>::full([8, 1], 0.1, &device));
 
     let scaler = GradScaler::of(&device); // once, before the loop
-    let grads = scaler.backward(loss, &model);
-    let (model, stepped) = scaler.step(&mut optimizer, lr, model, grads); // the model, whatever happened
-    stepped?;
-    scaler.update()?;
+    for batch in batches {
+        let loss = model.forward(batch).mean();
+        let grads = scaler.backward(loss, &model);
+        let stepped;
+        (model, stepped) = scaler.step(&mut optimizer, lr, model, grads);
+        stepped?; // the model is here even after an error
+        scaler.update()?;
+    }
     assert_ne!(model.weight.val().into_data(), before);
+    assert_eq!(scaler.state().taken_steps() + scaler.skipped_steps(), 2);
     Ok(())
 }

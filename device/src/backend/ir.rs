@@ -14,8 +14,9 @@ macro_rules! handles {
             match handle.handle {
                 HandleKind::$kind(tensor) => tensor,
                 other => panic!(
-                    "an operation on {} tensors was given the handle of a {} tensor: client and \
-                     server disagree on what a tensor is, are they of the same version of Burn?",
+                    "an operation on {} tensors was given the handle of a {} tensor. Burn's client does \
+                     this with its feature `fusion`, which its feature `vision` enables: turn it off \
+                     there. Or are client and server of different versions of Burn?",
                     $name,
                     other.name()
                 ),

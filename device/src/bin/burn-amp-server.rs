@@ -23,9 +23,10 @@ use clap::{Parser, ValueEnum};
 /// In f16 a client scales its loss with burn_amp_device::GradScaler; bf16 needs nothing.
 ///
 /// A client presents the token that the program prints, unless --token-file gives another one.
-/// Until it has, its connection may last 5 seconds and send 16 KiB, and at most 64 such connections
-/// are held. A web page is refused, and so is Burn's route /data, which needs no token: a tensor goes
-/// from one server to another through the client. A client with the token may do everything.
+/// Over WebSocket, a connection may last 5 seconds and send 16 KiB until then, and at most 64 such
+/// connections are held. A web page is refused, and so is Burn's route /data, which needs no token: a
+/// tensor goes from one server to another through the client. With --iroh, Burn's own server accepts
+/// the connections, without these limits. A client with the token may do everything.
 ///
 /// A message of 1 GiB or more ends a session, so a tensor is smaller. An allocation that fails on a
 /// CPU backend ends this program. Serving several devices, Burn's own server also listens on a port
