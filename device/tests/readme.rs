@@ -25,8 +25,9 @@ fn every_block_of_the_readme_stands_here() {
 }
 
 #[cfg(feature = "vulkan")]
-#[allow(dead_code, unused_variables)]
-fn the_line_that_changes(kind: burn::tensor::DeviceKind) -> Result<Device, Error> {
+#[allow(dead_code, unused_variables, non_upper_case_globals)]
+fn the_line_that_changes() -> Result<Device, Error> {
+    const kind: burn::tensor::DeviceKind = burn::tensor::DeviceKind::DefaultDevice;
     let device = Device::vulkan(kind).autodiff(); // before
     let device = burn_amp_device::vulkan(kind, Precision::Bf16)?.autodiff(); // after
     Ok(device)
