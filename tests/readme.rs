@@ -1,34 +1,28 @@
 //! The Rust blocks of the README: each stands in a test, here or in `learner/readme.rs`.
 
 mod common;
+#[path = "common/readme.rs"]
+mod readme;
 
 use burn::backend::{Autodiff, Flex as Vulkan};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn_amp::prelude::*;
 
 use common::mlp::{Mlp, parameters};
+use readme::assert_blocks_stand_in;
 
 type MyBackend = AmpAutodiff<Vulkan>; // was: Autodiff<Vulkan>
 
-/// The README's lines are broken as rustfmt breaks them here, but for the indentation.
-fn words(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 #[test]
 fn every_block_of_the_readme_is_a_test() {
-    let tests = [include_str!("readme.rs"), include_str!("learner/readme.rs")].map(words);
-    let readme = include_str!("../README.md");
-    let blocks = readme.split("```rust\n").skip(1);
-    let blocks: Vec<&str> = blocks.filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(blocks.len(), 5);
-    for block in blocks {
+    assert_blocks_stand_in(
+        &[include_str!("readme.rs"), include_str!("learner/readme.rs")],
+        include_str!("../README.md"),
+        "rust",
         // The imports are those of the tests, on Flex.
-        let code =
-            block.trim_start_matches("use burn::backend::Vulkan;\nuse burn_amp::prelude::*;\n");
-        let is_tested = tests.iter().any(|test| test.contains(&words(code)));
-        assert!(is_tested, "no test has this block of the README:\n{block}");
-    }
+        "use burn::backend::Vulkan;\nuse burn_amp::prelude::*;\n",
+        5,
+    );
 }
 
 #[test]

@@ -77,8 +77,9 @@ impl GradScaler {
         let device = device.clone().without_autodiff();
         let (on, precision) = match local::below(&device) {
             Some((on, in_force)) => (on, in_force.precision),
+            // It may compute in f16.
             None if matches!(device.as_dispatch(), DispatchDevice::Remote(_)) => {
-                (device, Precision::Auto)
+                (device, Precision::F16)
             }
             None => (device, Precision::F32),
         };
@@ -87,9 +88,10 @@ impl GradScaler {
         if let Some((.., scaler)) = list.iter().find(|(of, p, _)| (of, *p) == (&on, precision)) {
             return scaler.clone();
         }
-        let config = match precision {
-            Precision::F16 | Precision::Auto => LossScaleConfig::default(),
-            Precision::Bf16 | Precision::F32 => LossScaleConfig::Disabled,
+        let config = if precision.scales_loss() {
+            LossScaleConfig::default()
+        } else {
+            LossScaleConfig::Disabled
         };
         let scaler = Self::new(config).expect("the default configuration is valid");
         list.push((on, precision, scaler.clone()));

@@ -2,26 +2,24 @@
 
 include!("../src/burn.rs");
 
+#[path = "../../tests/common/readme.rs"]
+mod readme;
+
 use burn::remote::RemoteHost;
 use burn::tensor::Device;
 #[cfg(any(feature = "flex", feature = "vulkan"))]
 use burn_amp_device::{Error, Precision};
-
-/// The README's lines are broken as rustfmt breaks them here, but for the indentation.
-fn words(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
+use readme::assert_blocks_stand_in;
 
 #[test]
 fn every_block_of_the_readme_stands_here() {
-    let here = words(include_str!("readme.rs"));
-    let readme = include_str!("../README.md");
-    let blocks = readme.split("```rust,ignore\n").skip(1);
-    let blocks: Vec<&str> = blocks.filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(blocks.len(), 3);
-    for block in blocks {
-        assert!(here.contains(&words(block)), "not in this file:\n{block}");
-    }
+    assert_blocks_stand_in(
+        &[include_str!("readme.rs")],
+        include_str!("../README.md"),
+        "rust,ignore",
+        "",
+        3,
+    );
 }
 
 #[cfg(feature = "vulkan")]

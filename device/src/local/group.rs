@@ -6,27 +6,24 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::Device;
 use burn_amp_core::Chosen;
 use burn_backend::get_device_settings;
-#[cfg(feature = "cube")]
-use burn_dispatch::backends::Cube;
-#[cfg(feature = "flex")]
-use burn_dispatch::backends::Flex;
 use burn_dispatch::{Dispatch, DispatchDevice};
 use burn_group::{GroupDevice, GroupError, MemberDevice};
 use burn_ir::BackendIr;
 
-use crate::device::{Bf16, DeviceState, F16, UNSCALED};
+use super::chosen;
+use crate::device::{Bf16, F16};
 use crate::{Amp, Error, Precision};
 
 /// A device of this process that computes in mixed precision.
-struct Local {
-    on: Device,
-    in_force: Chosen,
-    device: Device,
+pub(super) struct Local {
+    pub(super) on: Device,
+    pub(super) in_force: Chosen,
+    pub(super) device: Device,
 }
 
 /// Process-wide, since the same device and precision are the same device for all threads, and a
 /// group lasts as long as the process.
-static LOCAL: Mutex<Vec<Local>> = Mutex::new(Vec::new());
+pub(super) static LOCAL: Mutex<Vec<Local>> = Mutex::new(Vec::new());
 
 /// One of Burn's devices, computing in `precision`.
 ///
@@ -53,23 +50,13 @@ pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, E
     Ok(local?.with_autodiff_context_from(&device))
 }
 
-/// The device of Burn's below one of this process, and what is in force there.
-pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
-    let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
-    let local = list.iter().find(|local| local.device == *device)?;
-    Some((local.on.clone(), local.in_force))
-}
-
 /// The one device of this process for a device and a precision.
 fn local<B: BackendIr>(
     below: &B::Device,
     on: &Device,
     precision: Precision,
 ) -> Result<Device, Error> {
-    let in_force = DeviceState::of::<B>(below).chosen::<B>(below, precision)?;
-    if in_force.precision == Precision::F16 {
-        UNSCALED.watch();
-    }
+    let in_force = chosen::<B>(below, precision)?;
     // A panic leaves the list as it was.
     let mut list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
     let known = |local: &&Local| local.on == *on && local.in_force.precision == in_force.precision;

@@ -11,10 +11,6 @@ use burn::server::TokenAuthorizer;
 use burn::tensor::Device;
 use burn_amp_core::Chosen;
 use burn_dispatch::DispatchDevice;
-#[cfg(feature = "cube")]
-use burn_dispatch::backends::Cube;
-#[cfg(feature = "flex")]
-use burn_dispatch::backends::Flex;
 use burn_ir::BackendIr;
 use futures_util::{SinkExt, StreamExt};
 use tokio::runtime::{Builder, Runtime};
@@ -22,9 +18,10 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 
+use super::chosen;
 use crate::back::{self, WebSocket};
 use crate::client::within;
-use crate::device::{Bf16, DeviceState, F16, UNSCALED};
+use crate::device::{Bf16, F16};
 use crate::front::{Door, Front, Guest, forward, message};
 use crate::host::{Host, Hosted};
 use crate::{Amp, Error, Precision, batching, connect};
@@ -39,17 +36,17 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 const TRANSFER: Duration = Duration::from_secs(600);
 
 /// A device of this process that computes in mixed precision. Its server ends with it.
-struct Local {
-    on: Device,
-    in_force: Chosen,
-    device: Device,
+pub(super) struct Local {
+    pub(super) on: Device,
+    pub(super) in_force: Chosen,
+    pub(super) device: Device,
     ended: Arc<AtomicBool>,
     server: AbortHandle,
 }
 
 /// Process-wide, since the same device and precision are the same device for all threads. Nothing
 /// that waits is called while it is locked.
-static LOCAL: Mutex<Vec<Arc<Local>>> = Mutex::new(Vec::new());
+pub(super) static LOCAL: Mutex<Vec<Arc<Local>>> = Mutex::new(Vec::new());
 
 /// Runs the servers, until the process ends. It only moves bytes: each session computes on a thread
 /// of its own.
@@ -92,9 +89,6 @@ pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, E
     let on = device.clone().without_autodiff();
     let hosted: Result<Hosting, _> = on_backend!(on, hosted(precision))?;
     let (host, in_force) = hosted?;
-    if in_force.precision == Precision::F16 {
-        UNSCALED.watch();
-    }
     let key = (on, in_force.precision);
 
     let found = Local::find(&key);
@@ -105,19 +99,12 @@ pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, E
     Ok(local.device.clone().with_autodiff_context_from(&device))
 }
 
-/// The device of Burn's below one of this process, and what is in force there.
-pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
-    let list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
-    let local = list.iter().find(|local| local.device == *device)?;
-    Some((local.on.clone(), local.in_force))
-}
-
 /// What a server hosts, and what is in force there.
 type Hosting = (Arc<dyn Host>, Chosen);
 
 fn hosted<B: BackendIr>(device: &B::Device, precision: Precision) -> Result<Hosting, Error> {
     let devices = vec![device.clone()];
-    let in_force = DeviceState::of::<B>(device).chosen::<B>(device, precision)?;
+    let in_force = chosen::<B>(device, precision)?;
     let host: Arc<dyn Host> = match in_force.precision {
         Precision::F16 => Arc::new(Hosted::<Amp<B, F16>> { devices }),
         Precision::Bf16 => Arc::new(Hosted::<Amp<B, Bf16>> { devices }),

@@ -5,9 +5,13 @@ macro_rules! on_backend {
     ($on:expr, $function:ident($($argument:expr),*)) => {
         match $on.as_dispatch() {
             #[cfg(feature = "cube")]
-            DispatchDevice::Cube(below) => Ok($function::<Cube>(below, $($argument),*)),
+            DispatchDevice::Cube(below) => {
+                Ok($function::<burn_dispatch::backends::Cube>(below, $($argument),*))
+            }
             #[cfg(feature = "flex")]
-            DispatchDevice::Flex(below) => Ok($function::<Flex>(below, $($argument),*)),
+            DispatchDevice::Flex(below) => {
+                Ok($function::<burn_dispatch::backends::Flex>(below, $($argument),*))
+            }
             device => Err(Error::UnsupportedDevice {
                 device: format!("{device:?}"),
             }),
@@ -20,26 +24,43 @@ mod group;
 #[cfg(feature = "burn-0-22")]
 mod loopback;
 
+use std::sync::PoisonError;
+
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
 use burn_amp_core::Chosen;
 use burn_backend::Backend;
 use burn_dispatch::DispatchDevice;
-#[cfg(feature = "cube")]
-use burn_dispatch::backends::Cube;
-#[cfg(feature = "flex")]
-use burn_dispatch::backends::Flex;
 
 #[cfg(feature = "burn-0-23")]
 use group as this_burn;
 #[cfg(feature = "burn-0-22")]
 use loopback as this_burn;
 
+use crate::device::{DeviceState, UNSCALED};
 use crate::{AmpReport, Error, Precision};
 
-pub(crate) use this_burn::below;
 pub use this_burn::mixed_precision;
+
+/// The device of Burn's below one of this process, and what is in force there.
+pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
+    // A panic leaves the list as it was.
+    let list = this_burn::LOCAL
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let local = list.iter().find(|local| local.device == *device)?;
+    Some((local.on.clone(), local.in_force))
+}
+
+/// What `precision` is for a device of this process, which is about to be made.
+fn chosen<B: Backend>(below: &B::Device, precision: Precision) -> Result<Chosen, Error> {
+    let chosen = DeviceState::of::<B>(below).chosen::<B>(below, precision)?;
+    if chosen.precision == Precision::F16 {
+        UNSCALED.watch();
+    }
+    Ok(chosen)
+}
 
 impl AmpReport {
     /// The report of a device that [`mixed_precision`] gave, or a function of this crate with the name
@@ -57,7 +78,7 @@ impl AmpReport {
     /// # Ok::<(), burn_amp_device::Error>(())
     /// ```
     pub fn of_device(device: &Device) -> Option<Self> {
-        let (on, in_force) = this_burn::below(&device.clone().without_autodiff())?;
+        let (on, in_force) = below(&device.clone().without_autodiff())?;
         on_backend!(on, report(in_force)).ok()
     }
 }
