@@ -49,10 +49,11 @@ const BOUNDS: &[(&str, &str, &str, &str, Limit)] = &[
     ("launches", "mlp", "f16 unscaled", "kernels", AtMost(53.0)),
     ("launches", "lstm", "f16", "kernels", AtMost(2500.0)),
     ("launches", "lstm", "f16 unscaled", "kernels", AtMost(2400.0)),
-    ("speed", "transformer", "bf16", "speedup", AtLeast(1.5)),
-    ("speed", "cnn", "bf16", "speedup", AtLeast(1.45)),
-    ("speed", "mlp", "bf16", "speedup", AtLeast(2.2)),
-    ("speed", "lstm", "bf16", "speedup", AtLeast(1.0)),
+    // The speed-up by PyTorch's in the same run: what half precision gains differs between CPUs.
+    ("speed", "transformer", "bf16", "of_pytorch", AtLeast(0.85)),
+    ("speed", "cnn", "bf16", "of_pytorch", AtLeast(0.85)),
+    ("speed", "mlp", "bf16", "of_pytorch", AtLeast(0.85)),
+    ("speed", "lstm", "bf16", "of_pytorch", AtLeast(0.85)),
 ];
 
 /// The bounds that a report has figures for: how many there are, and which are missed, in words.
@@ -68,9 +69,12 @@ pub fn check(report: &Value) -> (usize, Vec<String>) {
         }) else {
             continue;
         };
+        let Some(figure) = row.get(name) else {
+            continue;
+        };
         measured += 1;
         // A figure that is not a number is within no bound.
-        let figure = row[name].as_f64().unwrap_or(f64::NAN);
+        let figure = figure.as_f64().unwrap_or(f64::NAN);
         let (holds, beyond) = match limit {
             AtMost(limit) => (figure <= limit, format!("above {limit}")),
             AtLeast(limit) => (figure >= limit, format!("below {limit}")),
@@ -111,11 +115,13 @@ mod tests {
         let report = |backend: &str| {
             json!({"speed": [
                 {"backend": backend, "model": "lstm", "precision": "burn", "speedup": 1.0},
-                {"backend": backend, "model": "lstm", "precision": "bf16", "speedup": 0.9},
+                // PyTorch was not there.
+                {"backend": backend, "model": "mlp", "precision": "bf16", "speedup": 0.9},
+                {"backend": backend, "model": "lstm", "precision": "bf16", "of_pytorch": 0.8},
             ]})
         };
         assert_eq!(check(&report("flex")), (0, vec![]));
-        let missed = "speed: speedup of lstm in bf16 is 0.9, below 1".to_string();
+        let missed = "speed: of_pytorch of lstm in bf16 is 0.8, below 0.85".to_string();
         assert_eq!(check(&report("libtorch<cpu>")), (1, vec![missed]));
     }
 

@@ -107,7 +107,13 @@ fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) 
     let timed = names.iter().enumerate().map(|(of, name)| {
         // Each with FP32 in the same framework.
         let fp32 = if of < ours { 0 } else { ours };
-        row(name, rounds.seconds(of).median, rounds.ratio(fp32, of))
+        let speedup = rounds.ratio(fp32, of);
+        let mut row = row(name, rounds.seconds(of).median, speedup);
+        let peer = format!("PyTorch {name}");
+        if let Some(peer) = names.iter().position(|name| *name == peer) {
+            row["of_pytorch"] = json!(speedup.median / rounds.ratio(ours, peer).median);
+        }
+        row
     });
     let mut rows: Vec<_> = timed.collect();
     if options.without_floor {
