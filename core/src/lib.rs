@@ -34,7 +34,7 @@ pub use scaler::{
 #[doc(hidden)]
 pub use scaler::{
     Findings, Listener, Parameter, PendingStep, PendingStepRecord, RecordedStep, Shared,
-    SharedScaler,
+    SharedScaler, ShownStep, StepQueue,
 };
 #[doc(hidden)]
 pub use words::{bytes, counted, grouped};

@@ -1,16 +1,14 @@
 //! Metrics for a `Learner`'s dashboard and logs.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use burn_amp_core::{Listener, RecordedStep};
+use burn_amp_core::{StepQueue, scaler_metrics};
 use burn_backend::Backend;
 use burn_train::metric::{
     Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
     SerializedEntry,
 };
-use parking_lot::Mutex;
 
 use crate::autodiff::replicas;
 use crate::{GradScaler, precision_of};
@@ -20,7 +18,7 @@ use crate::{GradScaler, precision_of};
 #[derive(Clone)]
 pub struct PrecisionMetric {
     precision: Arc<dyn Fn() -> String + Send + Sync>,
-    steps: Arc<Steps>,
+    steps: Arc<StepQueue>,
 }
 
 impl PrecisionMetric {
@@ -36,18 +34,12 @@ impl PrecisionMetric {
         };
         Self {
             precision: Arc::new(precision),
-            steps: Steps::of(scalers),
+            steps: steps(scalers),
         }
     }
 
     fn text(&self) -> String {
-        let precision = (self.precision)();
-        match *self.steps.latest.lock() {
-            Some(Step { scale, skipped }) => {
-                format!("{precision}, scale {scale}, {skipped} skipped")
-            }
-            None => precision,
-        }
+        self.steps.text(&(self.precision)())
     }
 }
 
@@ -59,136 +51,34 @@ impl fmt::Debug for PrecisionMetric {
     }
 }
 
-/// The steps of these scalers that the metrics have not processed yet.
-#[derive(Debug)]
-struct Steps {
-    scalers: Vec<GradScaler>,
-    waiting: Mutex<VecDeque<Step>>,
-    latest: Mutex<Option<Step>>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Step {
-    scale: f32,
-    skipped: u64,
-}
-
-/// Metrics are at most a few items behind. If more steps wait, there are more steps than items, and
-/// the newest step counts.
-const WAITING: usize = 64;
-
-impl Listener for Steps {
-    fn recorded(&self, recorded: &RecordedStep) {
-        let scale = recorded.step.scale;
-        let skipped = replicas::skipped_steps(&self.scalers);
-        let mut waiting = self.waiting.lock();
-        if waiting.len() == WAITING {
-            waiting.clear();
-        }
-        waiting.push_back(Step { scale, skipped });
-    }
-}
-
-impl Steps {
-    fn of(scalers: impl IntoIterator<Item = GradScaler>) -> Arc<Self> {
-        let steps = Arc::new(Self {
-            scalers: scalers.into_iter().collect(),
-            waiting: Mutex::default(),
-            latest: Mutex::default(),
-        });
-        steps.scalers.iter().for_each(|s| s.shared.listen(&steps));
-        steps
-    }
-
-    /// Moves to the current item's step. Stays at the last step if the item scaled nothing.
-    fn next(&self) {
-        if let Some(step) = self.waiting.lock().pop_front() {
-            *self.latest.lock() = Some(step);
-        }
-    }
+fn steps(scalers: impl IntoIterator<Item = GradScaler>) -> Arc<StepQueue> {
+    let scalers: Vec<_> = scalers.into_iter().collect();
+    let followed = scalers.clone();
+    let skipped = move || replicas::skipped_steps(&followed);
+    StepQueue::follow(scalers.iter().map(|scaler| &scaler.shared), skipped)
 }
 
 fn entry(text: String) -> SerializedEntry {
     SerializedEntry::new(text.clone(), text)
 }
 
-macro_rules! numeric_metric {
-    (
-        $(#[$doc:meta])*
-        $metric:ident, $name:literal, $description:literal, $before:literal, $value:expr
-    ) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone)]
-        pub struct $metric(Arc<Steps>);
-
-        impl $metric {
-            /// Follows these scalers: those of the training devices.
-            pub fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-                Self(Steps::of(scalers))
-            }
+scaler_metrics! {
+    {
+        fn update(&mut self, _: &(), _: &MetricMetadata) -> SerializedEntry {
+            self.0.advance();
+            entry(self.value().serialize())
+        }
+    }
+    {
+        fn value(&self) -> NumericEntry {
+            NumericEntry::Value(self.shown())
         }
 
-        impl Metric for $metric {
-            type Input = ();
-
-            fn name(&self) -> MetricName {
-                Arc::new($name.into())
-            }
-
-            fn description(&self) -> Option<String> {
-                Some($description.into())
-            }
-
-            fn attributes(&self) -> MetricAttributes {
-                MetricAttributes::Numeric(NumericAttributes {
-                    unit: None,
-                    higher_is_better: false,
-                })
-            }
-
-            fn update(&mut self, _: &(), _: &MetricMetadata) -> SerializedEntry {
-                self.0.next();
-                entry(self.value().serialize())
-            }
-
-            /// The counts continue across epochs.
-            fn clear(&mut self) {}
+        fn running_value(&self) -> NumericEntry {
+            self.value()
         }
-
-        impl Numeric for $metric {
-            fn value(&self) -> NumericEntry {
-                NumericEntry::Value(self.0.latest.lock().map_or($before, $value))
-            }
-
-            fn running_value(&self) -> NumericEntry {
-                self.value()
-            }
-        }
-    };
+    }
 }
-
-numeric_metric!(
-    /// What the step's loss was multiplied by: the scaler's scale in f16, else 1. A unitless
-    /// factor.
-    ///
-    /// A `Learner` computes its metrics on another thread, some steps later. Each value here still
-    /// belongs to its own step: the scaler queues one value per training item at the backward pass.
-    /// Several devices queue their values in the order in which they finish.
-    LossScaleMetric,
-    "Loss Scale",
-    "What the loss is multiplied by",
-    1.0,
-    |step| f64::from(step.scale)
-);
-numeric_metric!(
-    /// How many steps were skipped on all devices up to this step; see [`LossScaleMetric`].
-    /// Replicas in distributed training skip together, which counts once.
-    SkippedStepsMetric,
-    "Skipped Steps",
-    "Steps skipped so far because gradients overflowed",
-    0.0,
-    |step| step.skipped as f64
-);
 
 impl Metric for PrecisionMetric {
     type Input = ();
@@ -198,7 +88,7 @@ impl Metric for PrecisionMetric {
     }
 
     fn update(&mut self, _: &(), _: &MetricMetadata) -> SerializedEntry {
-        self.steps.next();
+        self.steps.advance();
         entry(self.text())
     }
 

@@ -1,0 +1,201 @@
+//! What a `Learner`'s metrics show of a scaler. Independent of Burn's versions.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Listener, RecordedStep, SharedScaler};
+
+/// The steps of scalers, in a queue for the metrics: a `Learner` computes them on another thread,
+/// some steps later.
+pub struct StepQueue {
+    /// The steps skipped so far.
+    skipped: Box<dyn Fn() -> u64 + Send + Sync>,
+    steps: Mutex<Steps>,
+}
+
+#[derive(Debug, Default)]
+struct Steps {
+    waiting: VecDeque<ShownStep>,
+    shown: Option<ShownStep>,
+}
+
+/// What the metrics show of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ShownStep {
+    /// What the loss was multiplied by.
+    pub scale: f32,
+    /// The steps skipped up to this one.
+    pub skipped: u64,
+}
+
+/// Metrics are at most a few items behind. If more steps wait, there are more steps than items, and
+/// the newest step counts.
+const WAITING: usize = 64;
+
+impl StepQueue {
+    /// Follows `scalers`. `skipped` counts the steps that were skipped so far.
+    pub fn follow<'a, L: Default + 'a>(
+        scalers: impl IntoIterator<Item = &'a SharedScaler<L>>,
+        skipped: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let queue = Arc::new(Self {
+            skipped: Box::new(skipped),
+            steps: Mutex::default(),
+        });
+        scalers.into_iter().for_each(|scaler| scaler.listen(&queue));
+        queue
+    }
+
+    /// Moves to the current item's step. Stays at the last step if the item scaled nothing.
+    pub fn advance(&self) {
+        let steps = &mut *self.steps();
+        if let Some(step) = steps.waiting.pop_front() {
+            steps.shown = Some(step);
+        }
+    }
+
+    /// The current item's step.
+    pub fn shown(&self) -> Option<ShownStep> {
+        self.steps().shown
+    }
+
+    /// The precision, and where losses are scaled also the current item's step.
+    pub fn text(&self, precision: &str) -> String {
+        match self.shown() {
+            Some(ShownStep { scale, skipped }) => {
+                format!("{precision}, scale {scale}, {skipped} skipped")
+            }
+            None => precision.to_string(),
+        }
+    }
+
+    fn steps(&self) -> MutexGuard<'_, Steps> {
+        // A panic of another thread leaves the steps as they were.
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Listener for StepQueue {
+    fn recorded(&self, recorded: &RecordedStep) {
+        let step = ShownStep {
+            scale: recorded.step.scale,
+            skipped: (self.skipped)(),
+        };
+        let waiting = &mut self.steps().waiting;
+        if waiting.len() == WAITING {
+            waiting.clear();
+        }
+        waiting.push_back(step);
+    }
+}
+
+impl std::fmt::Debug for StepQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.steps().fmt(f)
+    }
+}
+
+/// The numeric metrics of loss scaling. They need `GradScaler`, `Metric`, `Numeric` and the types of
+/// their signatures in scope, and a function `steps` that gives the queue of scalers. The two blocks are the methods of these traits that differ between versions of Burn; they have
+/// `self.0`, the queue, and `self.shown()`, the value.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! scaler_metrics {
+    ($metric:tt $numeric:tt) => {
+        $crate::scaler_metrics! { @one
+            /// What the step's loss was multiplied by: the scaler's scale in f16, else 1. A
+            /// unitless factor.
+            ///
+            /// A `Learner` computes its metrics on another thread, some steps later. Each value
+            /// here still belongs to its own step: the scaler queues one value per step. Several
+            /// devices queue their values in the order in which they finish.
+            LossScaleMetric "Loss Scale" "What the loss is multiplied by"
+            [1.0, |step| f64::from(step.scale)] $metric $numeric
+        }
+        $crate::scaler_metrics! { @one
+            /// How many steps were skipped on all devices up to this step; see
+            /// [`LossScaleMetric`]. Replicas in distributed training skip together, which counts
+            /// once.
+            SkippedStepsMetric "Skipped Steps" "Steps skipped so far because gradients overflowed"
+            [0.0, |step| step.skipped as f64] $metric $numeric
+        }
+    };
+    (@one
+        $(#[$doc:meta])* $name:ident $title:literal $description:literal
+        [$before:expr, $value:expr] {$($metric:tt)*} {$($numeric:tt)*}
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone)]
+        pub struct $name(std::sync::Arc<$crate::StepQueue>);
+
+        impl $name {
+            /// Follows these scalers: those of the training devices.
+            pub fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
+                Self(steps(scalers))
+            }
+
+            fn shown(&self) -> f64 {
+                self.0.shown().map_or($before, $value)
+            }
+        }
+
+        impl Metric for $name {
+            type Input = ();
+
+            fn name(&self) -> MetricName {
+                std::sync::Arc::new($title.into())
+            }
+
+            fn description(&self) -> Option<String> {
+                Some($description.into())
+            }
+
+            fn attributes(&self) -> MetricAttributes {
+                MetricAttributes::Numeric(NumericAttributes {
+                    unit: None,
+                    higher_is_better: false,
+                })
+            }
+
+            /// The counts continue across epochs.
+            fn clear(&mut self) {}
+
+            $($metric)*
+        }
+
+        impl Numeric for $name {
+            $($numeric)*
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scaler::{Findings, LossScaleConfig, LossScaler, Outcome};
+
+    fn scaler() -> SharedScaler<()> {
+        LossScaler::new(LossScaleConfig::default()).unwrap().into()
+    }
+
+    #[test]
+    fn each_item_shows_its_own_step_and_the_newest_after_many() {
+        let scaler = scaler();
+        let counted = scaler.clone();
+        let skipped = move || counted.lock().scaler.skipped_steps();
+        let queue = StepQueue::follow([&scaler], skipped);
+        assert_eq!(queue.text("bf16"), "bf16");
+        let pass = |outcome| scaler.record_pass(8.0, outcome, Findings::default(), "");
+        pass(Outcome::Finite);
+        pass(Outcome::Overflow);
+        let shown = |skipped| Some(ShownStep { scale: 8.0, skipped });
+        for skipped in [0, 1, 1] {
+            queue.advance();
+            assert_eq!(queue.shown(), shown(skipped));
+        }
+        assert_eq!(queue.text("f16"), "f16, scale 8, 1 skipped");
+        (0..WAITING + 1).for_each(|_| pass(Outcome::Overflow));
+        queue.advance();
+        assert_eq!(queue.shown(), shown(WAITING as u64 + 2));
+    }
+}
