@@ -1,16 +1,17 @@
 //! Loss scaling in the client: on a device that computes in f16 it works as it does in PyTorch.
 
-use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_amp_core::{Parameter, SharedScaler, scaler_handle};
+use burn::tensor::{Device, Tensor};
+use burn_amp_core::{Outcome, Parameter, SharedScaler, scaler_handle};
 use burn_dispatch::DispatchDevice;
 
 use crate::device::UNSCALED;
+use crate::finite::FiniteCheck;
+use crate::gradients::{self, EachGradient, at_least_f32, factor, found, times};
 use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 
 /// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For
@@ -57,7 +58,7 @@ use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 /// and every step is taken: for a loop that trains in any precision.
 #[derive(Clone, Default)]
 pub struct GradScaler {
-    shared: SharedScaler<FiniteCheck>,
+    pub(crate) shared: SharedScaler<FiniteCheck>,
 }
 
 scaler_handle!(GradScaler);
@@ -147,38 +148,49 @@ impl GradScaler {
     /// After an error the gradients and the scaler are unchanged, except after [`Error::Read`]: some
     /// gradients may then be unscaled, and a step with them is skipped.
     pub fn unscale(&self, model: &impl Module, grads: &mut GradientsParams) -> Result<(), Error> {
-        let (given, found) = (grads.len(), found(model, grads));
+        let (given, found) = (grads.len(), found(model, grads).parameters);
         self.shared.lock().pending.check_unscale(given, &found)?;
-        self.unscale_found(model, grads, &found)
+        let checked = self.unscaled(model, grads, &found)?;
+        self.note(&checked, checked.outcome);
+        Ok(())
     }
 
-    /// Unscales the gradients. Those that were already unscaled stay as they are.
-    fn unscale_found(
+    /// Unscales the gradients and checks them. Those that were already unscaled stay as they are.
+    fn unscaled<'a>(
         &self,
         model: &impl Module,
         grads: &mut GradientsParams,
-        found: &[Parameter],
-    ) -> Result<(), Error> {
+        found: &'a [Parameter],
+    ) -> Result<Checked<'a>, Error> {
         let to_unscale = self.shared.lock().pending.to_unscale(found);
-        let Some((scale, scaled)) = to_unscale else {
-            return Ok(());
+        let Some((scale, parameters)) = to_unscale else {
+            return Ok(Checked::NOTHING);
         };
         let mut unscale = Unscale {
-            grads,
-            left: scaled.iter().map(|(id, _)| *id).collect(),
             scale,
             factor: None,
             check: std::mem::take(&mut self.shared.lock().pending.losses),
         };
         // Without the lock: the module's code may call this scaler.
-        model.visit(&mut unscale);
+        gradients::replace(parameters.iter().copied(), model, grads, &mut unscale);
         let finite = unscale.check.read();
         let pending = &mut self.shared.lock().pending;
         // What nobody can read is not known to be finite.
         let finite = finite.inspect_err(|_| pending.set_losses(false))?;
-        let outcome = pending.found(&scaled, &finite);
-        pending.set_unscaled(&scaled, &finite, outcome);
-        Ok(())
+        let outcome = pending.found(&parameters, &finite);
+        Ok(Checked {
+            parameters,
+            finite,
+            outcome,
+        })
+    }
+
+    /// Notes what a check found. `outcome` is that of all devices of the step.
+    fn note(&self, checked: &Checked, outcome: Outcome) {
+        if !checked.parameters.is_empty() {
+            let pending = &mut self.shared.lock().pending;
+            pending.set_unscaled(&checked.parameters, &checked.finite, outcome);
+        }
     }
 
     /// Steps the optimizer at learning rate `lr` if the losses and this model's gradients are
@@ -215,10 +227,37 @@ impl GradScaler {
         model: &impl Module,
         grads: &mut GradientsParams,
     ) -> Result<bool, Error> {
-        let (given, found) = (grads.len(), found(model, grads));
-        self.shared.lock().pending.check_step(given, &found)?;
-        self.unscale_found(model, grads, &found)?;
-        Ok(self.shared.lock().pending.step(&found))
+        Self::checked_steps(model, [(self, grads)])
+    }
+
+    /// Unscales the gradients of one step on several devices, each with the scaler of its device.
+    /// Whether the step is to be taken: no device steps if another one overflowed.
+    pub(crate) fn checked_steps<'a>(
+        model: &impl Module,
+        parts: impl IntoIterator<Item = (&'a Self, &'a mut GradientsParams)>,
+    ) -> Result<bool, Error> {
+        let mut parts: Vec<_> = parts
+            .into_iter()
+            .map(|(scaler, grads)| (scaler, found(model, grads).parameters, grads))
+            .collect();
+        for (scaler, found, grads) in &parts {
+            let pending = &scaler.shared.lock().pending;
+            pending.check_step(grads.len(), found)?;
+        }
+        let checked: Vec<_> = parts
+            .iter_mut()
+            .map(|(scaler, found, grads)| Ok((*scaler, scaler.unscaled(model, grads, found)?)))
+            .collect::<Result<_, Error>>()?;
+        let outcomes = checked.iter().map(|(_, checked)| checked.outcome);
+        let outcome = outcomes.max().unwrap_or(Outcome::Finite);
+        for (scaler, checked) in &checked {
+            scaler.note(checked, outcome);
+        }
+        // No short-circuit: each scaler notes the step.
+        let steps = parts
+            .iter()
+            .map(|(scaler, found, _)| scaler.shared.lock().pending.step(found));
+        Ok(steps.fold(true, |all, step| all & step))
     }
 
     /// Ends the step. The scale grows, stays or backs off according to all steps since the last
@@ -233,59 +272,31 @@ impl GradScaler {
     }
 }
 
-/// The model's parameters that have a gradient, each once, in module order.
-fn found(model: &impl Module, grads: &GradientsParams) -> Vec<Parameter> {
-    let mut found = Found {
-        grads,
-        path: Vec::new(),
-        seen: HashSet::new(),
+/// What a check of gradients found.
+struct Checked<'a> {
+    parameters: Vec<&'a Parameter>,
+    /// The losses first, then the gradients.
+    finite: Vec<bool>,
+    outcome: Outcome,
+}
+
+impl Checked<'_> {
+    const NOTHING: Self = Self {
         parameters: Vec::new(),
+        finite: Vec::new(),
+        outcome: Outcome::Finite,
     };
-    model.visit(&mut found);
-    found.parameters
 }
 
-/// A shared parameter comes up at each of its places.
-struct Found<'a> {
-    grads: &'a GradientsParams,
-    path: Vec<String>,
-    seen: HashSet<u64>,
-    parameters: Vec<Parameter>,
-}
-
-impl ModuleVisitor for Found<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.grads.get::<D>(param.id).is_some() && self.seen.insert(param.id.val()) {
-            self.parameters.push((param.id.val(), self.path.join(".")));
-        }
-    }
-
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-}
-
-/// Divides the gradients that are `left` by the scale and checks them, in module order.
-struct Unscale<'a> {
-    grads: &'a mut GradientsParams,
-    left: HashSet<u64>,
+/// Divides gradients by the scale and checks them.
+struct Unscale {
     scale: f32,
     factor: Option<Tensor<1>>,
     check: FiniteCheck,
 }
 
-impl ModuleVisitor for Unscale<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.left.remove(&param.id.val()) {
-            return;
-        }
-        let Some(grad) = self.grads.remove::<D>(param.id) else {
-            return;
-        };
+impl EachGradient for Unscale {
+    fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
         let dtype = grad.dtype();
         let wide = at_least_f32(grad);
         // A gradient that is FP32 here may be f16 on the device. There, f16 times a number stays
@@ -294,105 +305,10 @@ impl ModuleVisitor for Unscale<'_> {
         let factor = self.factor.get_or_insert_with(|| factor(inverse, &wide));
         let unscaled = times(wide, factor);
         self.check.add(unscaled.clone());
-        let unscaled = if unscaled.dtype() == dtype {
+        if unscaled.dtype() == dtype {
             unscaled
         } else {
             unscaled.cast(dtype)
-        };
-        self.grads.register(param.id, unscaled);
-    }
-}
-
-fn at_least_f32<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.dtype() {
-        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
-        _ => tensor,
-    }
-}
-
-/// A factor for tensors like this one.
-fn factor<const D: usize>(factor: f64, like: &Tensor<D>) -> Tensor<1> {
-    Tensor::from_data(
-        TensorData::from([factor]),
-        (&like.device().without_autodiff(), like.dtype()),
-    )
-}
-
-fn times<const D: usize>(tensor: Tensor<D>, factor: &Tensor<1>) -> Tensor<D> {
-    let factor = factor.clone().to_device(&tensor.device());
-    let factor = if factor.dtype() == tensor.dtype() {
-        factor
-    } else {
-        factor.cast(tensor.dtype())
-    };
-    tensor * factor.reshape([1; D])
-}
-
-/// Tests tensors for non-finite values, all tensors together.
-#[derive(Default)]
-struct FiniteCheck {
-    checked: Vec<Checked>,
-}
-
-struct Checked {
-    /// Of its values, in FP32.
-    sum: Tensor<1>,
-    /// Gives the sum of its non-finite values, in FP32. Zero if there are none.
-    rest: Box<dyn FnOnce() -> Tensor<1> + Send>,
-}
-
-impl FiniteCheck {
-    /// Adds a tensor, FP32 or wider, at the cost of its sum. Reads nothing back.
-    fn add<const D: usize>(&mut self, tensor: Tensor<D>) {
-        let first = self.checked.first().map(|first| first.sum.device());
-        let device = first.unwrap_or_else(|| tensor.device());
-        self.checked.push(Checked {
-            sum: sum(tensor.clone(), &device),
-            rest: Box::new(move || sum(non_finite(tensor), &device)),
-        });
-    }
-
-    /// For each added tensor, whether all its values are finite. One number is read back: a sum that
-    /// has met an infinity or NaN is never finite again, so a finite sum of all is proof. Any other
-    /// may also come from large finite values; a second read-back then decides by the values
-    /// themselves.
-    fn read(self) -> Result<Vec<bool>, Error> {
-        let sums = self.checked.iter().map(|checked| checked.sum.clone());
-        let Some(total) = sums.reduce(|a, b| a + b) else {
-            return Ok(Vec::new());
-        };
-        if values(total)?.iter().all(|sum| sum.is_finite()) {
-            return Ok(vec![true; self.checked.len()]);
         }
-        let rests = self.checked.into_iter().map(|checked| (checked.rest)());
-        let rests = values(Tensor::cat(rests.collect(), 0))?;
-        Ok(rests.into_iter().map(|rest| rest == 0.0).collect())
     }
-}
-
-fn sum<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<1> {
-    let sum = tensor.sum();
-    let sum = match sum.dtype() {
-        DType::F32 => sum,
-        _ => sum.cast(FloatDType::F32),
-    };
-    sum.to_device(device)
-}
-
-/// A tensor's values that are not finite; zeros in the place of the others.
-///
-/// A value is finite if its magnitude is at most the dtype's largest. NaN never is, and non-finite
-/// values never sum to zero. Compilers that assume finite values fold `x - x == 0`.
-fn non_finite<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    let largest = match tensor.dtype() {
-        DType::F64 => f64::MAX,
-        _ => f64::from(f32::MAX),
-    };
-    let finite = tensor.clone().abs().lower_equal_elem(largest);
-    tensor.mask_fill(finite, 0.0)
-}
-
-fn values(tensor: Tensor<1>) -> Result<Vec<f32>, Error> {
-    let data = tensor.try_into_data().map_err(Error::Read)?;
-    Ok(data.iter::<f32>().collect())
 }

@@ -22,15 +22,20 @@ mod client;
 mod device;
 mod ending;
 mod error;
+mod finite;
 mod front;
 mod grad_scaler;
+mod gradients;
 mod host;
 mod local;
 mod ops;
 mod report;
+mod schedule;
 mod server;
 mod sockets;
 mod tensor;
+#[cfg(feature = "train")]
+mod train;
 mod wire;
 
 pub use backend::Amp;
@@ -42,7 +47,12 @@ pub use client::connect;
 pub use device::{OpCasts, configure, precision_of, share_half_copies};
 pub use error::Error;
 pub use grad_scaler::GradScaler;
+pub use gradients::clip_grad_norm;
 pub use local::*;
 pub use report::AmpReport;
 pub use server::AmpServer;
 pub use tensor::AmpTensor;
+#[cfg(feature = "train")]
+pub use train::{
+    AmpTraining, AmpTrainingExt, LossScaleMetric, PrecisionMetric, SkippedStepsMetric,
+};

@@ -10,7 +10,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_device::{
-    AmpError, Dynamic, Error, GradScaler, LossScaleConfig, Outcome, Precision, Transition, flex,
+    AmpError, Dynamic, Error, GradScaler, LossScaleConfig, Outcome, Precision, Transition,
+    clip_grad_norm, flex,
 };
 
 use client::read;
@@ -478,4 +479,69 @@ fn a_state_saved_on_burn_0_21_goes_on() {
         (scaler.state().taken_steps(), scaler.skipped_steps()),
         (1, 2)
     );
+}
+
+/// Gradients of 3 and 4 times `by`, in a model with a parameter of two dimensions and one of one.
+fn three_and_four(device: &Device, by: f32) -> (Linear, GradientsParams) {
+    let model = LinearConfig::new(1, 1).init(device);
+    let input = Tensor::<2>::full([1, 1], 0.75, device);
+    let loss = model.forward(input).sum() * (4.0 * by);
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    (model, grads)
+}
+
+fn gradients(model: &Linear, grads: &GradientsParams) -> [f32; 2] {
+    let bias = model.bias.as_ref().unwrap();
+    let weight = grads.get::<2>(model.weight.id).unwrap();
+    [
+        weight.into_scalar(),
+        grads.get::<1>(bias.id).unwrap().into_scalar(),
+    ]
+}
+
+#[test]
+fn gradients_are_clipped_by_their_total_norm() {
+    for device in [plain(), flex(Precision::Bf16).unwrap().autodiff()] {
+        let (model, mut grads) = three_and_four(&device, 1.0);
+        let norm = clip_grad_norm(&model, &mut grads, 10.0).unwrap();
+        assert_eq!(norm.into_scalar::<f32>(), 5.0);
+        assert_eq!(gradients(&model, &grads), [3.0, 4.0]);
+
+        let norm = clip_grad_norm(&model, &mut grads, 1.0).unwrap();
+        assert_eq!(norm.dtype(), DType::F32);
+        let clipped = gradients(&model, &grads);
+        for (clipped, expected) in clipped.into_iter().zip([0.6, 0.8]) {
+            // FP32's rounding, and 1e-6 of the formula.
+            assert!((clipped - expected).abs() < 1e-6, "{clipped} {expected}");
+        }
+    }
+}
+
+#[test]
+fn the_norm_of_gradients_in_half_is_that_in_fp32() {
+    // The squares are beyond f16.
+    let (model, mut grads) = three_and_four(&flex(Precision::F16).unwrap().autodiff(), 1024.0);
+    let norm = clip_grad_norm(&model, &mut grads, 1.0).unwrap();
+    assert_eq!(norm.into_scalar::<f32>(), 5120.0);
+}
+
+#[test]
+fn gradients_of_another_model_are_not_clipped() {
+    let (model, mut grads) = three_and_four(&plain(), 1.0);
+    let (other, _) = three_and_four(&plain(), 1.0);
+    let error = clip_grad_norm(&other, &mut grads, 1.0).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            AmpError::ForeignGradients {
+                given: 2,
+                of_model: 0,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(gradients(&model, &grads), [3.0, 4.0]);
+    let norm = clip_grad_norm(&other, &mut GradientsParams::new(), 1.0).unwrap();
+    assert_eq!(norm.into_scalar::<f32>(), 0.0);
 }

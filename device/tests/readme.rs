@@ -18,7 +18,7 @@ fn every_block_of_the_readme_stands_here() {
         include_str!("../README.md"),
         "rust,ignore",
         "",
-        3,
+        5,
     );
 }
 
@@ -64,4 +64,72 @@ fn a_scaler_trains_in_f16() -> Result<(), Error> {
     assert_ne!(model.weight.val().into_data(), before);
     assert_eq!(scaler.state().taken_steps() + scaler.skipped_steps(), 2);
     Ok(())
+}
+
+#[cfg(all(feature = "flex", feature = "train"))]
+mod learner {
+    use std::sync::Arc;
+
+    use burn::data::dataloader::DataLoader;
+    use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+    use burn::module::Module;
+    use burn::nn::Linear;
+    use burn::optim::ModuleOptimizer;
+    use burn::tensor::{Device, Tensor};
+    use burn::train::{
+        InferenceStep, Learner, LearningResult, RegressionOutput, SupervisedTraining, TrainOutput,
+        TrainStep,
+    };
+    use burn_amp_device::{AmpTrainingExt, Error, GradScaler};
+
+    #[derive(Module, Debug)]
+    struct Model {
+        linear: Linear,
+    }
+
+    impl Model {
+        fn regress(&self, batch: Tensor<2>) -> RegressionOutput {
+            let output = self.linear.forward(batch.clone());
+            RegressionOutput::new((output.clone() - batch.clone()).mean(), output, batch)
+        }
+    }
+
+    impl TrainStep for Model {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, batch: Tensor<2>) -> TrainOutput<RegressionOutput> {
+            let item = self.regress(batch);
+            let scaler = GradScaler::of(&item.loss.device());
+            let grads = scaler.scale(item.loss.clone()).backward();
+            TrainOutput::new(self, grads, item)
+        }
+    }
+
+    impl InferenceStep for Model {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, batch: Tensor<2>) -> RegressionOutput {
+            self.regress(batch)
+        }
+    }
+
+    type Loader = Arc<dyn DataLoader<Tensor<2>>>;
+
+    /// What it does is tested in tests/learner.rs.
+    #[allow(dead_code)]
+    fn trains(
+        (directory, train, valid): (&str, Loader, Loader),
+        device: Device,
+        (model, optimizer, schedule): (Model, ModuleOptimizer, ModuleLrScheduler),
+    ) -> Result<LearningResult<Model>, Error> {
+        let schedule = GradScaler::of(&device).checkpoint_with(schedule);
+        let learner = Learner::new(model, optimizer, schedule);
+        let result = SupervisedTraining::new(directory, train, valid)
+            .with_default_checkpointers()
+            .with_amp()
+            .launch(learner)?;
+        Ok(result)
+    }
 }

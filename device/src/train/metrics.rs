@@ -1,0 +1,101 @@
+//! Metrics for a `Learner`'s dashboard and logs.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, TensorReadError};
+use burn::train::metric::{
+    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
+    SerializedEntry,
+};
+use burn_amp_core::{StepQueue, scaler_metrics};
+
+use crate::{GradScaler, local};
+
+/// The precision of a device, as text. Where losses are scaled, also the scale and the number of
+/// skipped steps: `f16, scale 65536, 0 skipped`.
+#[derive(Debug, Clone)]
+pub struct PrecisionMetric {
+    precision: String,
+    steps: Arc<StepQueue>,
+}
+
+impl PrecisionMetric {
+    /// Shows the precision of a device, and follows these scalers: those of the training devices. A
+    /// device on another machine does not tell its precision.
+    pub fn new(device: &Device, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
+        let here = local::below(&device.clone().without_autodiff());
+        let precision = match here {
+            Some((_, in_force)) => in_force.precision.to_string(),
+            None => "of the device".to_string(),
+        };
+        Self {
+            precision,
+            steps: steps(scalers),
+        }
+    }
+
+    fn entry(&self) -> SerializedEntry {
+        entry(self.steps.text(&self.precision))
+    }
+}
+
+fn steps(scalers: impl IntoIterator<Item = GradScaler>) -> Arc<StepQueue> {
+    let scalers: Vec<_> = scalers.into_iter().collect();
+    let followed = scalers.clone();
+    let skipped = move || followed.iter().map(GradScaler::skipped_steps).max();
+    StepQueue::follow(scalers.iter().map(|scaler| &scaler.shared), move || {
+        skipped().unwrap_or(0)
+    })
+}
+
+fn entry(text: String) -> SerializedEntry {
+    SerializedEntry::new(text.clone(), text)
+}
+
+type Entry = Result<SerializedEntry, TensorReadError>;
+
+scaler_metrics! {
+    {
+        fn update(&mut self, _: &(), _: &MetricMetadata) -> Entry {
+            self.0.advance();
+            Ok(entry(NumericEntry::Value(self.shown()).serialize()))
+        }
+
+        fn compute(&mut self) -> Entry {
+            let formatted = self.shown().to_string();
+            Ok(SerializedEntry::new(formatted, self.final_value().serialize()))
+        }
+    }
+    {
+        fn value(&self) -> Option<NumericEntry> {
+            Some(NumericEntry::Value(self.shown()))
+        }
+
+        fn running_value(&self) -> Option<NumericEntry> {
+            self.value()
+        }
+
+        fn final_value(&self) -> NumericEntry {
+            NumericEntry::Final(self.shown())
+        }
+    }
+}
+
+impl Metric for PrecisionMetric {
+    type Input = ();
+
+    fn name(&self) -> MetricName {
+        Arc::new("Precision".into())
+    }
+
+    fn update(&mut self, _: &(), _: &MetricMetadata) -> Entry {
+        self.steps.advance();
+        self.compute()
+    }
+
+    fn compute(&mut self) -> Entry {
+        Ok(self.entry())
+    }
+
+    fn clear(&mut self) {}
+}

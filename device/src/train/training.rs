@@ -1,0 +1,262 @@
+//! A `SupervisedTraining` with a precision.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::Device;
+use burn::train::{
+    Interrupter, Learner, LearnerModel, LearningResult, MultiDeviceOptim, SupervisedTraining,
+    TrainingStrategy,
+};
+
+use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
+use super::strategy::Strategy;
+use crate::local::{self, mixed_precision};
+use crate::{AmpError, Error, GradScaler, LossScaleConfig, Precision};
+
+/// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. `to_fp16` and the
+/// others are named as in fastai's `Learner`.
+///
+/// The model may be on a plain device of Burn's: [`launch`](AmpTraining::launch) moves it, and the
+/// data loaders, to the device that computes in the precision. In f16 the model's `TrainStep` scales
+/// its loss; it then trains in any precision:
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// # use burn_amp_device::{burn, GradScaler};
+/// # use burn::nn::Linear;
+/// # use burn::tensor::Tensor;
+/// # use burn::train::{RegressionOutput, TrainOutput, TrainStep};
+/// # #[derive(burn::module::Module, Debug)]
+/// # struct Model { linear: Linear }
+/// # impl Model {
+/// #     fn forward(&self, batch: Tensor<2>) -> RegressionOutput {
+/// #         let output = self.linear.forward(batch.clone());
+/// #         RegressionOutput::new((output.clone() - batch.clone()).mean(), output, batch)
+/// #     }
+/// # }
+/// impl TrainStep for Model {
+///     # type Input = Tensor<2>;
+///     # type Output = RegressionOutput;
+///     fn step(&self, batch: Tensor<2>) -> TrainOutput<RegressionOutput> {
+///         let item = self.forward(batch);
+///         let scaler = GradScaler::of(&item.loss.device());
+///         let grads = scaler.scale(item.loss.clone()).backward();
+///         TrainOutput::new(self, grads, item)
+///     }
+/// }
+/// # }
+/// ```
+///
+/// ```no_run
+/// # use burn_amp_device::{burn, AmpTrainingExt, Error};
+/// # use burn::train::{Learner, LearnerModel, SupervisedTraining};
+/// # fn train<M: LearnerModel>(training: SupervisedTraining<M>, learner: Learner<M>)
+/// # -> Result<(), Error> {
+/// let result = training // SupervisedTraining::new(directory, train, valid) ...
+///     .num_epochs(10)
+///     .to_fp16()
+///     .launch(learner)?;
+/// # Ok(()) }
+/// ```
+pub trait AmpTrainingExt<M: LearnerModel>: Sized {
+    /// Trains on the model's own device, which may compute in any precision and may be on another
+    /// machine. If the device scales losses, a step that overflows is skipped.
+    fn with_amp(self) -> AmpTraining<M>;
+
+    /// Trains in a precision, as [`mixed_precision`] gives it.
+    fn with_precision(self, precision: Precision) -> AmpTraining<M> {
+        let training = self.with_amp();
+        AmpTraining {
+            precision: Some(precision),
+            ..training
+        }
+    }
+
+    /// Trains in f16.
+    fn to_fp16(self) -> AmpTraining<M> {
+        self.with_precision(Precision::F16)
+    }
+
+    /// Trains in bf16.
+    fn to_bf16(self) -> AmpTraining<M> {
+        self.with_precision(Precision::Bf16)
+    }
+
+    /// Trains in FP32.
+    fn to_fp32(self) -> AmpTraining<M> {
+        self.with_precision(Precision::F32)
+    }
+}
+
+impl<M: LearnerModel> AmpTrainingExt<M> for SupervisedTraining<M> {
+    fn with_amp(self) -> AmpTraining<M> {
+        AmpTraining {
+            training: self,
+            precision: None,
+            loss_scale: None,
+            devices: Vec::new(),
+            optim: MultiDeviceOptim::OptimMainDevice,
+            checkpoints_gradients: false,
+            stops_when_stuck: false,
+        }
+    }
+}
+
+/// A [`SupervisedTraining`] with a precision, ready to be launched.
+///
+/// It trains with a strategy of its own, in place of one that was set before. Burn does not reveal
+/// gradient checkpointing that was set before: set it here.
+///
+/// A step that overflows changes neither the model nor the optimizer, and the learning rate does not
+/// advance. With accumulation, and with several devices, an overflow anywhere skips the whole batch.
+pub struct AmpTraining<M: LearnerModel> {
+    training: SupervisedTraining<M>,
+    /// If none, that of the model's device.
+    precision: Option<Precision>,
+    /// If none, that of the devices' scalers.
+    loss_scale: Option<LossScaleConfig>,
+    /// If none, the model's first device.
+    devices: Vec<Device>,
+    /// With several devices.
+    optim: MultiDeviceOptim,
+    checkpoints_gradients: bool,
+    stops_when_stuck: bool,
+}
+
+impl<M: LearnerModel> AmpTraining<M> {
+    /// Configures the loss scaling of the devices at launch. Without this call, their scalers keep
+    /// their configuration and state: see [`GradScaler::of`].
+    pub fn with_loss_scale(mut self, config: impl Into<LossScaleConfig>) -> Self {
+        self.loss_scale = Some(config.into());
+        self
+    }
+
+    /// Trains on these devices, each on its part of a batch, as `ExecutionStrategy::MultiDevice` does.
+    /// The first device validates. Distributed data parallel training has no counterpart here.
+    pub fn with_devices(
+        mut self,
+        devices: impl IntoIterator<Item = Device>,
+        optim: MultiDeviceOptim,
+    ) -> Self {
+        self.devices = devices.into_iter().collect();
+        self.optim = optim;
+        self
+    }
+
+    /// Like [`SupervisedTraining::gradient_checkpointing`].
+    pub fn gradient_checkpointing(mut self) -> Self {
+        self.checkpoints_gradients = true;
+        self
+    }
+
+    /// Stops the training when no loss scale helps: see [`Transition::Stuck`](crate::Transition).
+    /// [`LearningResult::interrupted`] has the reason. Without this call, the log has an error.
+    pub fn stop_when_stuck(mut self) -> Self {
+        self.stops_when_stuck = true;
+        self
+    }
+
+    /// A handle to stop the training from elsewhere.
+    pub fn interrupter(&self) -> Interrupter {
+        self.training.interrupter()
+    }
+
+    /// Moves the model to its devices, registers the metrics and trains.
+    ///
+    /// The metrics are [`PrecisionMetric`] and, where losses are scaled, also [`LossScaleMetric`] and
+    /// [`SkippedStepsMetric`]. The resulting model computes in the precision; its parameters are
+    /// FP32.
+    ///
+    /// # Errors
+    ///
+    /// Before the first step:
+    ///
+    /// - those of [`mixed_precision`], when a device cannot do the precision;
+    /// - [`AmpError::LossScaleWithoutF16`] when a loss scale is given, and no loss is scaled;
+    /// - [`AmpError::InvalidLossScale`] when a setting of it is out of its range.
+    ///
+    /// After a step, with the model lost, except for what checkpoints have:
+    ///
+    /// - [`AmpError::NothingScaled`] when losses are to be scaled, and the model's `TrainStep` scaled
+    ///   none: in the first step;
+    /// - [`AmpError::ForeignGradients`] when a step has no gradient;
+    /// - [`Error::Read`] when a device gives no answer.
+    ///
+    /// # Panics
+    ///
+    /// Where [`SupervisedTraining::launch`] panics.
+    pub fn launch(self, learner: Learner<M>) -> Result<LearningResult<M>, Error> {
+        let devices = match self.devices.is_empty() {
+            true => learner.model().devices().into_iter().take(1).collect(),
+            false => self.devices,
+        };
+        let devices = devices.into_iter();
+        let devices: Vec<_> = devices
+            .map(|device| on(device, self.precision, self.checkpoints_gradients))
+            .collect::<Result<_, _>>()?;
+        let scalers: Vec<_> = devices.iter().map(GradScaler::of).collect();
+        let scales = scalers.iter().any(|scaler| scaler.state().is_enabled());
+        if let Some(config) = self.loss_scale {
+            if !scales {
+                let precision = self.precision.unwrap_or(Precision::F32);
+                return Err(AmpError::LossScaleWithoutF16 { precision }.into());
+            }
+            for scaler in &scalers {
+                scaler.configure(config)?;
+            }
+        }
+
+        // The devices step together, so the first one's steps are those of all.
+        let main = || scalers.first().cloned();
+        let mut training = self.training;
+        if scales {
+            training = training
+                .metric_train_numeric(LossScaleMetric::new(main()))
+                .metric_train_numeric(SkippedStepsMetric::new(main()));
+        }
+        if let Some(device) = devices.first() {
+            training = training.metric_train(PrecisionMetric::new(device, main()));
+        }
+        let failed = Arc::new(Mutex::new(None));
+        let strategy = Strategy {
+            devices,
+            optim: self.optim,
+            stops_when_stuck: self.stops_when_stuck,
+            failed: failed.clone(),
+        };
+        let result = training
+            .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
+            .launch(learner);
+        let failed = failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failed.map_or(Ok(result), Err)
+    }
+}
+
+/// The device for training: with autodiff, and in the precision if one is given.
+fn on(
+    device: Device,
+    precision: Option<Precision>,
+    checkpoints_gradients: bool,
+) -> Result<Device, Error> {
+    let device = match precision {
+        None => device,
+        Some(precision) => {
+            let below = local::below(&device.clone().without_autodiff());
+            let plain = below.map_or_else(
+                || device.clone(),
+                |(below, _)| below.with_autodiff_context_from(&device),
+            );
+            mixed_precision(plain, precision)?
+        }
+    };
+    let device = if device.is_autodiff() {
+        device
+    } else {
+        device.autodiff()
+    };
+    Ok(if checkpoints_gradients {
+        device.gradient_checkpointing()
+    } else {
+        device
+    })
+}
