@@ -17,6 +17,8 @@ include!("../src/burn.rs");
 #[allow(dead_code)] // It also counts blocks by size.
 #[path = "../../xtask/src/bench/alloc.rs"]
 mod alloc;
+#[path = "backends/mod.rs"]
+mod backends;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -29,7 +31,9 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_amp_device::{Precision, mixed_precision, share_half_copies};
 use burn_dispatch::{backends::Flex, devices::FlexDevice};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+
+use backends::Backend;
 
 /// How this Burn reaches a device that computes in mixed precision.
 const HOW: &str = if cfg!(feature = "burn-0-22") {
@@ -44,7 +48,7 @@ const OPERATIONS: usize = 2_000;
 #[derive(Parser)]
 #[command(about = "Measures what it costs that a device is behind a server or in a group")]
 struct Args {
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_enum, default_value = "flex")]
     backend: Backend,
     /// How often each device is measured.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
@@ -62,29 +66,6 @@ struct Args {
     /// Casts a weight once for all its uses, and keeps the half copy (Flex).
     #[arg(long)]
     shared: bool,
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum Backend {
-    #[default]
-    Flex,
-    #[cfg(feature = "vulkan")]
-    Vulkan,
-    /// WGSL, on Vulkan where this is Linux.
-    #[cfg(feature = "wgpu")]
-    Wgpu,
-}
-
-impl Backend {
-    fn device(self) -> Device {
-        match self {
-            Self::Flex => Device::flex(),
-            #[cfg(feature = "vulkan")]
-            Self::Vulkan => Device::vulkan(Default::default()),
-            #[cfg(feature = "wgpu")]
-            Self::Wgpu => Device::wgpu(Default::default()),
-        }
-    }
 }
 
 fn main() -> ExitCode {
