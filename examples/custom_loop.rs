@@ -19,7 +19,7 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn_amp::{
-    AmpAutodiff, AmpConfig, AmpError, Dynamic, GradScaler, LossScaleConfig, Precision,
+    AmpAutodiff, AmpConfig, AmpError, DynamicLossScale, GradScaler, LossScaleConfig, Precision,
     clip_grad_norm,
 };
 use clap::Parser;
@@ -83,7 +83,7 @@ fn train(precision: Precision) -> Result<(), AmpError> {
     let mut optimizer = AdamConfig::new().init();
     // As PyTorch's `GradScaler(enabled=...)`: a disabled scaler lets the loop stay as it is.
     let scaler = GradScaler::new(match precision.scales_loss() {
-        true => Dynamic::new().with_growth_interval(50).into(),
+        true => DynamicLossScale::new().with_growth_interval(50).into(),
         false => LossScaleConfig::Disabled,
     })?;
 

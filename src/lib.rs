@@ -66,8 +66,8 @@ mod train;
 
 #[doc(inline)]
 pub use burn_amp_core::{
-    AmpError, Anomaly, Casts, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Pass,
-    Precision, ScaleEntry, ScaleHistory, Skipped, StuckReason, Transition,
+    AmpError, Anomaly, AnomalyPass, Casts, DynamicLossScale, LastStep, LossScaleConfig, LossScaler,
+    Precision, ScaleEntry, ScaleHistory, SkippedStep, StepOutcome, StuckReason, Transition,
 };
 
 pub use autodiff::{AmpAutodiff, AmpGradients};

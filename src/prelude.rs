@@ -35,8 +35,8 @@
 //! ```
 
 pub use crate::{
-    Amp, AmpAutodiff, AmpConfig, AmpError, AmpReport, Dynamic, GradScaler, LossScaleConfig,
-    Precision, WhenStuck, full_precision, precision_of, with_precision,
+    Amp, AmpAutodiff, AmpConfig, AmpError, AmpReport, DynamicLossScale, GradScaler,
+    LossScaleConfig, Precision, WhenStuck, full_precision, precision_of, with_precision,
 };
 #[cfg(feature = "train")]
 pub use crate::{

@@ -7,8 +7,8 @@ use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::prelude::*;
 use burn_amp::{
-    Amp, AmpAutodiff, AmpConfig, AmpError, Dynamic, GradScaler, LossScaleConfig, Precision,
-    precision_of, with_precision,
+    Amp, AmpAutodiff, AmpConfig, AmpError, DynamicLossScale, GradScaler, LossScaleConfig,
+    Precision, precision_of, with_precision,
 };
 
 type Cpu = AmpAutodiff<NdArray>;
@@ -97,9 +97,9 @@ fn a_loss_scale_without_f16_is_answered() {
 #[test]
 fn a_loss_scale_out_of_range_is_refused_and_the_scaler_is_as_it_was() {
     let device = Default::default();
-    let bad = LossScaleConfig::Dynamic(Dynamic {
+    let bad = LossScaleConfig::Dynamic(DynamicLossScale {
         growth_factor: 0.5,
-        ..Dynamic::default()
+        ..DynamicLossScale::default()
     });
     let error = AmpConfig::new()
         .with_precision(Precision::F16)
@@ -122,9 +122,9 @@ fn the_configuration_reads_from_a_file_with_defaults() {
     assert_eq!(config, AmpConfig::new().with_precision(Precision::Bf16));
     let text = r#"{"precision":"F16","loss_scale":{"Dynamic":{"init_scale":1024.0}}}"#;
     let config: AmpConfig = serde_json::from_str(text).unwrap();
-    let scale = LossScaleConfig::Dynamic(Dynamic {
+    let scale = LossScaleConfig::Dynamic(DynamicLossScale {
         init_scale: 1024.0,
-        ..Dynamic::default()
+        ..DynamicLossScale::default()
     });
     let expected = AmpConfig::new()
         .with_precision(Precision::F16)

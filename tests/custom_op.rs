@@ -11,7 +11,7 @@ use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{Amp, AmpAutodiff, GradScaler, Pass, Precision, with_precision};
+use burn_amp::{Amp, AmpAutodiff, AnomalyPass, GradScaler, Precision, with_precision};
 use burn_backend::DType;
 
 use checked::{Checked, CheckedDevice};
@@ -133,5 +133,8 @@ fn anomaly_detection_knows_them_by_name() {
     log_cosh(x).mean().backward();
     let step = GradScaler::of::<B>(&device).last_step().unwrap();
     let first = &step.anomalies[0];
-    assert_eq!((first.op.as_str(), first.pass), ("log_cosh", Pass::Forward));
+    assert_eq!(
+        (first.op.as_str(), first.pass),
+        ("log_cosh", AnomalyPass::Forward)
+    );
 }

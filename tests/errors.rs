@@ -12,8 +12,8 @@ use burn::backend::{Autodiff, Flex, NdArray};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim};
 use burn_amp::{
-    Amp, AmpAutodiff, AmpConfig, AmpError, AmpTrainingExt, Dynamic, GradScaler, LossScaleConfig,
-    MixedPrecisionTrainer, Precision, StepProgress,
+    Amp, AmpAutodiff, AmpConfig, AmpError, AmpTrainingExt, DynamicLossScale, GradScaler,
+    LossScaleConfig, MixedPrecisionTrainer, Precision, StepProgress, WhenStuck,
 };
 use burn_backend::{DTypeUsage, DTypeUsageSet};
 
@@ -88,7 +88,7 @@ fn unsupported_precision() {
 
 #[test]
 fn invalid_loss_scale() {
-    let new = Dynamic::new;
+    let new = DynamicLossScale::new;
     for (config, text) in [
         (
             LossScaleConfig::Fixed(-1.0),
@@ -153,13 +153,13 @@ fn invalid_loss_scale() {
 fn state() {
     let scaler = scaler(1024.0);
     assert_says(
-        scaler.load("Cargo.toml"),
+        scaler.load_file("Cargo.toml"),
         "cannot read the state from Cargo.toml: expected value at line 1 column 2. Nothing was \
-         changed. Was this file written by `GradScaler::save`? If it is damaged, use an older copy, \
+         changed. Was this file written by `GradScaler::save_file`? If it is damaged, use an older copy, \
          or a new scaler: it finds its scale within some steps",
     );
     assert_says(
-        scaler.save("missing/scaler.json"),
+        scaler.save_file("missing/scaler.json"),
         "cannot write the state to missing/scaler.json: No such file or directory (os error 2). An \
          existing file there is unchanged",
     );
@@ -178,7 +178,7 @@ fn plot() {
 
 #[test]
 fn stuck() {
-    let dynamic = Dynamic::new()
+    let dynamic = DynamicLossScale::new()
         .with_init_scale(2.0)
         .with_stuck_after(3)
         .into();
@@ -208,7 +208,7 @@ fn stuck() {
         let model = Mlp::<AmpAutodiff<Flex>>::new();
         let optimizer = SgdConfig::new().init();
         let trainer = MixedPrecisionTrainer::new(model, optimizer, Precision::F16, loss_scale);
-        let mut trainer = trainer.unwrap().with_stuck_as_error();
+        let mut trainer = trainer.unwrap().with_when_stuck(WhenStuck::Stop);
         let mut step = || {
             let batch = (values([32, 8], 1), values([32, 4], 2));
             trainer.train_step(batch.0, batch.1, |model, x, y| model.loss_on(x, y) * factor)
@@ -227,10 +227,10 @@ fn loss_shape() {
         Mlp::<AmpAutodiff<Flex>>::new(),
         SgdConfig::new().init(),
         Precision::F16,
-        Dynamic::new().into(),
+        DynamicLossScale::new().into(),
     )
     .unwrap()
-    .with_accumulation(2);
+    .with_grads_accumulation(2);
     let per_sample = |model: &Mlp<_>, x, y| model.loss_on(x, y).repeat_dim(0, 32);
     assert_says(
         trainer.train_step(values([32, 8], 1), values([32, 4], 2), per_sample),

@@ -11,8 +11,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn_amp::{
-    AmpAutodiff, AmpConfig, AmpOptimizer, Anomaly, GradScaler, LastStep, LossScaleConfig, Outcome,
-    Pass, Precision,
+    AmpAutodiff, AmpConfig, AmpOptimizer, Anomaly, AnomalyPass, GradScaler, LastStep,
+    LossScaleConfig, Precision, StepOutcome,
 };
 
 use common::mlp::{Fill, values};
@@ -83,7 +83,7 @@ fn configured(anomaly_detection: bool, scale: f32) -> GradScaler {
 /// The forward pass overflows, and with it all that comes after.
 #[track_caller]
 fn assert_forward(step: &LastStep, detected: bool) {
-    assert_ne!(step.outcome, Outcome::Finite);
+    assert_ne!(step.outcome, StepOutcome::Finite);
     assert_eq!(step.last_finite, None);
     assert_eq!(step.parameters[0], "layers.4.weight");
     let [first, ..] = &step.anomalies[..] else {
@@ -91,7 +91,10 @@ fn assert_forward(step: &LastStep, detected: bool) {
     };
     assert!(detected);
     assert_eq!(first.parameter.as_deref(), Some("layers.2.weight"));
-    assert_eq!((first.op.as_str(), first.pass), ("linear", Pass::Forward));
+    assert_eq!(
+        (first.op.as_str(), first.pass),
+        ("linear", AnomalyPass::Forward)
+    );
     assert_eq!(
         (first.dtype.as_str(), &first.shape[..]),
         ("F16", &[4, 8][..])
@@ -108,7 +111,7 @@ fn assert_forward(step: &LastStep, detected: bool) {
 /// The gradients of the layers below the planted one, which it passed on, are not finite.
 #[track_caller]
 fn assert_backward(step: &LastStep, detected: bool) {
-    assert_eq!(step.outcome, Outcome::Overflow);
+    assert_eq!(step.outcome, StepOutcome::Overflow);
     assert_eq!(step.last_finite.as_deref(), Some("layers.2.weight"));
     let below = ["layers.1.weight", "layers.0.weight"];
     assert_eq!(step.parameters, below);
@@ -117,7 +120,7 @@ fn assert_backward(step: &LastStep, detected: bool) {
         [] => assert!(!detected, "{step:?}"),
         [first] => {
             assert!(detected);
-            assert_eq!(first.pass, Pass::Backward);
+            assert_eq!(first.pass, AnomalyPass::Backward);
             assert!(
                 first.op.contains("backward") || first.op == "matmul",
                 "{first}"
@@ -198,7 +201,7 @@ fn a_planted_overflow_is_found() {
     let forward = step
         .anomalies
         .iter()
-        .find(|a: &&Anomaly| a.pass == Pass::Forward);
+        .find(|a: &&Anomaly| a.pass == AnomalyPass::Forward);
     assert_eq!(forward, None, "{step:?}");
 
     // On another backend a step has no names to find.
@@ -216,11 +219,14 @@ fn scalar_overflow(name: &str, op: fn(Tensor<B, 2>) -> Tensor<B, 2>) {
     let loss = op(x.matmul(one)).sum();
     loss.backward();
     let step = scaler.last_step().unwrap();
-    assert_eq!(step.outcome, Outcome::NonFiniteLoss, "{name}");
+    assert_eq!(step.outcome, StepOutcome::NonFiniteLoss, "{name}");
     let [found, ..] = &step.anomalies[..] else {
         panic!("{name}: {step:?}")
     };
-    assert_eq!((found.op.as_str(), found.pass), (name, Pass::Forward));
+    assert_eq!(
+        (found.op.as_str(), found.pass),
+        (name, AnomalyPass::Forward)
+    );
     assert_eq!(
         (found.dtype.as_str(), &found.shape[..]),
         ("F16", &[1, 1][..])
@@ -246,7 +252,7 @@ fn a_gradient_beyond_f16_is_a_cast() {
     let loss = model.forward(Tensor::<B, 2>::ones([8, 16], &Default::default()));
     let _ = (loss.mean() * 1000.0).backward();
     let step = scaler.last_step().unwrap();
-    assert_eq!(step.outcome, Outcome::Overflow);
+    assert_eq!(step.outcome, StepOutcome::Overflow);
     let [found] = &step.anomalies[..] else {
         panic!("{step:?}")
     };
@@ -266,6 +272,6 @@ fn an_infinite_scalar_is_the_users_own() {
     let loss = masked.mask_fill(mask, f32::NEG_INFINITY).sum();
     loss.backward();
     let step = scaler.last_step().unwrap();
-    assert_eq!(step.outcome, Outcome::NonFiniteLoss);
+    assert_eq!(step.outcome, StepOutcome::NonFiniteLoss);
     assert_eq!(step.anomalies, []);
 }

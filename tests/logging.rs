@@ -9,8 +9,8 @@ use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::DType;
 use burn_amp::{
-    AmpAutodiff, AmpConfig, AmpLrScheduler, Dynamic, GradScaler, LossScaleConfig, Precision,
-    with_precision,
+    AmpAutodiff, AmpConfig, AmpLrScheduler, DynamicLossScale, GradScaler, LossScaleConfig,
+    Precision, with_precision,
 };
 use log::kv::{self, Key, Value, VisitSource};
 use log::{Level, Log, Metadata, Record};
@@ -93,7 +93,7 @@ fn the_log_is_told_once_and_why() {
 
     // What repeats is summed up; a scale that is stuck is told once.
     let scaler = GradScaler::new(
-        Dynamic::new()
+        DynamicLossScale::new()
             .with_init_scale(1.0)
             .with_stuck_after(2)
             .into(),

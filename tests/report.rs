@@ -8,8 +8,8 @@ mod common;
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use burn_amp::{
-    AmpAutodiff, AmpError, AmpReport, Casts, Dynamic, GradScaler, LossScaleConfig, Precision,
-    full_precision, with_precision,
+    AmpAutodiff, AmpError, AmpReport, Casts, DynamicLossScale, GradScaler, LossScaleConfig,
+    Precision, full_precision, with_precision,
 };
 use burn_backend::DType;
 
@@ -23,7 +23,7 @@ fn device_in(precision: Precision) -> CheckedDevice {
     let device = CheckedDevice::new();
     let config = checked::config().with_precision(precision);
     let config = match precision.scales_loss() {
-        true => config.with_loss_scale(Dynamic::new().with_growth_interval(2).into()),
+        true => config.with_loss_scale(DynamicLossScale::new().with_growth_interval(2).into()),
         false => config,
     };
     config.apply::<B>(&device).unwrap();

@@ -15,25 +15,25 @@ use burn::record::{
     NamedMpkGzFileRecorder, PrettyJsonFileRecorder, Recorder, RecorderError,
 };
 use burn_amp::{
-    AmpAutodiff, AmpError, Dynamic, GradScaler, LossScaleConfig, LossScaler, Outcome, StuckReason,
-    Transition,
+    AmpAutodiff, AmpError, DynamicLossScale, GradScaler, LossScaleConfig, LossScaler, StepOutcome,
+    StuckReason, Transition,
 };
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tempfile::{TempDir, tempdir};
 
-use Outcome::{Finite, NonFiniteLoss, Overflow};
+use StepOutcome::{Finite, NonFiniteLoss, Overflow};
 
 type B = AmpAutodiff<Flex>;
 
-fn scaler(dynamic: Dynamic) -> LossScaler {
+fn scaler(dynamic: DynamicLossScale) -> LossScaler {
     LossScaler::new(LossScaleConfig::Dynamic(dynamic)).unwrap()
 }
 
 /// Bounds that no test reaches.
-fn unbounded() -> Dynamic {
-    Dynamic::new()
+fn unbounded() -> DynamicLossScale {
+    DynamicLossScale::new()
         .with_min_scale(f32::MIN_POSITIVE)
         .with_max_scale(f32::MAX)
 }
@@ -58,7 +58,7 @@ struct PyTorch {
 }
 
 impl PyTorch {
-    fn of(dynamic: &Dynamic) -> Self {
+    fn of(dynamic: &DynamicLossScale) -> Self {
         Self {
             scale: dynamic.init_scale,
             tracker: 0,
@@ -140,7 +140,9 @@ fn the_scale_follows_pytorchs_rule_over_10000_outcomes() {
 
 #[test]
 fn within_bounds_it_is_pytorchs_rule_clamped() {
-    let bounded = Dynamic::new().with_min_scale(0.75).with_max_scale(5000.0);
+    let bounded = DynamicLossScale::new()
+        .with_min_scale(0.75)
+        .with_max_scale(5000.0);
     for (seed, (interval, overflow_rate)) in [(1, 0.45), (1, 0.5), (2, 0.3), (5, 0.13)]
         .into_iter()
         .enumerate()
@@ -178,7 +180,7 @@ fn within_bounds_it_is_pytorchs_rule_clamped() {
 fn the_scale_does_not_collapse() {
     let mut random = StdRng::seed_from_u64(0);
     let mut scaler = LossScaler::default();
-    let mut unbounded = PyTorch::of(&Dynamic::default());
+    let mut unbounded = PyTorch::of(&DynamicLossScale::default());
     for _ in 0..600 {
         let found_inf = random.random_bool(0.15);
         unbounded.update(found_inf);
@@ -207,10 +209,10 @@ prop_compose! {
         growth_interval in prop_oneof![1u32..5, 1u32..60, Just(u32::MAX)],
         hysteresis in prop_oneof![Just(1), 1u32..5, Just(u32::MAX)],
         stuck_after in prop_oneof![1u32..5, Just(20), Just(u32::MAX)],
-    ) -> Dynamic {
+    ) -> DynamicLossScale {
         scales.sort_by(f32::total_cmp);
         let [min_scale, init_scale, max_scale] = scales;
-        Dynamic {
+        DynamicLossScale {
             init_scale,
             growth_factor,
             backoff_factor,
@@ -232,7 +234,7 @@ fn any_config() -> impl Strategy<Value = LossScaleConfig> {
 }
 
 /// Outcomes of which each kind may be rare or frequent, and come in rows.
-fn outcomes() -> impl Strategy<Value = Vec<Outcome>> {
+fn outcomes() -> impl Strategy<Value = Vec<StepOutcome>> {
     let row = (
         prop_oneof![Just(Finite), Just(Overflow), Just(NonFiniteLoss)],
         1usize..8,
@@ -254,7 +256,7 @@ fn bounds(config: &LossScaleConfig) -> (f32, f32) {
 
 /// Hysteresis told by its history: strikes since the scale last had its chance to grow.
 struct Strikes {
-    dynamic: Dynamic,
+    dynamic: DynamicLossScale,
     scale: f32,
     good: u32,
     strikes: u32,
@@ -263,8 +265,8 @@ struct Strikes {
 }
 
 impl Strikes {
-    fn update(&mut self, outcome: Outcome) -> Transition {
-        let Dynamic {
+    fn update(&mut self, outcome: StepOutcome) -> Transition {
+        let DynamicLossScale {
             growth_factor,
             backoff_factor,
             min_scale,
@@ -459,7 +461,7 @@ proptest! {
         let [init_scale, growth_factor, backoff_factor, min_scale, max_scale] =
             floats.map(f32::from_bits);
         let [growth_interval, hysteresis, stuck_after] = counts.map(|count| count % 4);
-        let config = LossScaleConfig::Dynamic(Dynamic {
+        let config = LossScaleConfig::Dynamic(DynamicLossScale {
             init_scale,
             growth_factor,
             backoff_factor,
@@ -513,7 +515,7 @@ proptest! {
 /// States in which, together, every field is something else than it was at first, with numbers that
 /// no half precision holds.
 fn states() -> Vec<LossScaler> {
-    let dynamic = Dynamic {
+    let dynamic = DynamicLossScale {
         init_scale: 123_456.79,
         growth_factor: 1.9,
         backoff_factor: 0.1,
@@ -523,7 +525,7 @@ fn states() -> Vec<LossScaler> {
         hysteresis: 5,
         stuck_after: 70_001,
     };
-    let after = |mut state: LossScaler, outcomes: &[(Outcome, usize)]| {
+    let after = |mut state: LossScaler, outcomes: &[(StepOutcome, usize)]| {
         for (outcome, times) in outcomes {
             (0..*times).for_each(|_| {
                 state.update(*outcome);
@@ -626,7 +628,7 @@ fn saved() -> LossScaler {
 
 fn json_of(state: LossScaler) -> Vec<u8> {
     let mut bytes = Vec::new();
-    GradScaler::from(state).to_writer(&mut bytes).unwrap();
+    GradScaler::from(state).write_state(&mut bytes).unwrap();
     bytes
 }
 
@@ -638,7 +640,7 @@ fn assert_says(error: AmpError, action: &str, place: &str, reason: &str) {
     let (way, rest) = match action {
         "read" => (
             "from",
-            "Nothing was changed. Was this file written by `GradScaler::save`?",
+            "Nothing was changed. Was this file written by `GradScaler::save_file`?",
         ),
         _ => ("to", "An existing file there is unchanged"),
     };
@@ -656,7 +658,7 @@ fn assert_says(error: AmpError, action: &str, place: &str, reason: &str) {
 #[track_caller]
 fn assert_refused(path: &Path, reason: &str) {
     let scaler = running();
-    let error = scaler.load(path).unwrap_err();
+    let error = scaler.load_file(path).unwrap_err();
     assert_says(error, "read", &path.display().to_string(), reason);
     assert_eq!(scaler.state(), running().state());
 }
@@ -667,14 +669,14 @@ fn a_file_or_a_writer_keeps_everything() {
     for (i, state) in states().into_iter().enumerate() {
         let path = folder.path().join(format!("{i}.json"));
         // A second save replaces the first.
-        running().save(&path).unwrap();
-        GradScaler::from(state).save(&path).unwrap();
+        running().save_file(&path).unwrap();
+        GradScaler::from(state).save_file(&path).unwrap();
         let loaded = running();
-        loaded.load(&path).unwrap();
+        loaded.load_file(&path).unwrap();
         assert_eq!(loaded.state(), state);
 
         let read = running();
-        read.from_reader(Cursor::new(json_of(state))).unwrap();
+        read.read_state(Cursor::new(json_of(state))).unwrap();
         assert_eq!(read.state(), state);
         assert_eq!(fs::read(&path).unwrap(), json_of(state));
     }
@@ -701,7 +703,7 @@ fn what_is_no_state_is_refused() {
         fs::write(&path, bytes).unwrap();
         assert_refused(&path, reason);
         let scaler = running();
-        let error = scaler.from_reader(bytes).unwrap_err();
+        let error = scaler.read_state(bytes).unwrap_err();
         assert_says(error, "read", "the reader", reason);
         assert_eq!(scaler.state(), running().state());
     }
@@ -721,7 +723,7 @@ fn a_state_cut_short_is_refused_wherever_it_is_cut() {
         fs::write(&path, &bytes[..length]).unwrap();
         assert_refused(&path, "EOF");
         let scaler = running();
-        let error = scaler.from_reader(&bytes[..length]).unwrap_err();
+        let error = scaler.read_state(&bytes[..length]).unwrap_err();
         assert_says(error, "read", "the reader", "EOF");
         assert_eq!(scaler.state(), running().state());
     }
@@ -744,12 +746,12 @@ fn a_reader_or_a_writer_that_fails_is_an_error() {
         }
     }
     let scaler = running();
-    let read = scaler.from_reader(Fails).unwrap_err();
+    let read = scaler.read_state(Fails).unwrap_err();
     assert_says(read, "read", "the reader", "the disk is gone");
-    let written = scaler.to_writer(Fails).unwrap_err();
+    let written = scaler.write_state(Fails).unwrap_err();
     assert_says(written, "write", "the writer", "the disk is full");
     // A buffer fails only when it is flushed.
-    let buffered = scaler.to_writer(BufWriter::with_capacity(1 << 16, Fails));
+    let buffered = scaler.write_state(BufWriter::with_capacity(1 << 16, Fails));
     assert_says(
         buffered.unwrap_err(),
         "write",
@@ -782,7 +784,7 @@ fn a_newer_version_is_refused_by_its_version() {
         let path = folder.path().join(name);
         fs::write(&path, &newer).unwrap();
         assert_refused(&path, reason);
-        let error = running().from_reader(newer.as_bytes()).unwrap_err();
+        let error = running().read_state(newer.as_bytes()).unwrap_err();
         assert_says(error, "read", "the reader", reason);
     }
 }
@@ -792,7 +794,7 @@ fn a_save_that_fails_leaves_the_file_that_was_there() {
     let folder = tempdir().unwrap();
     let scaler = running();
     let good = folder.path().join("good.json");
-    GradScaler::from(saved()).save(&good).unwrap();
+    GradScaler::from(saved()).save_file(&good).unwrap();
     let whole = fs::read(&good).unwrap();
 
     let below_a_file = good.join("state.json");
@@ -804,7 +806,7 @@ fn a_save_that_fails_leaves_the_file_that_was_there() {
         (no_folder, "No such file"),
         (a_folder.clone(), "directory"),
     ] {
-        let error = scaler.save(&path).unwrap_err();
+        let error = scaler.save_file(&path).unwrap_err();
         assert_says(error, "write", &path.display().to_string(), reason);
     }
     assert!(a_folder.is_dir());
@@ -874,11 +876,11 @@ fn a_mutated_json_file_is_refused_or_is_the_same_state() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("state.json");
     mutations("JSON", &json_of(saved()), 0, |bytes| {
-        let from_reader = running().from_reader(&bytes[..]);
+        let read_state = running().read_state(&bytes[..]);
         fs::write(&path, bytes).unwrap();
         let scaler = running();
-        let loaded = scaler.load(&path);
-        assert_eq!(loaded.is_ok(), from_reader.is_ok());
+        let loaded = scaler.load_file(&path);
+        assert_eq!(loaded.is_ok(), read_state.is_ok());
         if loaded.is_err() {
             assert_eq!(scaler.state(), running().state());
         }

@@ -25,8 +25,9 @@ use burn::record::{
 use burn::tensor::FloatDType;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{
-    AmpAutodiff, AmpError, Dynamic, GradScaler, LossScaleConfig, LossScaler, MixedPrecisionTrainer,
-    Outcome, Precision, StepMetrics, StepProgress, StuckReason, with_precision,
+    AmpAutodiff, AmpError, DynamicLossScale, GradScaler, LossScaleConfig, LossScaler,
+    MixedPrecisionTrainer, Precision, StepMetrics, StepOutcome, StepProgress, StuckReason,
+    WhenStuck, with_precision,
 };
 
 use common::mlp::{self, Fill, Mlp, data, in_scope, parameters, state, values};
@@ -42,7 +43,7 @@ type BySgd<B> = OptimizerAdaptor<Sgd<<B as AutodiffBackend>::InnerBackend>, Mlp<
 type Trainer<B, O, S = LearningRate> = MixedPrecisionTrainer<B, Mlp<B>, O, S>;
 
 fn dynamic(init_scale: f32) -> LossScaleConfig {
-    Dynamic::new().with_init_scale(init_scale).into()
+    DynamicLossScale::new().with_init_scale(init_scale).into()
 }
 
 fn adam<B: AutodiffBackend>(loss_scale: LossScaleConfig) -> Trainer<B, ByAdam<B>> {
@@ -81,7 +82,7 @@ fn the_trainer_and_both_protocols_train_to_the_same_bits() {
         _ => 1.0,
     };
     // Growth in between, too.
-    let config = Dynamic::new()
+    let config = DynamicLossScale::new()
         .with_init_scale(1024.0)
         .with_growth_interval(14);
     let new = || GradScaler::new(config.into()).unwrap();
@@ -156,7 +157,7 @@ fn micro_batches_train_as_one_batch() {
     }
     fn trained<B: AutodiffBackend>(precision: Precision, batches: u32) -> (Vec<f32>, Vec<f64>) {
         let mut trainer = sgd::<B>(precision, LossScaleConfig::default())
-            .with_accumulation(batches)
+            .with_grads_accumulation(batches)
             .with_learning_rate(0.5);
         let size = 32 / batches as usize;
         let mut losses = Vec::new();
@@ -201,7 +202,7 @@ fn an_overflow_anywhere_skips_its_whole_window() {
         vec![0, 1, 3],
         vec![2, 3],
     ] {
-        let mut trainer = adam::<A>(dynamic(1024.0)).with_accumulation(4);
+        let mut trainer = adam::<A>(dynamic(1024.0)).with_grads_accumulation(4);
         let mut window = |bad: &[u64]| {
             let before = all(&mut trainer);
             let progress: Vec<_> = (0..4)
@@ -231,7 +232,7 @@ fn an_overflow_anywhere_skips_its_whole_window() {
             (512.0, 1),
             "once"
         );
-        assert_eq!(last.unwrap().outcome, Outcome::Overflow);
+        assert_eq!(last.unwrap().outcome, StepOutcome::Overflow);
 
         let (before, progress, after, _) = window(&[]);
         assert_eq!(progress, [Accumulated, Accumulated, Accumulated, Stepped]);
@@ -342,7 +343,7 @@ fn clipping_takes_the_norm_over_a_whole_window() {
     let run = |max_norm: Option<f32>, batches: &[u64]| {
         let mut trainer = sgd::<Plain>(Precision::F32, LossScaleConfig::Disabled)
             .with_learning_rate(RATE.into())
-            .with_accumulation(batches.len() as u32);
+            .with_grads_accumulation(batches.len() as u32);
         if let Some(max_norm) = max_norm {
             trainer = trainer.with_grad_clipping_norm(max_norm);
         }
@@ -490,7 +491,7 @@ fn the_schedule_advances_over_taken_steps_alone() {
     // Once for a window.
     let mut windows = keeping(Precision::F16)
         .with_scheduler(schedule())
-        .with_accumulation(3);
+        .with_grads_accumulation(3);
     (0..9).for_each(|i| _ = train(&mut windows, i, 1.0));
     assert_eq!(windows.optimizer().rates(), expected[..3]);
 }
@@ -574,12 +575,14 @@ fn hopeless(model: &Mlp<A>, x: Tensor<A, 2>, y: Tensor<A, 2>) -> Tensor<A, 1> {
 
 #[test]
 fn a_scale_that_is_stuck_is_an_error_when_asked() {
-    let config = Dynamic::new().with_init_scale(2.0).with_stuck_after(3);
+    let config = DynamicLossScale::new()
+        .with_init_scale(2.0)
+        .with_stuck_after(3);
     let batch = || (values([32, 8], 1), values([32, 4], 2));
     for asked in [false, true] {
         let mut trainer = adam::<A>(config.into());
         if asked {
-            trainer = trainer.with_stuck_as_error();
+            trainer = trainer.with_when_stuck(WhenStuck::Stop);
         }
         let before = parameters(trainer.model());
         let mut results = Vec::new();
@@ -616,7 +619,7 @@ fn a_run_that_can_never_train_is_an_error_when_asked() {
         (LossScaleConfig::Fixed(1024.0), f32::NAN),
         (LossScaleConfig::Fixed(1024.0), OVERFLOW),
     ] {
-        let mut trainer = sgd::<A>(Precision::F16, loss_scale).with_stuck_as_error();
+        let mut trainer = sgd::<A>(Precision::F16, loss_scale).with_when_stuck(WhenStuck::Stop);
         let mut step = |_| {
             let batch = (values([32, 8], 1), values([32, 4], 2));
             let loss = |model: &Mlp<A>, x, y| model.loss_on(x, y) * factor;
@@ -640,7 +643,7 @@ fn a_loss_that_reaches_no_parameter_is_an_error() {
                 LossScaleConfig::default(),
             )
             .unwrap()
-            .with_accumulation(batches);
+            .with_grads_accumulation(batches);
             let before = all(&mut trainer);
             let elsewhere = values::<A, 1>([1], 3).require_grad();
             for batch in 1..=batches {
@@ -743,7 +746,7 @@ fn settings_that_make_no_sense_are_refused() {
             "loss scaling: fixed scale is -1, expected a positive and finite number"
         );
     }
-    let panic = catch_unwind(|| adam::<A>(LossScaleConfig::default()).with_accumulation(0));
+    let panic = catch_unwind(|| adam::<A>(LossScaleConfig::default()).with_grads_accumulation(0));
     let panic = panic.err().unwrap();
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
@@ -802,12 +805,12 @@ fn the_model_may_be_changed_and_taken_out() {
 /// The run that is stopped and goes on: three micro-batches to a step, a scale that grows every
 /// third step, gradients that overflow, a loss that is not finite, clipping and a schedule.
 fn run() -> Trainer<A, ByAdam<A>, LinearLrScheduler> {
-    let config = Dynamic::new()
+    let config = DynamicLossScale::new()
         .with_init_scale(512.0)
         .with_growth_interval(3)
         .with_hysteresis(2);
     adam::<A>(config.into())
-        .with_accumulation(3)
+        .with_grads_accumulation(3)
         .with_grad_clipping_norm(0.2)
         .with_scheduler(LinearLrSchedulerConfig::new(0.1, 0.001, 12).init().unwrap())
 }
@@ -1000,19 +1003,19 @@ fn two_trainers_may_save_one_file_at_once() {
 #[test]
 fn a_record_of_another_trainer_takes_over_its_window() {
     // Half a window that overflowed: it is skipped whoever finishes it.
-    let mut overflowed = adam::<A>(dynamic(1024.0)).with_accumulation(2);
+    let mut overflowed = adam::<A>(dynamic(1024.0)).with_grads_accumulation(2);
     train(&mut overflowed, 0, OVERFLOW);
     let record = overflowed.to_record();
-    let mut trainer = adam::<A>(dynamic(8.0)).with_accumulation(2);
+    let mut trainer = adam::<A>(dynamic(8.0)).with_grads_accumulation(2);
     train(&mut trainer, 3, 1.0);
     trainer.load_record(record);
     assert_eq!(train(&mut trainer, 1, 1.0).progress, Skipped);
     assert_eq!(trainer.loss_scale(), 512.0);
 
     // A trainer in the middle of a window that loads one between windows begins a new one.
-    let mut fresh = adam::<A>(dynamic(1024.0)).with_accumulation(2);
+    let mut fresh = adam::<A>(dynamic(1024.0)).with_grads_accumulation(2);
     let record = fresh.to_record();
-    let mut trainer = adam::<A>(dynamic(1024.0)).with_accumulation(2);
+    let mut trainer = adam::<A>(dynamic(1024.0)).with_grads_accumulation(2);
     train(&mut trainer, 0, f32::NAN);
     trainer.load_record(record);
     let progress = [1, 2].map(|i| train(&mut trainer, i, 1.0).progress);
@@ -1029,7 +1032,7 @@ fn a_window_of_one_precision_is_finished_in_another() {
     ) -> (StepProgress, Vec<f32>) {
         let new = |precision, loss_scale| {
             sgd::<B>(precision, loss_scale)
-                .with_accumulation(2)
+                .with_grads_accumulation(2)
                 .with_learning_rate(RATE.into())
         };
         let mut begun = new(first, first_scale);
@@ -1098,7 +1101,7 @@ fn gradients_from_a_record_reach_the_optimizer_in_fp32() {
             dynamic(1024.0),
         )
         .unwrap()
-        .with_accumulation(2)
+        .with_grads_accumulation(2)
         .with_learning_rate(0.1)
     };
     let x = || values::<A, 2>([16, 8], 1);
@@ -1156,7 +1159,7 @@ fn a_precision_that_the_device_cannot_do_is_an_error_before_the_first_step() {
 fn a_window_of_an_older_record_is_finished() {
     let recorder = PrettyJsonFileRecorder::<FullPrecisionSettings>::new();
     let path = files("older");
-    let new = || adam::<Plain>(dynamic(1024.0)).with_accumulation(2);
+    let new = || adam::<Plain>(dynamic(1024.0)).with_grads_accumulation(2);
     let mut whole = new();
     train(&mut whole, 1, 1.0);
     whole.save_file(&path, &recorder).unwrap();

@@ -223,7 +223,7 @@ const STUCK_OR: &str = ", or full_precision around the layers that overflow";
 fn remedy(action: &str) -> &'static str {
     match action {
         "read" => {
-            "Nothing was changed. Was this file written by `GradScaler::save`? If it is damaged, use \
+            "Nothing was changed. Was this file written by `GradScaler::save_file`? If it is damaged, use \
              an older copy, or a new scaler: it finds its scale within some steps"
         }
         _ => "An existing file there is unchanged",

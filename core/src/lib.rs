@@ -28,8 +28,8 @@ pub use precision::Precision;
 #[doc(hidden)]
 pub use precision::{Capabilities, Chosen, DTypeUses, Registry};
 pub use scaler::{
-    Anomaly, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Pass, ScaleEntry,
-    ScaleHistory, Skipped, Transition,
+    Anomaly, AnomalyPass, DynamicLossScale, LastStep, LossScaleConfig, LossScaler, ScaleEntry,
+    ScaleHistory, SkippedStep, StepOutcome, Transition,
 };
 #[doc(hidden)]
 pub use scaler::{

@@ -6,7 +6,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-use burn_amp_core::{Outcome, Parameter, SharedScaler, scaler_handle};
+use burn_amp_core::{Parameter, SharedScaler, StepOutcome, scaler_handle};
 use burn_dispatch::DispatchDevice;
 
 use crate::device::UNSCALED;
@@ -69,7 +69,7 @@ static OF_DEVICES: Mutex<Vec<(Device, Precision, GradScaler)>> = Mutex::new(Vec:
 impl GradScaler {
     /// The scaler of a device: the same one at each call, on any thread, for the life of the process.
     ///
-    /// In f16 it begins with the default [`Dynamic`](crate::Dynamic) scale;
+    /// In f16 it begins with the default [`DynamicLossScale`](crate::DynamicLossScale);
     /// [`load_state`](GradScaler::load_state) gives it another. In bf16 and in FP32, and so for a
     /// plain device of Burn's, it is disabled: the same loop trains in any precision. It also scales
     /// for a device on another machine, whose precision a client does not have: in bf16 and FP32 that
@@ -186,7 +186,7 @@ impl GradScaler {
     }
 
     /// Notes what a check found. `outcome` is that of all devices of the step.
-    fn note(&self, checked: &Checked, outcome: Outcome) {
+    fn note(&self, checked: &Checked, outcome: StepOutcome) {
         if !checked.parameters.is_empty() {
             let pending = &mut self.shared.lock().pending;
             pending.set_unscaled(&checked.parameters, &checked.finite, outcome);
@@ -249,7 +249,7 @@ impl GradScaler {
             .map(|(scaler, found, grads)| Ok((*scaler, scaler.unscaled(model, grads, found)?)))
             .collect::<Result<_, Error>>()?;
         let outcomes = checked.iter().map(|(_, checked)| checked.outcome);
-        let outcome = outcomes.max().unwrap_or(Outcome::Finite);
+        let outcome = outcomes.max().unwrap_or(StepOutcome::Finite);
         for (scaler, checked) in &checked {
             scaler.note(checked, outcome);
         }
@@ -277,14 +277,14 @@ struct Checked<'a> {
     parameters: Vec<&'a Parameter>,
     /// The losses first, then the gradients.
     finite: Vec<bool>,
-    outcome: Outcome,
+    outcome: StepOutcome,
 }
 
 impl Checked<'_> {
     const NOTHING: Self = Self {
         parameters: Vec::new(),
         finite: Vec::new(),
-        outcome: Outcome::Finite,
+        outcome: StepOutcome::Finite,
     };
 }
 

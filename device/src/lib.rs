@@ -40,8 +40,8 @@ mod wire;
 
 pub use backend::Amp;
 pub use burn_amp_core::{
-    AmpError, Casts, Dynamic, LastStep, LossScaleConfig, LossScaler, Outcome, Precision,
-    ScaleEntry, ScaleHistory, Skipped, StuckReason, Transition, policy,
+    AmpError, Casts, DynamicLossScale, LastStep, LossScaleConfig, LossScaler, Precision,
+    ScaleEntry, ScaleHistory, SkippedStep, StepOutcome, StuckReason, Transition, policy,
 };
 pub use client::connect;
 pub use device::{OpCasts, configure, precision_of, share_half_copies};

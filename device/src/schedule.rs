@@ -125,7 +125,7 @@ fn each_number(
 
 #[cfg(test)]
 mod tests {
-    use burn_amp_core::{Dynamic, LossScaleConfig};
+    use burn_amp_core::{DynamicLossScale, LossScaleConfig};
 
     use super::*;
 
@@ -136,7 +136,9 @@ mod tests {
     #[test]
     fn every_number_of_a_state_comes_back_exactly() {
         // Numbers that FP32 does not hold exactly, and a count beyond it.
-        let dynamic = Dynamic::new().with_init_scale(0.1).with_min_scale(0.01);
+        let dynamic = DynamicLossScale::new()
+            .with_init_scale(0.1)
+            .with_min_scale(0.01);
         let saved = scaler(dynamic.with_growth_interval(16_777_217));
         let record = Saved(saved.clone()).to_record();
         let read = restored(&saved.state(), &record).unwrap().unwrap();
@@ -146,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_damaged_state_and_a_disabled_scaler_change_nothing() {
-        let saved = scaler(Dynamic::new().with_init_scale(8.0));
+        let saved = scaler(DynamicLossScale::new().with_init_scale(8.0));
         let damaged = Saved(saved.clone())
             .to_record()
             .with_scalar("loss_scaler.scale", 4.0);

@@ -10,8 +10,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_device::{
-    AmpError, Dynamic, Error, GradScaler, LossScaleConfig, Outcome, Precision, Transition,
-    clip_grad_norm, flex,
+    AmpError, DynamicLossScale, Error, GradScaler, LossScaleConfig, Precision, StepOutcome,
+    Transition, clip_grad_norm, flex,
 };
 
 use client::read;
@@ -45,7 +45,7 @@ fn plain() -> Device {
     Device::flex().autodiff()
 }
 
-fn scaler(dynamic: Dynamic) -> GradScaler {
+fn scaler(dynamic: DynamicLossScale) -> GradScaler {
     GradScaler::new(dynamic.into()).unwrap()
 }
 
@@ -65,7 +65,7 @@ const OVERFLOW: f32 = f32::MAX / 8.0;
 fn every_transition() {
     use Transition::{BackedOff, Grown, Kept, Stuck};
     let scaler = scaler(
-        Dynamic::new()
+        DynamicLossScale::new()
             .with_init_scale(16.0)
             .with_growth_interval(2)
             .with_min_scale(16.0)
@@ -78,10 +78,13 @@ fn every_transition() {
     assert_eq!(step(&scaler, &mut model, 0.25), (true, Grown));
     assert_eq!((model.values(), scaler.loss_scale()), (vec![0.5; 4], 32.0));
     assert_eq!(step(&scaler, &mut model, f32::NAN), (false, Kept));
-    assert_eq!(scaler.last_step().unwrap().outcome, Outcome::NonFiniteLoss);
+    assert_eq!(
+        scaler.last_step().unwrap().outcome,
+        StepOutcome::NonFiniteLoss
+    );
     assert_eq!(step(&scaler, &mut model, OVERFLOW), (false, BackedOff));
     let last = scaler.last_step().unwrap();
-    assert_eq!(last.outcome, Outcome::Overflow);
+    assert_eq!(last.outcome, StepOutcome::Overflow);
     assert_eq!((last.scale, last.parameters), (32.0, vec!["weight".into()]));
     assert_eq!(scaler.loss_scale(), 16.0);
     // The loss that was not finite counts as well.
@@ -106,7 +109,7 @@ fn every_transition() {
 fn gradients_too_small_for_f16_survive() {
     let device = flex(Precision::F16).unwrap().autodiff();
     // dL/dw = 2^-26 everywhere, a quarter of the least that f16 holds.
-    let scaler = scaler(Dynamic::new().with_init_scale(1024.0));
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(1024.0));
     let weight = Param::from_tensor(Tensor::<2>::ones([4, 4], &device));
     let model = Weight { weight };
     let x = Tensor::<2>::ones([1, 4], &device);
@@ -122,7 +125,7 @@ fn gradients_too_small_for_f16_survive() {
 #[test]
 fn an_overflow_of_f16_is_a_skipped_step() {
     let device = flex(Precision::F16).unwrap().autodiff();
-    let scaler = scaler(Dynamic::new().with_init_scale(65536.0));
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(65536.0));
     let weight = Param::from_tensor(Tensor::<2>::ones([4, 4], &device));
     let model = Weight { weight };
     let x = Tensor::<2>::ones([1, 4], &device);
@@ -138,7 +141,7 @@ fn an_overflow_of_f16_is_a_skipped_step() {
 #[test]
 fn a_large_finite_loss_on_an_f16_device_is_finite() {
     let device = flex(Precision::F16).unwrap().autodiff();
-    let scaler = scaler(Dynamic::new().with_init_scale(1024.0));
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(1024.0));
     let weight = Param::from_tensor(Tensor::<2>::full([1, 4], 1e6, &device));
     let model = Weight { weight };
     let grads = scaler.backward(model.loss(1e-3), &model);
@@ -149,7 +152,7 @@ fn a_large_finite_loss_on_an_f16_device_is_finite() {
 
 #[test]
 fn finite_gradients_whose_sum_overflows_are_finite() {
-    let scaler = scaler(Dynamic::new().with_init_scale(1.0));
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(1.0));
     for (input, finite) in [(f32::MAX / 2.0, true), (f32::INFINITY, false)] {
         // The products cancel in the loss.
         let weight = Tensor::from_data([[1.0, -1.0, 1.0, -1.0]], &plain());
@@ -164,7 +167,7 @@ fn finite_gradients_whose_sum_overflows_are_finite() {
 #[test]
 fn a_skipped_step_leaves_parameters_and_optimizer_bit_for_bit() {
     for device in [plain(), flex(Precision::F16).unwrap().autodiff()] {
-        let scaler = scaler(Dynamic::new().with_init_scale(1024.0));
+        let scaler = scaler(DynamicLossScale::new().with_init_scale(1024.0));
         let mut optimizer = AdamConfig::new().init();
         let model = LinearConfig::new(4, 2).init(&device);
         let loss = |model: &Linear, factor: f32| {
@@ -202,7 +205,7 @@ fn a_skipped_step_leaves_parameters_and_optimizer_bit_for_bit() {
 
 #[test]
 fn micro_batches_share_a_scale_and_one_non_finite_loss_skips_them_all() {
-    let scaler = scaler(Dynamic::new().with_init_scale(16.0));
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(16.0));
     let mut model = Weight::new(&plain());
     let mut sum = |inputs: [f32; 2]| {
         let mut losses = inputs.into_iter().map(|input| {
@@ -221,12 +224,15 @@ fn micro_batches_share_a_scale_and_one_non_finite_loss_skips_them_all() {
     };
     assert_eq!(sum([0.25, 0.5]), (true, vec![0.25; 4]));
     assert_eq!(sum([0.25, f32::INFINITY]), (false, vec![0.25; 4]));
-    assert_eq!(scaler.last_step().unwrap().outcome, Outcome::NonFiniteLoss);
+    assert_eq!(
+        scaler.last_step().unwrap().outcome,
+        StepOutcome::NonFiniteLoss
+    );
 }
 
 #[test]
 fn several_optimizers_and_one_update() {
-    let scaler = scaler(Dynamic::new().with_init_scale(16.0));
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(16.0));
     let models = [Weight::new(&plain()), Weight::new(&plain())];
     let grads = [0.25, OVERFLOW]
         .into_iter()
@@ -246,7 +252,7 @@ fn several_optimizers_and_one_update() {
 
 #[test]
 fn misuse_is_an_error_and_changes_nothing() {
-    let scaler = scaler(Dynamic::new().with_init_scale(16.0));
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(16.0));
     let model = Weight::new(&plain());
     let mut optimizer = SgdConfig::new().init();
     let amp = |error: Error| match error {
@@ -328,7 +334,7 @@ fn misuse_is_an_error_and_changes_nothing() {
 
 #[test]
 fn a_step_that_is_refused_gives_the_model_back() {
-    let scaler = scaler(Dynamic::new().with_init_scale(16.0));
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(16.0));
     let mut optimizer = SgdConfig::new().init();
     let mut model = Weight::new(&plain());
     let id = model.weight.id;
@@ -393,7 +399,7 @@ fn a_fixed_scale_skips_and_never_moves() {
 
 #[test]
 fn a_half_precision_loss_is_scaled_in_fp32() {
-    let scaler = scaler(Dynamic::new());
+    let scaler = scaler(DynamicLossScale::new());
     let model = Weight::new(&plain());
     let loss = model.loss(0.5).cast(FloatDType::F16);
     let scaled = scaler.scale(loss);
@@ -403,15 +409,19 @@ fn a_half_precision_loss_is_scaled_in_fp32() {
 
 #[test]
 fn the_state_is_saved_and_restored_whole() {
-    let scaler = scaler(Dynamic::new().with_init_scale(64.0).with_growth_interval(3));
+    let scaler = scaler(
+        DynamicLossScale::new()
+            .with_init_scale(64.0)
+            .with_growth_interval(3),
+    );
     let mut model = Weight::new(&plain());
     for input in [0.25, OVERFLOW, f32::NAN, 0.25] {
         step(&scaler, &mut model, input);
     }
     let file = std::env::temp_dir().join(format!("burn-amp-device-{}.json", std::process::id()));
-    scaler.save(&file).unwrap();
+    scaler.save_file(&file).unwrap();
     let restored = GradScaler::default();
-    restored.load(&file).unwrap();
+    restored.load_file(&file).unwrap();
     assert_eq!(restored.state(), scaler.state());
     // Both go on alike.
     let mut copy = model.clone();
@@ -432,15 +442,15 @@ fn the_state_is_saved_and_restored_whole() {
         text[..text.len() / 2].to_string(),
     ] {
         assert_ne!(damaged, text);
-        let error = restored.from_reader(damaged.as_bytes()).unwrap_err();
+        let error = restored.read_state(damaged.as_bytes()).unwrap_err();
         assert!(matches!(error, AmpError::State { .. }), "{error}");
     }
-    assert!(restored.load(&file).is_err());
+    assert!(restored.load_file(&file).is_err());
     assert_eq!(restored.state(), before);
     let mut written = Vec::new();
     scaler.load_state(before);
-    scaler.to_writer(&mut written).unwrap();
-    restored.from_reader(written.as_slice()).unwrap();
+    scaler.write_state(&mut written).unwrap();
+    restored.read_state(written.as_slice()).unwrap();
     assert_eq!(restored.state(), before);
 }
 
@@ -473,7 +483,7 @@ const SAVED_ON_BURN_0_21: &str = r#"{
 #[test]
 fn a_state_saved_on_burn_0_21_goes_on() {
     let scaler = GradScaler::default();
-    scaler.from_reader(SAVED_ON_BURN_0_21.as_bytes()).unwrap();
+    scaler.read_state(SAVED_ON_BURN_0_21.as_bytes()).unwrap();
     assert_eq!(scaler.loss_scale(), 32768.0);
     assert_eq!(
         (scaler.state().taken_steps(), scaler.skipped_steps()),

@@ -21,8 +21,8 @@ use burn::train::{
     TrainOutput, TrainStep,
 };
 use burn_amp_device::{
-    AmpError, AmpReport, AmpTrainingExt, Dynamic, Error, GradScaler, LossScaleConfig, Precision,
-    flex,
+    AmpError, AmpReport, AmpTrainingExt, DynamicLossScale, Error, GradScaler, LossScaleConfig,
+    Precision, flex,
 };
 
 /// The scaler of a device is the process's: one test at a time.
@@ -162,8 +162,8 @@ fn weight(result: &LearningResult<Weight>) -> f32 {
     values[0]
 }
 
-fn scale(init: f32) -> Dynamic {
-    Dynamic::new().with_init_scale(init)
+fn scale(init: f32) -> DynamicLossScale {
+    DynamicLossScale::new().with_init_scale(init)
 }
 
 /// What a metric of the training logged, item by item and for the epoch.
@@ -341,7 +341,7 @@ fn stops_when_no_scale_helps() {
 }
 
 /// Trains an epoch from this checkpoint on. The scale grows with each step.
-fn epoch(name: &str, from: Option<usize>, config: Dynamic) -> (f32, GradScaler) {
+fn epoch(name: &str, from: Option<usize>, config: DynamicLossScale) -> (f32, GradScaler) {
     let device = flex(Precision::F16).unwrap();
     let scaler = GradScaler::of(&device);
     let schedule = scaler.checkpoint_with(schedule());

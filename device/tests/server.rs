@@ -17,7 +17,7 @@ use burn::nn::LinearConfig;
 use burn::optim::SgdConfig;
 use burn::remote::{ConnectError, RemoteHost};
 use burn::tensor::{Device, Tensor};
-use burn_amp_device::{Dynamic, Error, GradScaler, Precision, connect};
+use burn_amp_device::{DynamicLossScale, Error, GradScaler, Precision, connect};
 
 use client::process::{Process, own_test};
 use client::served::{MINUTE, Server, TOKEN, ends_within, program};
@@ -201,7 +201,7 @@ fn client_process() {
     let device = connect(&host, MINUTE).unwrap().autodiff();
     let mut model = LinearConfig::new(64, 64).init(&device);
     let mut optimizer = SgdConfig::new().init();
-    let scaler = GradScaler::new(Dynamic::new().into()).unwrap();
+    let scaler = GradScaler::new(DynamicLossScale::new().into()).unwrap();
     loop {
         let loss = model
             .forward(tensor([64, 64], 1, &device))
@@ -248,7 +248,7 @@ fn a_client_whose_server_dies_within_a_step_ends_with_an_error() {
 fn where_the_server_has_ended_reads_are_errors_and_nothing_hangs() {
     let mut server = Server::start("f16");
     let device = server.device().autodiff();
-    let scaler = GradScaler::new(Dynamic::new().into()).unwrap();
+    let scaler = GradScaler::new(DynamicLossScale::new().into()).unwrap();
     let model = LinearConfig::new(4, 2).init(&device);
     let ones = Tensor::<2>::ones([2, 4], &device);
     device.sync().unwrap();

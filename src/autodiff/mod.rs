@@ -43,7 +43,7 @@ use crate::policy::Mode;
 use crate::precision::{half_wanted, in_kernel};
 use crate::scaler;
 use crate::tensor::{TensorFlags, at_least_f32};
-use crate::{Amp, AmpTensor, GradScaler, Outcome};
+use crate::{Amp, AmpTensor, GradScaler, StepOutcome};
 
 /// The trait that Burn's autodiff requires of the backend that it trains on.
 #[cfg(not(feature = "distributed"))]
@@ -110,7 +110,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             let leaves = half_wanted().then(leaves::alive);
             let scale = (tracked && half_wanted()).then_some(1.0);
             let (mut tape, replicas) = tape_of::<B, C>(loss.clone(), scale);
-            replicas::agreed::<B>(replicas.as_deref(), &device, None, Outcome::Finite);
+            replicas::agreed::<B>(replicas.as_deref(), &device, None, StepOutcome::Finite);
             let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
             let copied = leaves.map(take).unwrap_or_default();
             return AmpGradients {
@@ -368,11 +368,11 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
 
     let finite = finite.read();
     let (loss_is_finite, gradients) = finite.split_first().expect("the loss was added");
-    let here = Outcome::of(*loss_is_finite, !gradients.contains(&false));
+    let here = StepOutcome::of(*loss_is_finite, !gradients.contains(&false));
     let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, Some(scale), here);
     let anomalies = anomaly::take();
     let mut findings = Findings::default();
-    if outcome != Outcome::Finite {
+    if outcome != StepOutcome::Finite {
         let leaves = grads.drain(..).map(|(leaf, ..)| leaf);
         findings.leaves = leaves.zip(gradients.iter().copied()).collect();
         findings.anomalies = anomalies;

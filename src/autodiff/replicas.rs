@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 #[cfg(feature = "train")]
 use crate::GradScaler;
-use crate::Outcome;
+use crate::StepOutcome;
 use crate::device::{self, DeviceState};
 
 /// The replicas of a model, one per device.
@@ -79,7 +79,7 @@ impl Failure {
 struct Vote {
     /// The factor on the replica's loss, if the loss was scaled.
     scale: Option<f32>,
-    outcome: Outcome,
+    outcome: StepOutcome,
 }
 
 impl Vote {
@@ -167,8 +167,8 @@ pub(crate) fn agreed<B: Backend>(
     replicas: Option<&Replicas>,
     device: &B::Device,
     scale: Option<f32>,
-    outcome: Outcome,
-) -> Outcome {
+    outcome: StepOutcome,
+) -> StepOutcome {
     let Some(replicas) = replicas else {
         return outcome;
     };
@@ -291,7 +291,7 @@ mod tests {
     use std::time::Duration;
 
     use super::{Replicas, Vote};
-    use crate::Outcome;
+    use crate::StepOutcome;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -321,7 +321,7 @@ mod tests {
     fn vote(loss_is_finite: bool, gradients_are_finite: bool) -> Vote {
         Vote {
             scale: Some(8.0),
-            outcome: Outcome::of(loss_is_finite, gradients_are_finite),
+            outcome: StepOutcome::of(loss_is_finite, gradients_are_finite),
         }
     }
 
@@ -386,10 +386,10 @@ mod tests {
         let replicas = replicas(3);
         let fine = vote(true, true);
         for (odd, outcome) in [
-            (fine, Outcome::Finite),
-            (vote(true, false), Outcome::Overflow),
-            (vote(false, true), Outcome::NonFiniteLoss),
-            (vote(false, false), Outcome::NonFiniteLoss),
+            (fine, StepOutcome::Finite),
+            (vote(true, false), StepOutcome::Overflow),
+            (vote(false, true), StepOutcome::NonFiniteLoss),
+            (vote(false, false), StepOutcome::NonFiniteLoss),
         ] {
             for at in 0..3 {
                 let mut votes = [fine; 3];
@@ -438,7 +438,7 @@ mod tests {
                         let vote = vote(true, !overflows(replica, step));
                         let told = replicas.agree(&format!("device {replica}"), LONG, vote);
                         let any = (0..4).any(|replica| overflows(replica, step));
-                        assert_eq!(told.outcome == Outcome::Finite, !any);
+                        assert_eq!(told.outcome == StepOutcome::Finite, !any);
                     }
                 });
             }

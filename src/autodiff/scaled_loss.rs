@@ -9,7 +9,7 @@ use burn_backend::tensor::FloatTensor;
 use super::replicas::{Replicas, agreed};
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::scaler::LossCheck;
-use crate::{GradScaler, Outcome};
+use crate::{GradScaler, StepOutcome};
 
 /// Adds the value of a scaled loss. A later check finds out whether the value is finite.
 pub(crate) fn add_loss<I: Backend>(scaler: &GradScaler, device: &I::Device, value: FloatTensor<I>) {
@@ -47,7 +47,12 @@ pub(super) fn end_pass<B: Backend>(
     device: &B::Device,
     scale: f32,
 ) {
-    agreed::<B>(replicas.as_deref(), device, Some(scale), Outcome::Finite);
+    agreed::<B>(
+        replicas.as_deref(),
+        device,
+        Some(scale),
+        StepOutcome::Finite,
+    );
     let found = anomaly::take();
     let pending = &mut scaler.shared.lock().pending;
     if let Some(replicas) = replicas {

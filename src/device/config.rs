@@ -40,7 +40,8 @@ pub enum WhenStuck {
     /// Only log an error.
     #[default]
     Log,
-    /// Log the error, and stop a `Learner` after the step. Outside a `Learner`, the same as `Log`.
+    /// Log the error. A `Learner` stops after the step, and a `MixedPrecisionTrainer` returns the
+    /// error. Elsewhere the same as `Log`.
     Stop,
 }
 
@@ -69,7 +70,7 @@ impl AmpConfig {
         self
     }
 
-    /// Sets how the loss is scaled in f16. Default [`Dynamic`](crate::Dynamic) with its defaults.
+    /// Sets how the loss is scaled in f16. Default [`DynamicLossScale`](crate::DynamicLossScale) with its defaults.
     /// [`apply`](AmpConfig::apply) checks the ranges.
     pub fn with_loss_scale(mut self, loss_scale: LossScaleConfig) -> Self {
         self.loss_scale = Some(loss_scale);

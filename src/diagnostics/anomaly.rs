@@ -10,7 +10,7 @@ use super::FiniteCheck;
 use crate::policy::Class;
 use crate::precision::{inspecting, is_in_backward, is_inspecting, keeps_dtypes};
 use crate::tensor::{AmpTensor, at_least_f32};
-use crate::{Anomaly, Pass};
+use crate::{Anomaly, AnomalyPass};
 
 /// What is known about this thread's pass.
 #[derive(Default)]
@@ -83,9 +83,9 @@ pub(crate) fn scalars(scalars: &[f64]) {
 #[cold]
 pub(crate) fn result<B: Backend>(op: &str, class: Class, tensor: &FloatTensor<B>) {
     let pass = if is_in_backward() {
-        Pass::Backward
+        AnomalyPass::Backward
     } else {
-        Pass::Forward
+        AnomalyPass::Forward
     };
     let is_known = |watched: &Watched| watched.found.iter().any(|found| found.pass == pass);
     if class == Class::Move || WATCHED.with_borrow(|watched| !watched.finite || is_known(watched)) {
@@ -100,7 +100,7 @@ pub(crate) fn result<B: Backend>(op: &str, class: Class, tensor: &FloatTensor<B>
                 shape: tensor.shape().to_vec(),
                 largest_operand: watched.largest,
                 parameter: None,
-                leaf: watched.leaf.filter(|_| pass == Pass::Forward),
+                leaf: watched.leaf.filter(|_| pass == AnomalyPass::Forward),
             });
         });
     }

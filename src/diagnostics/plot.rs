@@ -6,7 +6,7 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use crate::{AmpError, AmpReport, Outcome};
+use crate::{AmpError, AmpReport, StepOutcome};
 use burn_amp_core::replace_file;
 
 const SCALE: RGBColor = RGBColor(30, 110, 190);
@@ -74,8 +74,12 @@ impl AmpReport {
         chart.draw_series(LineSeries::new(points, SCALE.stroke_width(2)))?;
 
         for (outcome, color, name) in [
-            (Outcome::Overflow, OVERFLOW, "overflow, skipped"),
-            (Outcome::NonFiniteLoss, BAD_LOSS, "loss not finite, skipped"),
+            (StepOutcome::Overflow, OVERFLOW, "overflow, skipped"),
+            (
+                StepOutcome::NonFiniteLoss,
+                BAD_LOSS,
+                "loss not finite, skipped",
+            ),
         ] {
             let of_outcome = || history.skipped().filter(|(_, s)| s.outcome == outcome);
             let count = of_outcome().count();

@@ -6,7 +6,7 @@ use burn_amp_core::{Findings, SharedScaler, scaler_handle};
 
 #[cfg(feature = "train")]
 use super::Losses;
-use crate::Outcome;
+use crate::StepOutcome;
 use crate::precision;
 
 /// No explicit protocol gives a loss to check.
@@ -85,7 +85,7 @@ impl GradScaler {
 
     /// Records and logs the outcome of a backward pass whose loss was multiplied by `scale`. The
     /// pass itself takes or skips the step.
-    pub(crate) fn record_pass(&self, scale: f32, outcome: Outcome, findings: Findings) {
+    pub(crate) fn record_pass(&self, scale: f32, outcome: StepOutcome, findings: Findings) {
         self.shared.record_pass(scale, outcome, findings, OR);
     }
 }

@@ -21,23 +21,14 @@ pub struct MixedPrecision {
 }
 
 impl MixedPrecision {
-    /// From a precision string such as `"16-mixed"` or `"bf16"`, and a scaler. Without a scaler,
-    /// f16 and `auto` get a new dynamic one. Does not check whether a device can do the precision.
-    ///
-    /// # Errors
-    ///
-    /// - [`AmpError::UnknownPrecision`] when the string is not a precision.
-    /// - [`AmpError::LossScaleWithoutF16`] when a scaler is given with bf16 or FP32.
-    pub fn new(precision: &str, scaler: Option<GradScaler>) -> Result<Self, AmpError> {
-        Self::of(precision.parse()?, scaler)
-    }
-
-    /// Like [`new`](MixedPrecision::new), from a [`Precision`].
+    /// From a precision and a scaler. `"16-mixed".parse()?` is the precision of a string. Without a
+    /// scaler, f16 and `Auto` get a new dynamic one. Does not check whether a device can do the
+    /// precision.
     ///
     /// # Errors
     ///
     /// [`AmpError::LossScaleWithoutF16`] when a scaler is given with bf16 or FP32.
-    pub fn of(precision: Precision, scaler: Option<GradScaler>) -> Result<Self, AmpError> {
+    pub fn new(precision: Precision, scaler: Option<GradScaler>) -> Result<Self, AmpError> {
         let may_scale = precision.scales_loss() || precision == Precision::Auto;
         let scaler = match (may_scale, scaler) {
             (true, scaler) => scaler.unwrap_or_default(),

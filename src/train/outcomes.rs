@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
     use crate::autodiff::replicas::Replicas;
-    use crate::{LossScaleConfig, Outcome};
+    use crate::{LossScaleConfig, StepOutcome};
 
     #[test]
     fn a_replica_sees_its_own_steps_and_any_other_thread_sees_all() {
@@ -161,12 +161,12 @@ mod tests {
         thread::scope(|scope| {
             let skips = || {
                 replicas::join(replicas.clone(), "a".into());
-                pass(Outcome::Overflow);
+                pass(StepOutcome::Overflow);
             };
             scope.spawn(skips).join().unwrap();
             let takes = || {
                 replicas::join(replicas.clone(), "b".into());
-                pass(Outcome::Finite);
+                pass(StepOutcome::Finite);
                 let seen = outcomes.take();
                 assert!(seen.taken && !seen.skipped, "{seen:?}");
                 assert!(!outcomes.take().has_passes());

@@ -17,8 +17,8 @@ use super::explicit::is_amp;
 use super::masters::with_masters;
 use super::{MixedPrecision, gradients};
 use crate::{
-    AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, Transition, precision_of,
-    with_precision,
+    AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, Transition, WhenStuck,
+    precision_of, with_precision,
 };
 
 /// Trains a model in mixed precision with one call per batch: forward and backward pass, loss
@@ -56,7 +56,7 @@ pub struct MixedPrecisionTrainer<B, M, O, S = LearningRate> {
     mixed: MixedPrecision,
     accumulation: u32,
     max_norm: Option<f32>,
-    stuck_is_error: bool,
+    when_stuck: WhenStuck,
     micro_batches: u32,
     accumulator: GradientsAccumulator<M>,
     backend: std::marker::PhantomData<B>,
@@ -183,10 +183,10 @@ where
             model: Some(with_precision(precision, || with_masters(model))),
             optimizer,
             scheduler: 1e-3,
-            mixed: MixedPrecision::of(precision, scaler)?,
+            mixed: MixedPrecision::new(precision, scaler)?,
             accumulation: 1,
             max_norm: None,
-            stuck_is_error: false,
+            when_stuck: WhenStuck::Log,
             micro_batches: 0,
             accumulator: GradientsAccumulator::new(),
             backend: std::marker::PhantomData,
@@ -215,7 +215,7 @@ where
             mixed: self.mixed,
             accumulation: self.accumulation,
             max_norm: self.max_norm,
-            stuck_is_error: self.stuck_is_error,
+            when_stuck: self.when_stuck,
             micro_batches: self.micro_batches,
             accumulator: self.accumulator,
             backend: self.backend,
@@ -227,7 +227,7 @@ where
     /// # Panics
     ///
     /// If `batches` is 0.
-    pub fn with_accumulation(mut self, batches: u32) -> Self {
+    pub fn with_grads_accumulation(mut self, batches: u32) -> Self {
         assert!(batches > 0, "a step needs at least 1 batch, got 0");
         self.accumulation = batches;
         self
@@ -245,10 +245,11 @@ where
         self
     }
 
-    /// Returns [`AmpError::Stuck`] when steps are skipped one after the other, and no change of the
-    /// loss scale helps. By default this is only logged.
-    pub fn with_stuck_as_error(mut self) -> Self {
-        self.stuck_is_error = true;
+    /// Sets what to do when steps are skipped one after the other, and no change of the loss scale
+    /// helps. With [`WhenStuck::Stop`], [`train_step`](MixedPrecisionTrainer::train_step) returns
+    /// [`AmpError::Stuck`]. By default this is only logged.
+    pub fn with_when_stuck(mut self, when_stuck: WhenStuck) -> Self {
+        self.when_stuck = when_stuck;
         self
     }
 
@@ -260,7 +261,7 @@ where
     /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
     ///   and its window are then dropped.
-    /// - [`AmpError::Stuck`] after `with_stuck_as_error`. The trainer can continue.
+    /// - [`AmpError::Stuck`] after `with_when_stuck(WhenStuck::Stop)`. The trainer can continue.
     ///
     /// # Panics
     ///
@@ -325,7 +326,7 @@ where
             self.scheduler = scheduler;
         }
         if let Transition::Stuck(reason) = transition
-            && self.stuck_is_error
+            && self.when_stuck == WhenStuck::Stop
         {
             let last = scaler.last_step().expect("there was a step");
             return Err(scaler.state().stuck_error(reason, &last));

@@ -9,7 +9,7 @@ use burn::prelude::*;
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, activation};
-use burn_amp::{Dynamic, GradScaler, LossScaleConfig, Precision, with_precision};
+use burn_amp::{DynamicLossScale, GradScaler, LossScaleConfig, Precision, with_precision};
 
 #[derive(Module, Debug)]
 pub struct Mlp<B: Backend> {
@@ -142,9 +142,9 @@ where
 }
 
 pub fn scaler(init_scale: f32) -> GradScaler {
-    GradScaler::new(LossScaleConfig::Dynamic(Dynamic {
+    GradScaler::new(LossScaleConfig::Dynamic(DynamicLossScale {
         init_scale,
-        ..Dynamic::default()
+        ..DynamicLossScale::default()
     }))
     .unwrap()
 }

@@ -26,8 +26,8 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{ExecutionStrategy, Learner};
 use burn_amp::{
-    AmpAutodiff, AmpConfig, AmpLrScheduler, AmpOptimizer, AmpTrainingExt, Dynamic, GradScaler,
-    LossScaleConfig, LossScaler, Outcome, Precision,
+    AmpAutodiff, AmpConfig, AmpLrScheduler, AmpOptimizer, AmpTrainingExt, DynamicLossScale,
+    GradScaler, LossScaleConfig, LossScaler, Precision, StepOutcome,
 };
 use burn_backend::distributed::{
     DistributedBackend, DistributedConfig, DistributedParamId, ReduceOperation,
@@ -101,10 +101,10 @@ const INIT_SCALE: f32 = 1024.0;
 fn devices(count: usize, precision: Precision) -> Vec<CheckedDevice> {
     let mut config = AmpConfig::new().with_precision(precision);
     if precision == Precision::F16 {
-        config = config.with_loss_scale(LossScaleConfig::Dynamic(Dynamic {
+        config = config.with_loss_scale(LossScaleConfig::Dynamic(DynamicLossScale {
             init_scale: INIT_SCALE,
             growth_interval: 4,
-            ..Dynamic::default()
+            ..DynamicLossScale::default()
         }));
     }
     let device = |_| {
@@ -432,7 +432,7 @@ fn accumulated_passes_are_all_reduced() {
 /// Scale, step, update: on every replica with its own scaler.
 #[test]
 fn the_explicit_protocol_decides_together() {
-    for odd in [Outcome::Overflow, Outcome::NonFiniteLoss] {
+    for odd in [StepOutcome::Overflow, StepOutcome::NonFiniteLoss] {
         let model = Mlp::<B>::new();
         let devices = devices(2, Precision::F16);
         let ended = replicas(ReduceOperation::Mean, &devices, move |replica| {
@@ -445,7 +445,7 @@ fn the_explicit_protocol_decides_together() {
                 if replica.index == 1 && i % 3 == 1 {
                     loss = match odd {
                         // Of what this replica alone has.
-                        Outcome::Overflow => loss + overflow(&model),
+                        StepOutcome::Overflow => loss + overflow(&model),
                         _ => loss.clone() + Tensor::full([1], f32::NAN, &loss.device()),
                     };
                 }
@@ -462,7 +462,7 @@ fn the_explicit_protocol_decides_together() {
         assert_same(&ended);
         assert_eq!(ended[0].2, [true, false, true, true, false, true]);
         let non_finite = ended[0].1.non_finite_losses();
-        assert_eq!(non_finite > 0, odd == Outcome::NonFiniteLoss);
+        assert_eq!(non_finite > 0, odd == StepOutcome::NonFiniteLoss);
     }
 }
 

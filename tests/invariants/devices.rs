@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_amp::{
-    Amp, AmpConfig, AmpError, Dynamic, GradScaler, LossScaleConfig, MixedPrecisionTrainer,
+    Amp, AmpConfig, AmpError, DynamicLossScale, GradScaler, LossScaleConfig, MixedPrecisionTrainer,
     Precision, precision_of, with_precision,
 };
 use burn_amp_core::policy::{Class, class};
@@ -265,10 +265,10 @@ fn trained_on(devices: &[CheckedDevice], mut after: impl FnMut(&CheckedDevice)) 
 #[test]
 fn a_model_that_moves_between_steps_trains_as_each_device_is_configured() {
     let [home, away] = [Precision::F16, Precision::Bf16].map(device_in);
-    let dynamic = Dynamic {
+    let dynamic = DynamicLossScale {
         init_scale: 256.0,
         growth_interval: 2,
-        ..Dynamic::default()
+        ..DynamicLossScale::default()
     };
     let config = crate::checked::config().with_precision(Precision::F16);
     let config = config.with_loss_scale(LossScaleConfig::Dynamic(dynamic));

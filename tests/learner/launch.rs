@@ -7,7 +7,7 @@ use burn::prelude::Backend;
 use burn::tensor::{DType, Tensor};
 use burn::train::{ExecutionStrategy, Interrupter, Learner, MultiDeviceOptim};
 use burn_amp::{
-    AmpAutodiff, AmpConfig, AmpError, AmpOptimizer, AmpTrainingExt, Dynamic, GradScaler,
+    AmpAutodiff, AmpConfig, AmpError, AmpOptimizer, AmpTrainingExt, DynamicLossScale, GradScaler,
     LossScaleConfig, Precision, WhenStuck, full_precision, precision_of,
 };
 use burn_backend::DTypeUsageSet;
@@ -221,11 +221,11 @@ fn devices_that_share_a_batch_want_an_optimizer_that_takes_it_whole() {
 fn a_training_that_is_stuck_goes_on_or_stops_as_configured() {
     let _alone = alone();
     let all: Vec<usize> = (4..40).collect();
-    let dynamic = LossScaleConfig::Dynamic(Dynamic {
+    let dynamic = LossScaleConfig::Dynamic(DynamicLossScale {
         init_scale: 4.0,
         min_scale: 1.0,
         stuck_after: 3,
-        ..Dynamic::default()
+        ..DynamicLossScale::default()
     });
     let fixed = LossScaleConfig::Fixed(4.0);
     for (when_stuck, loss_scale, steps, reason) in [

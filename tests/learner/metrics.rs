@@ -5,8 +5,8 @@ use std::time::Duration;
 use burn::train::Learner;
 use burn::train::metric::{Metric, Numeric};
 use burn_amp::{
-    AmpConfig, AmpTrainingExt, Dynamic, GradScaler, LossScaleConfig, LossScaleMetric, Precision,
-    PrecisionMetric, SkippedStepsMetric,
+    AmpConfig, AmpTrainingExt, DynamicLossScale, GradScaler, LossScaleConfig, LossScaleMetric,
+    Precision, PrecisionMetric, SkippedStepsMetric,
 };
 
 use crate::harness::{A, Model, SgdOf, Training, Watch, alone, folder, samples, sgd, training};
@@ -18,10 +18,10 @@ const GROWTH_INTERVAL: usize = 6;
 fn config() -> AmpConfig {
     AmpConfig::new()
         .with_precision(Precision::F16)
-        .with_loss_scale(LossScaleConfig::Dynamic(Dynamic {
+        .with_loss_scale(LossScaleConfig::Dynamic(DynamicLossScale {
             init_scale: 1024.0,
             growth_interval: GROWTH_INTERVAL as u32,
-            ..Dynamic::default()
+            ..DynamicLossScale::default()
         }))
 }
 

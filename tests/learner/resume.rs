@@ -16,8 +16,8 @@ use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy, KeepLa
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Interrupter, Learner};
 use burn_amp::{
-    AmpConfig, AmpLrScheduler, AmpTrainingExt, Dynamic, GradScaler, LossScaleConfig, LossScaler,
-    Precision,
+    AmpConfig, AmpLrScheduler, AmpTrainingExt, DynamicLossScale, GradScaler, LossScaleConfig,
+    LossScaler, Precision,
 };
 
 use crate::common::mlp::parameters;
@@ -45,10 +45,10 @@ fn scheduler() -> Scheduler {
 fn config() -> AmpConfig {
     AmpConfig::new()
         .with_precision(Precision::F16)
-        .with_loss_scale(LossScaleConfig::Dynamic(Dynamic {
+        .with_loss_scale(LossScaleConfig::Dynamic(DynamicLossScale {
             init_scale: 256.0,
             growth_interval: 5,
-            ..Dynamic::default()
+            ..DynamicLossScale::default()
         }))
 }
 

@@ -18,8 +18,8 @@ use burn::record::{
 };
 use burn::train::Learner;
 use burn_amp::{
-    AmpLrScheduler, AmpOptimizer, AmpTrainingExt, GradScaler, LossScaleConfig, LossScaler, Outcome,
-    Precision, with_precision,
+    AmpLrScheduler, AmpOptimizer, AmpTrainingExt, GradScaler, LossScaleConfig, LossScaler,
+    Precision, StepOutcome, with_precision,
 };
 
 use crate::harness::{A, Model, Spy, Training, alone, folder, samples, sgd, training};
@@ -173,7 +173,11 @@ fn in_bf16_and_fp32_every_step_is_taken() {
 /// A scaler of nobody else, some steps old.
 fn used_scaler() -> GradScaler {
     let mut state = LossScaler::new(LossScaleConfig::default()).unwrap();
-    for outcome in [Outcome::Finite, Outcome::Overflow, Outcome::Finite] {
+    for outcome in [
+        StepOutcome::Finite,
+        StepOutcome::Overflow,
+        StepOutcome::Finite,
+    ] {
         state.update(outcome);
     }
     GradScaler::from(state)

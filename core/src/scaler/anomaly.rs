@@ -14,7 +14,7 @@ pub struct Anomaly {
     /// The backend's name for the operation, for example `linear`.
     pub op: String,
     /// The pass of the operation.
-    pub pass: Pass,
+    pub pass: AnomalyPass,
     /// The dtype of the result, for example `F16`.
     pub dtype: String,
     /// The shape of the result.
@@ -44,7 +44,7 @@ impl Anomaly {
 /// The two passes of a training step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Pass {
+pub enum AnomalyPass {
     /// From the inputs to the loss.
     Forward,
     /// From the loss to the gradients.
@@ -54,8 +54,8 @@ pub enum Pass {
 impl fmt::Display for Anomaly {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pass = match self.pass {
-            Pass::Forward => "forward",
-            Pass::Backward => "backward",
+            AnomalyPass::Forward => "forward",
+            AnomalyPass::Backward => "backward",
         };
         write!(
             f,

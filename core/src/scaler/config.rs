@@ -12,7 +12,7 @@ use crate::AmpError;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum LossScaleConfig {
     /// As large as the gradients allow, adjusted during training.
-    Dynamic(Dynamic),
+    Dynamic(DynamicLossScale),
     /// A constant scale, positive and finite. Steps that overflow are still skipped; after 20 in a
     /// row the run is [`Stuck`](crate::Transition::Stuck).
     Fixed(f32),
@@ -24,7 +24,7 @@ pub enum LossScaleConfig {
 /// is an optimizer step, not a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Dynamic {
+pub struct DynamicLossScale {
     /// The scale of the first step, from `min_scale` to `max_scale`. Default 65536.
     pub init_scale: f32,
     /// Multiplies the scale after `growth_interval` good steps. Above 1. Default 2.
@@ -47,7 +47,7 @@ pub struct Dynamic {
     pub stuck_after: u32,
 }
 
-impl Default for Dynamic {
+impl Default for DynamicLossScale {
     fn default() -> Self {
         Self {
             init_scale: 65536.0,
@@ -64,14 +64,14 @@ impl Default for Dynamic {
 
 impl Default for LossScaleConfig {
     fn default() -> Self {
-        LossScaleConfig::Dynamic(Dynamic::default())
+        LossScaleConfig::Dynamic(DynamicLossScale::default())
     }
 }
 
-/// The builder methods of the [`Dynamic`] settings.
+/// The builder methods of the [`DynamicLossScale`] settings.
 macro_rules! settings {
     ($($with:ident $field:ident: $ty:ty;)*) => {$(
-        #[doc = concat!("Sets [`", stringify!($field), "`](Dynamic::", stringify!($field), ").")]
+        #[doc = concat!("Sets [`", stringify!($field), "`](DynamicLossScale::", stringify!($field), ").")]
         pub fn $with(mut self, $field: $ty) -> Self {
             self.$field = $field;
             self
@@ -79,7 +79,7 @@ macro_rules! settings {
     )*};
 }
 
-impl Dynamic {
+impl DynamicLossScale {
     /// The defaults.
     pub fn new() -> Self {
         Self::default()
@@ -103,8 +103,8 @@ impl Dynamic {
     }
 }
 
-impl From<Dynamic> for LossScaleConfig {
-    fn from(dynamic: Dynamic) -> Self {
+impl From<DynamicLossScale> for LossScaleConfig {
+    fn from(dynamic: DynamicLossScale) -> Self {
         LossScaleConfig::Dynamic(dynamic)
     }
 }
@@ -202,8 +202,8 @@ pub(super) fn check(
 mod tests {
     use super::*;
 
-    fn rejected(change: impl Fn(&mut Dynamic)) -> (&'static str, String) {
-        let mut dynamic = Dynamic::default();
+    fn rejected(change: impl Fn(&mut DynamicLossScale)) -> (&'static str, String) {
+        let mut dynamic = DynamicLossScale::default();
         change(&mut dynamic);
         match LossScaleConfig::Dynamic(dynamic).validated() {
             Err(AmpError::InvalidLossScale { field, given, .. }) => (field, given),

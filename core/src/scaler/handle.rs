@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::{
-    Findings, LastStep, LossScaler, Outcome, PendingStep, RecordedStep, ScaleHistory, Transition,
+    Findings, LastStep, LossScaler, PendingStep, RecordedStep, ScaleHistory, StepOutcome,
+    Transition,
 };
 use crate::AmpError;
 
@@ -110,7 +111,7 @@ impl<L: Default> SharedScaler<L> {
     }
 
     /// Records a backward pass that itself takes or skips the step.
-    pub fn record_pass(&self, scale: f32, outcome: Outcome, findings: Findings, or: &str) {
+    pub fn record_pass(&self, scale: f32, outcome: StepOutcome, findings: Findings, or: &str) {
         self.record(scale, outcome, findings, true, or);
     }
 
@@ -119,7 +120,7 @@ impl<L: Default> SharedScaler<L> {
     fn record(
         &self,
         scale: f32,
-        outcome: Outcome,
+        outcome: StepOutcome,
         findings: Findings,
         by_pass: bool,
         or: &str,
@@ -266,17 +267,17 @@ macro_rules! scaler_handle {
             ///
             /// [`AmpError::State`](crate::AmpError::State) when the state cannot be written. The
             /// writer may then hold part of it.
-            pub fn to_writer(&self, writer: impl std::io::Write) -> Result<(), $crate::AmpError> {
+            pub fn write_state(&self, writer: impl std::io::Write) -> Result<(), $crate::AmpError> {
                 self.state().to_writer(writer)
             }
 
-            /// Continues from a state that [`to_writer`](Self::to_writer) wrote.
+            /// Continues from a state that [`write_state`](Self::write_state) wrote.
             ///
             /// # Errors
             ///
             /// [`AmpError::State`](crate::AmpError::State) when the state is damaged, truncated or
             /// from a newer version. The scaler is then unchanged.
-            pub fn from_reader(&self, reader: impl std::io::Read) -> Result<(), $crate::AmpError> {
+            pub fn read_state(&self, reader: impl std::io::Read) -> Result<(), $crate::AmpError> {
                 self.load_state($crate::LossScaler::from_reader(reader)?);
                 Ok(())
             }
@@ -286,18 +287,24 @@ macro_rules! scaler_handle {
             /// # Errors
             ///
             /// [`AmpError::State`](crate::AmpError::State) when the file cannot be written.
-            pub fn save(&self, path: impl AsRef<std::path::Path>) -> Result<(), $crate::AmpError> {
+            pub fn save_file(
+                &self,
+                path: impl AsRef<std::path::Path>,
+            ) -> Result<(), $crate::AmpError> {
                 self.state().save(path)
             }
 
-            /// Continues from a file that [`save`](Self::save) wrote, of burn-amp or of
+            /// Continues from a file that [`save_file`](Self::save_file) wrote, of burn-amp or of
             /// burn-amp-device.
             ///
             /// # Errors
             ///
             /// [`AmpError::State`](crate::AmpError::State) when the file is missing, or its state
             /// is damaged, truncated or from a newer version. The scaler is then unchanged.
-            pub fn load(&self, path: impl AsRef<std::path::Path>) -> Result<(), $crate::AmpError> {
+            pub fn load_file(
+                &self,
+                path: impl AsRef<std::path::Path>,
+            ) -> Result<(), $crate::AmpError> {
                 self.load_state($crate::LossScaler::load(path)?);
                 Ok(())
             }
@@ -329,7 +336,7 @@ macro_rules! scaler_handle {
 #[allow(dead_code, clippy::wrong_self_convention)]
 mod tests {
     use super::*;
-    use crate::{Dynamic, ScaleEntry};
+    use crate::{DynamicLossScale, ScaleEntry};
 
     struct GradScaler {
         shared: SharedScaler<()>,
@@ -337,11 +344,11 @@ mod tests {
 
     scaler_handle!(GradScaler);
 
-    fn scaler(dynamic: Dynamic) -> GradScaler {
+    fn scaler(dynamic: DynamicLossScale) -> GradScaler {
         GradScaler::new(dynamic.into()).unwrap()
     }
 
-    fn take(scaler: &GradScaler, outcome: Outcome) {
+    fn take(scaler: &GradScaler, outcome: StepOutcome) {
         let scale = scaler.loss_scale();
         let findings = Findings::default();
         scaler.shared.record_pass(scale, outcome, findings, "");
@@ -349,20 +356,24 @@ mod tests {
 
     #[test]
     fn debug_prints_a_line() {
-        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
-        take(&scaler, Outcome::Overflow);
+        let scaler = scaler(DynamicLossScale::new().with_init_scale(4.0));
+        take(&scaler, StepOutcome::Overflow);
         let text = "GradScaler { loss_scale: 2.0, taken_steps: 0, skipped_steps: 1, .. }";
         assert_eq!(format!("{scaler:?}"), text);
     }
 
     #[test]
     fn has_the_skipped_steps_and_the_changes_and_nothing_else() {
-        let scaler = scaler(Dynamic::new().with_init_scale(4.0).with_growth_interval(2));
-        take(&scaler, Outcome::Finite);
+        let scaler = scaler(
+            DynamicLossScale::new()
+                .with_init_scale(4.0)
+                .with_growth_interval(2),
+        );
+        take(&scaler, StepOutcome::Finite);
         assert_eq!(scaler.history().entries, []);
-        take(&scaler, Outcome::Finite);
-        take(&scaler, Outcome::NonFiniteLoss);
-        take(&scaler, Outcome::Overflow);
+        take(&scaler, StepOutcome::Finite);
+        take(&scaler, StepOutcome::NonFiniteLoss);
+        take(&scaler, StepOutcome::Overflow);
         scaler.set_scale(4.0).unwrap();
         scaler.set_scale(16.0).unwrap();
         let history = scaler.history();
@@ -371,8 +382,8 @@ mod tests {
             history.entries.iter().map(entry).collect::<Vec<_>>(),
             [
                 (2, 8.0, None),
-                (3, 8.0, Some(Outcome::NonFiniteLoss)),
-                (4, 4.0, Some(Outcome::Overflow)),
+                (3, 8.0, Some(StepOutcome::NonFiniteLoss)),
+                (4, 4.0, Some(StepOutcome::Overflow)),
                 (4, 16.0, None),
             ]
         );
@@ -388,9 +399,9 @@ mod tests {
 
     #[test]
     fn begins_where_a_state_was_loaded() {
-        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
-        take(&scaler, Outcome::Finite);
-        take(&scaler, Outcome::Overflow);
+        let scaler = scaler(DynamicLossScale::new().with_init_scale(4.0));
+        take(&scaler, StepOutcome::Finite);
+        take(&scaler, StepOutcome::Overflow);
         scaler.load_state(scaler.state());
         let history = scaler.history();
         assert_eq!((history.first_step, history.first_scale), (2, 2.0));
@@ -399,8 +410,8 @@ mod tests {
 
     #[test]
     fn the_oldest_make_room_and_leave_the_scale_that_they_led_to() {
-        let scaler = scaler(Dynamic::new().with_init_scale(4.0));
-        (0..1024 + 3).for_each(|_| take(&scaler, Outcome::Overflow));
+        let scaler = scaler(DynamicLossScale::new().with_init_scale(4.0));
+        (0..1024 + 3).for_each(|_| take(&scaler, StepOutcome::Overflow));
         let history = scaler.history();
         assert_eq!(history.entries.len(), 1024);
         // 4, 2, 1: the scale after the third overflow.

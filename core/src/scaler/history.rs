@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LastStep, LossScaler, Outcome};
+use super::{LastStep, LossScaler, StepOutcome};
 use crate::words::counted;
 
 /// The number of entries kept. A healthy training run adds one or two per growth interval, so the
@@ -33,14 +33,14 @@ pub struct ScaleEntry {
     /// The scale from then on.
     pub scale: f32,
     /// Why the step was skipped, if it was.
-    pub skipped: Option<Skipped>,
+    pub skipped: Option<SkippedStep>,
 }
 
 /// Why a step was skipped.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Skipped {
-    /// [`Overflow`](Outcome::Overflow) or [`NonFiniteLoss`](Outcome::NonFiniteLoss).
-    pub outcome: Outcome,
+pub struct SkippedStep {
+    /// [`Overflow`](StepOutcome::Overflow) or [`NonFiniteLoss`](StepOutcome::NonFiniteLoss).
+    pub outcome: StepOutcome,
     /// What the step's loss was multiplied by.
     pub scale: f32,
     /// How many parameters had a non-finite gradient.
@@ -69,7 +69,7 @@ impl ScaleHistory {
     }
 
     /// Adds an entry for a skipped step or a change of the scale, which left the scaler in `state`.
-    pub(super) fn push(&mut self, skipped: Option<Skipped>, state: &LossScaler) {
+    pub(super) fn push(&mut self, skipped: Option<SkippedStep>, state: &LossScaler) {
         let last = self.entries.back().map_or(self.first_scale, |e| e.scale);
         if skipped.is_none() && state.scale() == last {
             return;
@@ -98,7 +98,7 @@ impl ScaleHistory {
     }
 
     /// The skipped steps with their numbers, oldest first.
-    pub fn skipped(&self) -> impl DoubleEndedIterator<Item = (u64, &Skipped)> {
+    pub fn skipped(&self) -> impl DoubleEndedIterator<Item = (u64, &SkippedStep)> {
         self.entries
             .iter()
             .filter_map(|entry| Some((entry.step, entry.skipped.as_ref()?)))
@@ -110,11 +110,11 @@ impl ScaleHistory {
     }
 }
 
-impl fmt::Display for Skipped {
+impl fmt::Display for SkippedStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.scale)?;
         match self.outcome {
-            Outcome::NonFiniteLoss => write!(f, "the loss is not finite")?,
+            StepOutcome::NonFiniteLoss => write!(f, "the loss is not finite")?,
             _ => {
                 let gradients = counted(self.non_finite_gradients as u64, "gradient", "gradients");
                 let gradients = gradients.unwrap_or_else(|| "a replica's gradients".into());
@@ -132,8 +132,8 @@ impl fmt::Display for Skipped {
 }
 
 /// The step's entry, if it was skipped.
-pub(super) fn skipped(step: &LastStep) -> Option<Skipped> {
-    (!step.stepped()).then(|| Skipped {
+pub(super) fn skipped(step: &LastStep) -> Option<SkippedStep> {
+    (!step.stepped()).then(|| SkippedStep {
         outcome: step.outcome,
         scale: step.scale,
         non_finite_gradients: step.non_finite_gradients,

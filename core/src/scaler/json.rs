@@ -84,12 +84,12 @@ mod tests {
     use tempfile::tempdir;
 
     use super::*;
-    use crate::Outcome;
+    use crate::StepOutcome;
 
     #[test]
     fn a_state_comes_back_from_bytes() {
         let mut scaler = LossScaler::default();
-        scaler.update(Outcome::Overflow);
+        scaler.update(StepOutcome::Overflow);
         let mut bytes = Vec::new();
         scaler.to_writer(&mut bytes).unwrap();
         assert_eq!(LossScaler::from_reader(&bytes[..]).unwrap(), scaler);

@@ -1,6 +1,6 @@
 //! The record of a step in a scaler and its history, and the line in the log.
 
-use super::{Findings, LastStep, LossScaler, Outcome, ScaleHistory, Transition, skipped};
+use super::{Findings, LastStep, LossScaler, ScaleHistory, StepOutcome, Transition, skipped};
 use crate::StuckReason;
 use crate::error::{AmpError, NOT_THE_SCALE};
 
@@ -25,7 +25,7 @@ impl RecordedStep {
         scaler: &mut LossScaler,
         history: &mut ScaleHistory,
         scale: f32,
-        outcome: Outcome,
+        outcome: StepOutcome,
         findings: &Findings,
         by_pass: bool,
     ) -> Self {
@@ -74,17 +74,17 @@ impl RecordedStep {
         let (gradients, losses) = (step.non_finite_gradients, after.non_finite_losses());
         let (before, in_a_row) = (self.before.skipped_in_a_row(), after.skipped_in_a_row());
         match step.outcome {
-            Outcome::Finite if before > 1 => log::debug!(
+            StepOutcome::Finite if before > 1 => log::debug!(
                 step = steps, scale = scale, skipped_in_a_row = before;
                 "burn-amp: step taken at loss scale {scale}, after {before} skipped steps in a row"
             ),
-            Outcome::Overflow if in_a_row.is_power_of_two() => log::debug!(
+            StepOutcome::Overflow if in_a_row.is_power_of_two() => log::debug!(
                 step = steps, scale = scale, new_scale = new_scale, gradients = gradients,
                 skipped_in_a_row = in_a_row;
                 "burn-amp: {gradients} gradients{named} overflowed at loss scale {scale}; step \
                  skipped, {in_a_row} in a row, scale now {new_scale}"
             ),
-            Outcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
+            StepOutcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
                 step = steps, scale = scale, losses = losses;
                 "burn-amp: the loss is not finite{named}; step skipped, loss scale {scale} kept \
                  (non-finite losses so far: {losses}). {NOT_THE_SCALE}{or}"

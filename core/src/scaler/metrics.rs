@@ -172,7 +172,7 @@ macro_rules! scaler_metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scaler::{Findings, LossScaleConfig, LossScaler, Outcome};
+    use crate::scaler::{Findings, LossScaleConfig, LossScaler, StepOutcome};
 
     fn scaler() -> SharedScaler<()> {
         LossScaler::new(LossScaleConfig::default()).unwrap().into()
@@ -186,15 +186,20 @@ mod tests {
         let queue = StepQueue::follow([&scaler], skipped);
         assert_eq!(queue.text("bf16"), "bf16");
         let pass = |outcome| scaler.record_pass(8.0, outcome, Findings::default(), "");
-        pass(Outcome::Finite);
-        pass(Outcome::Overflow);
-        let shown = |skipped| Some(ShownStep { scale: 8.0, skipped });
+        pass(StepOutcome::Finite);
+        pass(StepOutcome::Overflow);
+        let shown = |skipped| {
+            Some(ShownStep {
+                scale: 8.0,
+                skipped,
+            })
+        };
         for skipped in [0, 1, 1] {
             queue.advance();
             assert_eq!(queue.shown(), shown(skipped));
         }
         assert_eq!(queue.text("f16"), "f16, scale 8, 1 skipped");
-        (0..WAITING + 1).for_each(|_| pass(Outcome::Overflow));
+        (0..WAITING + 1).for_each(|_| pass(StepOutcome::Overflow));
         queue.advance();
         assert_eq!(queue.shown(), shown(WAITING as u64 + 2));
     }

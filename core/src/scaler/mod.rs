@@ -13,14 +13,14 @@ mod saved;
 mod state;
 mod step;
 
-pub use anomaly::{Anomaly, Pass};
-pub use config::{Dynamic, LossScaleConfig};
+pub use anomaly::{Anomaly, AnomalyPass};
+pub use config::{DynamicLossScale, LossScaleConfig};
 pub use handle::{Listener, Shared, SharedScaler};
-pub use history::{ScaleEntry, ScaleHistory, Skipped};
+pub use history::{ScaleEntry, ScaleHistory, SkippedStep};
 pub use log::RecordedStep;
 pub use metrics::{ShownStep, StepQueue};
 pub use protocol::{Parameter, PendingStep, PendingStepRecord};
-pub use state::{LossScaler, Outcome, Transition};
+pub use state::{LossScaler, StepOutcome, Transition};
 pub use step::{Findings, LastStep};
 
 use history::skipped;

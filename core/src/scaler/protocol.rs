@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Anomaly, Findings, LossScaler, Outcome};
+use super::{Anomaly, Findings, LossScaler, StepOutcome};
 use crate::AmpError;
 
 /// A parameter with a gradient: its id, and its path in the module.
@@ -159,19 +159,24 @@ impl<L: Default> PendingStep<L> {
     }
 
     /// What a check found: `finite` has the losses first, then the gradients of `parameters`.
-    pub fn found(&self, parameters: &[&Parameter], finite: &[bool]) -> Outcome {
+    pub fn found(&self, parameters: &[&Parameter], finite: &[bool]) -> StepOutcome {
         let (losses, gradients) = finite.split_at(finite.len() - parameters.len());
         let losses_are_finite = !self.non_finite_loss && !losses.contains(&false);
-        Outcome::of(losses_are_finite, !gradients.contains(&false))
+        StepOutcome::of(losses_are_finite, !gradients.contains(&false))
     }
 
     /// Notes that the gradients of `parameters` were unscaled. `outcome` is what
     /// [`found`](PendingStep::found) told, or what all replicas agreed on.
-    pub fn set_unscaled(&mut self, parameters: &[&Parameter], finite: &[bool], outcome: Outcome) {
+    pub fn set_unscaled(
+        &mut self,
+        parameters: &[&Parameter],
+        finite: &[bool],
+        outcome: StepOutcome,
+    ) {
         let gradients = &finite[finite.len() - parameters.len()..];
-        self.non_finite_loss |= outcome == Outcome::NonFiniteLoss;
+        self.non_finite_loss |= outcome == StepOutcome::NonFiniteLoss;
         // A replica overflowed, and this one did not.
-        let elsewhere = outcome == Outcome::Overflow && !gradients.contains(&false);
+        let elsewhere = outcome == StepOutcome::Overflow && !gradients.contains(&false);
         for ((id, path), finite) in parameters.iter().zip(gradients) {
             self.finite.insert(*id, *finite && !elsewhere);
             self.parameters.push((path.clone(), *finite));
@@ -187,13 +192,13 @@ impl<L: Default> PendingStep<L> {
 
     /// Ends the step: its scale, its outcome and what was found. `None` if no gradient was checked,
     /// because nothing was scaled.
-    pub fn update(&mut self) -> Result<Option<(f32, Outcome, Findings)>, AmpError> {
+    pub fn update(&mut self) -> Result<Option<(f32, StepOutcome, Findings)>, AmpError> {
         if self.stepped.is_empty() {
             return Err(AmpError::NothingStepped);
         }
         let ended = std::mem::take(self);
         let all_finite = ended.finite.values().all(|finite| *finite);
-        let outcome = Outcome::of(!ended.non_finite_loss, all_finite);
+        let outcome = StepOutcome::of(!ended.non_finite_loss, all_finite);
         let findings = Findings {
             parameters: ended.parameters,
             anomalies: ended.anomalies,
@@ -237,7 +242,7 @@ impl<L: Default> PendingStep<L> {
 mod tests {
     use super::*;
     use crate::LossScaleConfig;
-    use Outcome::{Finite, NonFiniteLoss, Overflow};
+    use StepOutcome::{Finite, NonFiniteLoss, Overflow};
 
     type Step = PendingStep<()>;
 
@@ -270,7 +275,7 @@ mod tests {
     }
 
     /// The outcome of a whole step with two parameters.
-    fn outcome(finite: &[bool; 3]) -> (bool, Outcome) {
+    fn outcome(finite: &[bool; 3]) -> (bool, StepOutcome) {
         let (mut step, model) = (scaled(), model([1, 2]));
         unscale(&mut step, &model, finite);
         let taken = step.step(&model);

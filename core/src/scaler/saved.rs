@@ -157,11 +157,15 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Outcome;
+    use crate::StepOutcome;
 
     fn saved() -> serde_json::Value {
         let mut scaler = LossScaler::default();
-        for outcome in [Outcome::Finite, Outcome::Overflow, Outcome::NonFiniteLoss] {
+        for outcome in [
+            StepOutcome::Finite,
+            StepOutcome::Overflow,
+            StepOutcome::NonFiniteLoss,
+        ] {
             scaler.update(outcome);
         }
         serde_json::to_value(scaler).unwrap()
@@ -219,7 +223,11 @@ mod tests {
     /// A state of whatever values, with the checksum that belongs to them.
     fn signed(change: impl Fn(&mut State)) -> Result<LossScaler, String> {
         let mut scaler = LossScaler::default();
-        for outcome in [Outcome::Finite, Outcome::Overflow, Outcome::NonFiniteLoss] {
+        for outcome in [
+            StepOutcome::Finite,
+            StepOutcome::Overflow,
+            StepOutcome::NonFiniteLoss,
+        ] {
             scaler.update(outcome);
         }
         change(&mut scaler.state);

@@ -4,12 +4,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::saved::State;
-use super::{Dynamic, LossScaleConfig};
+use super::{DynamicLossScale, LossScaleConfig};
 use crate::{AmpError, StuckReason};
 
 /// How a step ended. Of several passes or replicas, the greatest outcome is that of all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum StepOutcome {
     /// Every gradient is finite. The step is taken.
     Finite,
     /// A gradient is infinite or NaN although the loss is finite: the scale was too large.
@@ -18,14 +18,14 @@ pub enum Outcome {
     NonFiniteLoss,
 }
 
-impl Outcome {
+impl StepOutcome {
     /// A non-finite loss comes first, because it explains non-finite gradients.
     #[doc(hidden)]
     pub fn of(loss_is_finite: bool, gradients_are_finite: bool) -> Self {
         match (loss_is_finite, gradients_are_finite) {
-            (true, true) => Outcome::Finite,
-            (true, false) => Outcome::Overflow,
-            (false, _) => Outcome::NonFiniteLoss,
+            (true, true) => StepOutcome::Finite,
+            (true, false) => StepOutcome::Overflow,
+            (false, _) => StepOutcome::NonFiniteLoss,
         }
     }
 }
@@ -39,7 +39,7 @@ pub enum Transition {
     Grown,
     /// The scale was multiplied by the backoff factor, or lowered to its minimum.
     BackedOff,
-    /// The scale is unchanged, and another one would not help: [`stuck_after`](Dynamic::stuck_after)
+    /// The scale is unchanged, and another one would not help: [`stuck_after`](DynamicLossScale::stuck_after)
     /// steps, 20 at a fixed scale, were skipped for a [`StuckReason`] without a step taken between
     /// them. Has the reason of the last one. Reported once, and again only after a step was taken.
     Stuck(StuckReason),
@@ -140,13 +140,15 @@ impl LossScaler {
 
     /// Updates the scale from the outcome of one step and returns the change. Counts every step;
     /// only a dynamic scale moves.
-    pub fn update(&mut self, outcome: Outcome) -> Transition {
+    pub fn update(&mut self, outcome: StepOutcome) -> Transition {
         self.count(outcome);
         match (self.state.config, outcome) {
-            (LossScaleConfig::Dynamic(dynamic), Outcome::Finite) => self.finite(&dynamic),
-            (LossScaleConfig::Dynamic(dynamic), Outcome::Overflow) => self.overflow(&dynamic),
-            (LossScaleConfig::Fixed(_), Outcome::Overflow) => self.stuck(StuckReason::FixedScale),
-            (_, Outcome::NonFiniteLoss) => self.stuck(StuckReason::NonFiniteLoss),
+            (LossScaleConfig::Dynamic(dynamic), StepOutcome::Finite) => self.finite(&dynamic),
+            (LossScaleConfig::Dynamic(dynamic), StepOutcome::Overflow) => self.overflow(&dynamic),
+            (LossScaleConfig::Fixed(_), StepOutcome::Overflow) => {
+                self.stuck(StuckReason::FixedScale)
+            }
+            (_, StepOutcome::NonFiniteLoss) => self.stuck(StuckReason::NonFiniteLoss),
             _ => Transition::Kept,
         }
     }
@@ -155,28 +157,28 @@ impl LossScaler {
     /// current scale is smaller, another step has already backed off for the same overflow, and
     /// this overflow is only counted.
     #[doc(hidden)]
-    pub fn update_at(&mut self, scale: f32, outcome: Outcome) -> Transition {
-        if outcome == Outcome::Overflow && scale > self.state.scale {
+    pub fn update_at(&mut self, scale: f32, outcome: StepOutcome) -> Transition {
+        if outcome == StepOutcome::Overflow && scale > self.state.scale {
             self.count(outcome);
             return Transition::Kept;
         }
         self.update(outcome)
     }
 
-    fn count(&mut self, outcome: Outcome) {
+    fn count(&mut self, outcome: StepOutcome) {
         let state = &mut self.state;
-        if outcome == Outcome::Finite {
+        if outcome == StepOutcome::Finite {
             state.taken_steps += 1;
             state.skipped_in_a_row = 0;
             state.stuck = 0;
         } else {
             state.skipped_steps += 1;
             state.skipped_in_a_row += 1;
-            state.non_finite_losses += u64::from(outcome == Outcome::NonFiniteLoss);
+            state.non_finite_losses += u64::from(outcome == StepOutcome::NonFiniteLoss);
         }
     }
 
-    fn finite(&mut self, dynamic: &Dynamic) -> Transition {
+    fn finite(&mut self, dynamic: &DynamicLossScale) -> Transition {
         let state = &mut self.state;
         state.growth_tracker += 1;
         if state.growth_tracker < dynamic.growth_interval {
@@ -188,7 +190,7 @@ impl LossScaler {
         self.move_to(grown.min(dynamic.max_scale))
     }
 
-    fn overflow(&mut self, dynamic: &Dynamic) -> Transition {
+    fn overflow(&mut self, dynamic: &DynamicLossScale) -> Transition {
         let state = &mut self.state;
         state.growth_tracker = 0;
         state.hysteresis_left = state.hysteresis_left.saturating_sub(1);
@@ -206,7 +208,7 @@ impl LossScaler {
     fn stuck(&mut self, reason: StuckReason) -> Transition {
         let stuck_after = match self.state.config {
             LossScaleConfig::Dynamic(dynamic) => dynamic.stuck_after,
-            LossScaleConfig::Fixed(_) => Dynamic::default().stuck_after,
+            LossScaleConfig::Fixed(_) => DynamicLossScale::default().stuck_after,
             LossScaleConfig::Disabled => return Transition::Kept,
         };
         self.state.stuck = self.state.stuck.saturating_add(1);
@@ -236,19 +238,19 @@ impl Default for LossScaler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Outcome::{Finite, NonFiniteLoss, Overflow};
+    use StepOutcome::{Finite, NonFiniteLoss, Overflow};
     use StuckReason::MinimumScale;
     use Transition::{BackedOff, Grown, Kept, Stuck};
 
-    fn scaler(change: impl Fn(&mut Dynamic)) -> LossScaler {
-        let mut dynamic = Dynamic::default();
+    fn scaler(change: impl Fn(&mut DynamicLossScale)) -> LossScaler {
+        let mut dynamic = DynamicLossScale::default();
         change(&mut dynamic);
         LossScaler::new(LossScaleConfig::Dynamic(dynamic)).unwrap()
     }
 
     /// Applies an outcome and returns everything it changed: the transition, the scale, the growth
     /// tracker, and the counts of taken, skipped, skipped in a row and non-finite losses.
-    fn step(scaler: &mut LossScaler, outcome: Outcome) -> (Transition, f32, u32, [u64; 4]) {
+    fn step(scaler: &mut LossScaler, outcome: StepOutcome) -> (Transition, f32, u32, [u64; 4]) {
         let transition = scaler.update(outcome);
         let counts = [
             scaler.taken_steps(),

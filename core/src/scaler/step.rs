@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Anomaly, Outcome};
+use super::{Anomaly, StepOutcome};
 
 /// What happened in a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -12,7 +12,7 @@ pub struct LastStep {
     /// What the loss was multiplied by.
     pub scale: f32,
     /// How the step ended.
-    pub outcome: Outcome,
+    pub outcome: StepOutcome,
     /// How many parameters had a non-finite gradient; 0 if only another replica had one.
     pub non_finite_gradients: usize,
     /// The paths of these parameters in their module, for example `encoder.layers.2.weight`, in
@@ -54,7 +54,7 @@ impl Findings {
 impl LastStep {
     /// Whether the optimizer's step was taken.
     pub fn stepped(&self) -> bool {
-        self.outcome == Outcome::Finite
+        self.outcome == StepOutcome::Finite
     }
 
     /// The first parameters with non-finite gradients, and how many more there are. Empty if none is

@@ -7,7 +7,7 @@ use burn::optim::{AdamConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{AmpError, Dynamic, GradScaler, LossScaleConfig};
+use burn_amp::{AmpError, DynamicLossScale, GradScaler, LossScaleConfig};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -23,14 +23,14 @@ pub const SAMPLES: usize = 8;
 
 /// What training gave.
 pub struct Trained {
-    pub generator: Outcome,
-    pub discriminator: Outcome,
+    pub generator: StepOutcome,
+    pub discriminator: StepOutcome,
     /// Pixels from 0 to 1 of `SAMPLES` digits for each class, class by class.
     pub samples: Vec<f32>,
 }
 
 /// How one of the models fared.
-pub struct Outcome {
+pub struct StepOutcome {
     /// The mean loss of the last epoch.
     pub final_loss: f64,
     pub loss_scale: f32,
@@ -50,7 +50,7 @@ impl<M, O> Player<M, O> {
     fn new(model: M, optimizer: O, scales: bool) -> Result<Self, AmpError> {
         let config = match scales {
             // Grows sooner than by default: training is short.
-            true => Dynamic::new().with_growth_interval(200).into(),
+            true => DynamicLossScale::new().with_growth_interval(200).into(),
             false => LossScaleConfig::Disabled,
         };
         Ok(Self {
@@ -80,8 +80,8 @@ impl<M, O> Player<M, O> {
         Ok(value)
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome {
+    fn outcome(&self) -> StepOutcome {
+        StepOutcome {
             final_loss: self.losses.iter().sum::<f64>() / self.losses.len() as f64,
             loss_scale: self.scaler.loss_scale(),
             skipped_steps: self.scaler.skipped_steps(),

@@ -10,7 +10,7 @@ use std::{panic, process, thread};
 use burn::backend::Autodiff;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use burn_amp::{AmpError, Dynamic, GradScaler};
+use burn_amp::{AmpError, DynamicLossScale, GradScaler};
 use burn_remote::{RemoteBackend, RemoteDevice};
 
 use crate::data::Digits;
@@ -90,7 +90,7 @@ impl Remote {
         seed: u64,
         after_step: impl FnMut(f64),
     ) -> Result<(Trained, u64), AmpError> {
-        let scaler = GradScaler::new(Dynamic::new().into())?;
+        let scaler = GradScaler::new(DynamicLossScale::new().into())?;
         let trained = train::<B>(
             &self.device,
             digits,

@@ -20,7 +20,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{Amp, AmpAutodiff, LossScaler, Outcome, Precision, with_precision};
+use burn_amp::{Amp, AmpAutodiff, LossScaler, Precision, StepOutcome, with_precision};
 use burn_collective::{CollectiveConfig, PeerId, ReduceOperation};
 
 use close::{HALVES, assert_close};
@@ -51,7 +51,7 @@ struct End {
     parameters: Vec<f32>,
     optimizer: Vec<(usize, Vec<u8>)>,
     stepped: Vec<bool>,
-    outcomes: Vec<Option<Outcome>>,
+    outcomes: Vec<Option<StepOutcome>>,
     scaler: LossScaler,
 }
 
@@ -183,8 +183,8 @@ fn an_overflow_on_one_peer_is_skipped_by_all() {
         for step in 0..STEPS {
             assert_eq!(end.stepped[step], !skipped(step));
             let outcome = match skipped(step) {
-                true => Outcome::Overflow,
-                false => Outcome::Finite,
+                true => StepOutcome::Overflow,
+                false => StepOutcome::Finite,
             };
             assert_eq!(end.outcomes[step], Some(outcome));
         }
@@ -199,13 +199,13 @@ fn a_loss_that_is_not_finite_on_one_peer_is_skipped_by_all() {
     let faults: Faults = |peer, step| (peer == 1 && step % 4 == 3).then_some(Fault::Loss);
     let skipped = |step| step % 4 == 3;
     let ends = train_together(Precision::F16, faults);
-    let of_skipped = [Outcome::Overflow, Outcome::NonFiniteLoss];
+    let of_skipped = [StepOutcome::Overflow, StepOutcome::NonFiniteLoss];
     for (end, of_skipped) in ends.iter().zip(of_skipped) {
         for step in 0..STEPS {
             assert_eq!(end.stepped[step], !skipped(step));
             let outcome = match skipped(step) {
                 true => of_skipped,
-                false => Outcome::Finite,
+                false => StepOutcome::Finite,
             };
             assert_eq!(end.outcomes[step], Some(outcome));
         }

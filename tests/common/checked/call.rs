@@ -186,7 +186,7 @@ pub(super) trait Operand<B> {
 }
 
 /// A result of an operation, from what the backend gives.
-pub(super) trait Outcome<L> {
+pub(super) trait StepOutcome<L> {
     fn raised(lower: L, call: &mut Call) -> Self;
 }
 
@@ -236,7 +236,7 @@ impl<B: Backend> Operand<B> for CheckedTensor<B> {
     }
 }
 
-impl<B: Backend> Outcome<FloatTensor<B>> for CheckedTensor<B> {
+impl<B: Backend> StepOutcome<FloatTensor<B>> for CheckedTensor<B> {
     fn raised(lower: FloatTensor<B>, call: &mut Call) -> Self {
         call.gives(lower.dtype());
         Self::new(lower, call.device())
@@ -258,7 +258,7 @@ macro_rules! placed {
             }
         }
 
-        impl<B: Backend> Outcome<$lower> for $kind<B> {
+        impl<B: Backend> StepOutcome<$lower> for $kind<B> {
             fn raised(lower: $lower, call: &mut Call) -> Self {
                 Self::new(lower, call.device())
             }
@@ -317,11 +317,11 @@ impl<B: Backend> Operand<B> for TensorPrimitive<Checked<B>> {
     }
 }
 
-impl<B: Backend> Outcome<TensorPrimitive<B>> for TensorPrimitive<Checked<B>> {
+impl<B: Backend> StepOutcome<TensorPrimitive<B>> for TensorPrimitive<Checked<B>> {
     fn raised(lower: TensorPrimitive<B>, call: &mut Call) -> Self {
         match lower {
-            TensorPrimitive::Float(t) => Self::Float(Outcome::raised(t, call)),
-            TensorPrimitive::QFloat(t) => Self::QFloat(Outcome::raised(t, call)),
+            TensorPrimitive::Float(t) => Self::Float(StepOutcome::raised(t, call)),
+            TensorPrimitive::QFloat(t) => Self::QFloat(StepOutcome::raised(t, call)),
         }
     }
 }
@@ -340,17 +340,17 @@ impl<B: Backend> Operand<B> for QuantizationParametersPrimitive<Checked<B>> {
     }
 }
 
-impl<A, B, LA, LB> Outcome<(LA, LB)> for (A, B)
+impl<A, B, LA, LB> StepOutcome<(LA, LB)> for (A, B)
 where
-    A: Outcome<LA>,
-    B: Outcome<LB>,
+    A: StepOutcome<LA>,
+    B: StepOutcome<LB>,
 {
     fn raised((a, b): (LA, LB), call: &mut Call) -> Self {
         (A::raised(a, call), B::raised(b, call))
     }
 }
 
-impl<T: Outcome<L>, L> Outcome<Option<L>> for Option<T> {
+impl<T: StepOutcome<L>, L> StepOutcome<Option<L>> for Option<T> {
     fn raised(lower: Option<L>, call: &mut Call) -> Self {
         lower.map(|lower| T::raised(lower, call))
     }
@@ -370,9 +370,9 @@ fn default_device<B: Backend>() -> &'static B::Device {
 /// Results that are structs of tensors.
 macro_rules! records {
     ($($record:ident($($field:ident),*);)*) => {$(
-        impl<B: Backend> Outcome<$record<B>> for $record<Checked<B>> {
+        impl<B: Backend> StepOutcome<$record<B>> for $record<Checked<B>> {
             fn raised(lower: $record<B>, call: &mut Call) -> Self {
-                Self::new($(Outcome::raised(lower.$field, call)),*)
+                Self::new($(StepOutcome::raised(lower.$field, call)),*)
             }
         }
     )*};

@@ -20,7 +20,7 @@ use burn_backend::{
     TensorMetadata, TensorPrimitive,
 };
 
-use super::call::{Call, Operand, Outcome};
+use super::call::{Call, Operand, StepOutcome};
 use super::{Checked, CheckedDevice};
 
 macro_rules! checked {
@@ -32,7 +32,7 @@ macro_rules! checked {
             call.check();
             $(let $a = Operand::<B>::lower($a);)*
             let lower = call.run::<B, _>(|| B::$op($($a),*));
-            Outcome::raised(lower, &mut call)
+            StepOutcome::raised(lower, &mut call)
         }
     )*};
 }
@@ -67,7 +67,7 @@ impl<B: Backend> FloatTensorOps<Self> for Checked<B> {
         let drawn = drawn::<B, _>(device, stream.into(), |device| {
             B::float_random(shape, distribution, device, dtype)
         });
-        Outcome::raised(drawn, &mut call)
+        StepOutcome::raised(drawn, &mut call)
     }
 
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
@@ -93,7 +93,7 @@ impl<B: Backend> FloatTensorOps<Self> for Checked<B> {
         }
         let mut call = Call::new("float_to_device");
         Operand::<B>::seen(&device, &mut call);
-        Outcome::raised(tensor.inner, &mut call)
+        StepOutcome::raised(tensor.inner, &mut call)
     }
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -112,7 +112,7 @@ impl<B: Backend> FloatTensorOps<Self> for Checked<B> {
             .device
             .count_cast(tensor.id, shape, from, dtype.into());
         let cast = call.run::<B, _>(|| B::float_cast(tensor.inner, dtype));
-        Outcome::raised(cast, &mut call)
+        StepOutcome::raised(cast, &mut call)
     }
 
     checked! {
@@ -247,7 +247,7 @@ impl<B: Backend> IntTensorOps<Self> for Checked<B> {
         let drawn = drawn::<B, _>(device, dtype.into(), |device| {
             B::int_random(shape, distribution, device, dtype)
         });
-        Outcome::raised(drawn, &mut call)
+        StepOutcome::raised(drawn, &mut call)
     }
 
     async fn int_into_data(tensor: IntTensor<Self>) -> Result<TensorData, ExecutionError> {
