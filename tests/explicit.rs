@@ -869,7 +869,7 @@ fn a_scaled_loss_is_a_matter_of_its_own_thread() {
     });
 }
 
-fn mixed(precision: &str, scaler: Option<GradScaler>) -> MixedPrecision {
+fn mixed_precision(precision: &str, scaler: Option<GradScaler>) -> MixedPrecision {
     MixedPrecision::new(precision.parse().unwrap(), scaler).unwrap()
 }
 
@@ -883,7 +883,7 @@ fn mixed_precision_is_made_from_strings() {
         ("32", Precision::F32, false),
         ("auto", Precision::Auto, true),
     ] {
-        let mixed = mixed(given, None);
+        let mixed = mixed_precision(given, None);
         assert_eq!(mixed.precision(), precision);
         assert_eq!(mixed.scaler().state().is_enabled(), enabled, "{given}");
         let scale = if enabled { 65536.0 } else { 1.0 };
@@ -920,7 +920,7 @@ fn mixed_precision_does_the_steps_of_the_protocol() {
         all(&optimizer, &model)
     });
 
-    let mixed = mixed("16-mixed", Some(scaler(1024.0)));
+    let mixed = mixed_precision("16-mixed", Some(scaler(1024.0)));
     let (mut optimizer, mut model) = (adam(), Mlp::<A>::new());
     for i in 0..10 {
         // The precision is the plugin's, not that of the region or of the device.
@@ -946,7 +946,7 @@ fn mixed_precision_does_the_steps_of_the_protocol() {
     let error = refused.unwrap_err();
     assert!(matches!(error, AmpError::NothingScaled { call: "step" }));
 
-    let restored = mixed("16-mixed", None);
+    let restored = mixed_precision("16-mixed", None);
     assert_ne!(restored.state(), mixed.state());
     restored.load_state(mixed.state());
     assert_eq!(restored.state(), mixed.state());
@@ -965,7 +965,7 @@ fn mixed_precision_runs_the_forward_pass_in_its_precision() {
         ("bf16-mixed", DType::BF16),
         ("32", DType::F32),
     ] {
-        let mixed = mixed(given, None);
+        let mixed = mixed_precision(given, None);
         assert_eq!(forward_dtype(&mixed), dtype);
         full_precision(|| assert_eq!(forward_dtype(&mixed), dtype));
         assert_eq!(mixed.forward_context(|| full_precision(|| 5)), 5);
@@ -997,7 +997,7 @@ fn floats_are_converted_however_nested_and_nothing_else_is() {
                 (int(), bool(), Some(bool()), Vec::<Tensor<B, 2>>::new()),
             )
         };
-        let mixed = mixed("16-mixed", None);
+        let mixed = mixed_precision("16-mixed", None);
         for (converted, dtype) in [
             (mixed.convert_input(batch()), DType::F32),
             (mixed.convert_output(batch()), DType::F32),
