@@ -81,5 +81,5 @@ pub use train::{
     AccumulationRecord, AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord, AmpOptimizer,
     AmpTraining, AmpTrainingExt, ConvertFloat, LossScaleMetric, MixedPrecision,
     MixedPrecisionTrainer, PrecisionMetric, SkippedStepsMetric, StepMetrics, StepProgress,
-    TrainerRecord, clip_grad_norm,
+    TrainerRecord, clip_grad_norm, half_weights,
 };

@@ -170,6 +170,25 @@ pub enum AmpError {
         /// The precision that was asked for.
         precision: Precision,
     },
+
+    /// A precision for weights that is not a half precision.
+    #[error("weights in half precision: got {precision}, expected f16 or bf16")]
+    NotHalf {
+        /// The given precision.
+        precision: Precision,
+    },
+
+    /// A weight that f16 cannot hold.
+    #[error(
+        "the weight {parameter} has a value of magnitude {value}, expected at most 65504, the largest \
+         of f16: use bf16"
+    )]
+    WeightOverflow {
+        /// The path of the parameter in its module.
+        parameter: String,
+        /// The largest finite magnitude in it.
+        value: f32,
+    },
 }
 
 /// Why a skipped step leaves the scale as it is. An overflow at a dynamic scale that can still back

@@ -3,6 +3,7 @@
 mod convert;
 mod explicit;
 mod gradients;
+mod half_weights;
 mod learner;
 mod lr_scheduler;
 mod masters;
@@ -14,6 +15,7 @@ mod trainer;
 
 pub use convert::ConvertFloat;
 pub use gradients::clip_grad_norm;
+pub use half_weights::half_weights;
 pub use learner::{AmpTraining, AmpTrainingExt};
 pub use lr_scheduler::{AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord};
 pub use metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};

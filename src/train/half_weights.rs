@@ -1,0 +1,112 @@
+//! A trained model with its weights in half, for inference.
+
+use burn_core::module::{Module, ModuleMapper, Param};
+use burn_core::tensor::backend::Backend;
+use burn_core::tensor::{DType, ElementConversion, FloatDType, Tensor};
+
+use crate::{Amp, AmpError, Precision};
+
+/// The model with its weights in half precision, which halves their memory. The counterpart of
+/// PyTorch's `model.half()` and `model.bfloat16()`, for inference: optimizers need FP32.
+///
+/// Weights are the FP32 parameters of two or more dimensions. Biases and the parameters of
+/// normalization layers (modules whose name has `Norm`) stay FP32, and so do parameters of any other
+/// dtype as they are. Linear layers, convolutions and attention give the results that they gave,
+/// since they round their weights anyway; an embedding gives rounded rows. Use it after
+/// `load_record`, which sets the dtype of the record. A record made of the model has the rounded
+/// values.
+///
+/// # Errors
+///
+/// - [`AmpError::NotHalf`] when the precision is neither f16 nor bf16.
+/// - [`AmpError::WeightOverflow`] when a finite weight is beyond the range of f16. One number is read
+///   back for each weight.
+///
+/// ```
+/// use burn::{backend::Flex, module::AutodiffModule, nn::{Linear, LinearConfig}};
+/// use burn::tensor::{DType, Tensor};
+/// use burn_amp::{Amp, AmpAutodiff, AmpConfig, Precision, half_weights};
+///
+/// let device = Default::default();
+/// AmpConfig::new()
+///     .with_precision(Precision::Bf16)
+///     .apply::<Amp<Flex>>(&device)?;
+/// let trained: Linear<AmpAutodiff<Flex>> = LinearConfig::new(64, 64).init(&device);
+/// let model = trained.valid();
+/// let input = Tensor::<Amp<Flex>, 2>::ones([1, 64], &device);
+/// let expected = model.forward(input.clone()).into_data();
+///
+/// let model = half_weights(model, Precision::Bf16)?;
+/// assert_eq!(model.weight.val().dtype(), DType::BF16);
+/// assert_eq!(model.bias.as_ref().unwrap().val().dtype(), DType::F32);
+/// assert_eq!(model.forward(input).into_data(), expected);
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+pub fn half_weights<B: Backend, M: Module<Amp<B>>>(
+    model: M,
+    precision: Precision,
+) -> Result<M, AmpError> {
+    let dtype = match precision {
+        Precision::F16 => FloatDType::F16,
+        Precision::Bf16 => FloatDType::BF16,
+        Precision::F32 | Precision::Auto => return Err(AmpError::NotHalf { precision }),
+    };
+    let mut weights = Weights {
+        dtype,
+        path: Vec::new(),
+        overflow: None,
+    };
+    let model = model.map(&mut weights);
+    match weights.overflow {
+        Some((parameter, value)) => Err(AmpError::WeightOverflow { parameter, value }),
+        None => Ok(model),
+    }
+}
+
+struct Weights {
+    dtype: FloatDType,
+    /// The names of the fields, and of the modules that they belong to.
+    path: Vec<(String, String)>,
+    /// The first weight beyond f16's range, and its largest magnitude.
+    overflow: Option<(String, f32)>,
+}
+
+impl Weights {
+    fn is_of_a_norm(&self) -> bool {
+        let module = self.path.last().map(|(_, module)| module.as_str());
+        module.is_some_and(|module| module.contains("Norm"))
+    }
+
+    /// Notes a weight that f16 does not hold. Infinities are the weight's own.
+    fn check<B: Backend, const D: usize>(&mut self, weight: &Tensor<B, D>) {
+        const F16_MAX: f32 = 65504.0;
+        let infinite = weight.clone().abs().equal_elem(f32::INFINITY);
+        let finite = weight.clone().abs().mask_fill(infinite, 0.0);
+        let largest: f32 = finite.max().into_scalar().elem();
+        if largest > F16_MAX && self.overflow.is_none() {
+            let names: Vec<_> = self.path.iter().map(|(name, _)| name.as_str()).collect();
+            self.overflow = Some((names.join("."), largest));
+        }
+    }
+}
+
+impl<B: Backend> ModuleMapper<B> for Weights {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        if D < 2 || self.is_of_a_norm() || param.val().dtype() != DType::F32 {
+            return param;
+        }
+        if self.dtype == FloatDType::F16 {
+            self.check(&param.val());
+        }
+        let dtype = self.dtype;
+        param.map(|weight| weight.cast(dtype))
+    }
+
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.push((name.into(), container_type.into()));
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+}
