@@ -6,6 +6,8 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
+#[cfg(feature = "train")]
+use burn_amp_core::PendingStep;
 use burn_amp_core::{Parameter, SharedScaler, StepOutcome, scaler_handle};
 use burn_dispatch::DispatchDevice;
 
@@ -75,15 +77,7 @@ impl GradScaler {
     /// for a device on another machine, whose precision a client does not have: in bf16 and FP32 that
     /// does no harm.
     pub fn of(device: &Device) -> Self {
-        let device = device.clone().without_autodiff();
-        let (on, precision) = match local::below(&device) {
-            Some((on, in_force)) => (on, in_force.precision),
-            // It may compute in f16.
-            None if matches!(device.as_dispatch(), DispatchDevice::Remote(_)) => {
-                (device, Precision::F16)
-            }
-            None => (device, Precision::F32),
-        };
+        let (on, precision) = of_device(device);
         // A panic leaves the list as it was.
         let mut list = OF_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((.., scaler)) = list.iter().find(|(of, p, _)| (of, *p) == (&on, precision)) {
@@ -97,6 +91,28 @@ impl GradScaler {
         let scaler = Self::new(config).expect("the default configuration is valid");
         list.push((on, precision, scaler.clone()));
         scaler
+    }
+
+    /// Whether the scaler of a device scales, unless it is configured otherwise.
+    #[cfg(feature = "train")]
+    pub(crate) fn scales_on(device: &Device) -> bool {
+        of_device(device).1.scales_loss()
+    }
+
+    /// Ends a step that is under way, without a step, and counts anew towards a stuck run.
+    #[cfg(feature = "train")]
+    pub(crate) fn begin_run(&self) {
+        let shared = &mut *self.shared.lock();
+        shared.pending = PendingStep::default();
+        shared.scaler.forget_stuck();
+    }
+
+    /// What the losses of the step under way were multiplied by, or the next one will be.
+    #[cfg(feature = "train")]
+    pub(crate) fn scale_of_step(&self) -> f32 {
+        let shared = self.shared.lock();
+        let given = shared.pending.scale_given();
+        given.unwrap_or(shared.scaler.scale())
     }
 
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. A loss in
@@ -164,7 +180,11 @@ impl GradScaler {
     ) -> Result<Checked<'a>, Error> {
         let to_unscale = self.shared.lock().pending.to_unscale(found);
         let Some((scale, parameters)) = to_unscale else {
-            return Ok(Checked::NOTHING);
+            return Ok(Checked {
+                parameters: Vec::new(),
+                finite: Vec::new(),
+                outcome: self.shared.lock().pending.outcome(found),
+            });
         };
         let mut unscale = Unscale {
             scale,
@@ -272,20 +292,25 @@ impl GradScaler {
     }
 }
 
+/// The device of Burn's below a device, and the precision that its losses are scaled for.
+fn of_device(device: &Device) -> (Device, Precision) {
+    let device = device.clone().without_autodiff();
+    match local::below(&device) {
+        Some((on, in_force)) => (on, in_force.precision),
+        // It may compute in f16.
+        None if matches!(device.as_dispatch(), DispatchDevice::Remote(_)) => {
+            (device, Precision::F16)
+        }
+        None => (device, Precision::F32),
+    }
+}
+
 /// What a check of gradients found.
 struct Checked<'a> {
     parameters: Vec<&'a Parameter>,
     /// The losses first, then the gradients.
     finite: Vec<bool>,
     outcome: StepOutcome,
-}
-
-impl Checked<'_> {
-    const NOTHING: Self = Self {
-        parameters: Vec::new(),
-        finite: Vec::new(),
-        outcome: StepOutcome::Finite,
-    };
 }
 
 /// Divides gradients by the scale and checks them.

@@ -10,8 +10,9 @@ use crate::GradScaler;
 
 impl GradScaler {
     /// A learning-rate schedule that has this scaler in its record, so that Burn's checkpoints save
-    /// and restore the loss scale. The learning rates are those of `schedule`. For several scalers,
-    /// call it with each in turn, always in the same order.
+    /// and restore the loss scale. The learning rates are those of `schedule`. Use the scaler of the
+    /// device that computes in f16: that of a plain device of Burn's has no loss scale. For several
+    /// scalers, call it with each in turn, always in the same order.
     ///
     /// The scaler is restored only if loss scaling is configured as before; otherwise the
     /// configuration applies, and the log has a warning. A checkpoint without a loss scale loads as
@@ -65,13 +66,23 @@ impl LrScheduler for Saved {
     fn load_record(&mut self, record: LrSchedulerRecord) {
         let (state, scaler) = (self.0.state(), &self.0);
         if !state.is_enabled() {
+            if !record.is_empty() {
+                log::info!(
+                    "burn-amp: the loss scale in the checkpoint is not used: the scaler is disabled, \
+                     as in bf16 and FP32"
+                );
+            }
             return;
         }
         let (configured, scale) = (state.config(), state.scale());
         match restored(&state, &record) {
-            None => log::info!(
-                "burn-amp: the checkpoint has no loss scale for {configured:?}, for example because \
-                 it was written without AMP: the loss scale is {scale}"
+            None if record.is_empty() => log::info!(
+                "burn-amp: the checkpoint has no loss scale, for example because it was written \
+                 without AMP: the loss scale is {scale}"
+            ),
+            None => log::warn!(
+                "burn-amp: the checkpoint was written with another kind of loss scaling than \
+                 {configured:?}: the configuration applies, and the loss scale is {scale}"
             ),
             Some(Ok(saved)) if saved.config() == configured => scaler.load_state(saved),
             Some(Ok(saved)) => log::warn!(

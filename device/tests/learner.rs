@@ -249,6 +249,11 @@ fn an_overflow_in_a_batch_skips_its_whole_window() {
         .unwrap();
     // The second window, and the rest at the end of the epoch.
     assert_eq!(weight(&result), 1.0 - (0.75 * 1.0 + 0.125 * 0.875));
+    // Each batch has its own scale.
+    let scales = ["8", "8", "4", "4", "4", "4,final"];
+    assert_eq!(logged("window", "Loss_Scale"), scales);
+    let skipped = ["0", "1", "1", "1", "1", "1,final"];
+    assert_eq!(logged("window", "Skipped_Steps"), skipped);
     let scaler = GradScaler::of(&flex(Precision::F16).unwrap());
     assert_eq!((scaler.taken_steps(), scaler.skipped_steps()), (2, 1));
 }
@@ -290,6 +295,9 @@ fn a_step_that_forgets_to_scale_is_an_error_and_not_a_training() {
         scales: false,
         ..Weight::on(&Device::flex().autodiff())
     };
+    // A step of another loop that nobody ended.
+    let device = flex(Precision::F16).unwrap().autodiff();
+    let _ = GradScaler::of(&device).scale(Tensor::<1>::ones([1], &device));
     let training = training("forgets", &[0.25]).to_fp16();
     let error = training.launch(learner_of(unscaled)).err();
     assert!(
@@ -298,11 +306,11 @@ fn a_step_that_forgets_to_scale_is_an_error_and_not_a_training() {
     );
 }
 
-/// A device in f16 and one in bf16: each has one of these halves.
-fn on_two(name: &str, optim: MultiDeviceOptim, halves: [f32; 2]) -> f32 {
+/// A device in f16 and one in bf16: each has one of the halves.
+fn on_two(name: &str, optim: MultiDeviceOptim, halves: &[f32]) -> f32 {
     let devices = [Precision::F16, Precision::Bf16];
     let devices = devices.map(|precision| flex(precision).unwrap().autodiff());
-    let result = training(name, &halves)
+    let result = training(name, halves)
         .with_amp()
         .with_loss_scale(scale(8.0))
         .with_devices(devices, optim)
@@ -318,8 +326,11 @@ fn several_devices_step_together_or_not_at_all() {
         ("main", MultiDeviceOptim::OptimMainDevice),
         ("sharded", MultiDeviceOptim::OptimSharded),
     ] {
-        assert_eq!(on_two(name, optim, [0.25, 0.5]), 0.25);
-        assert_eq!(on_two(name, optim, [OVERFLOW, 0.5]), 1.0);
+        assert_eq!(on_two(name, optim, &[0.25, 0.5]), 0.25);
+        // The second device has one batch more.
+        let two_steps = 1.0 - (0.75 * 1.0 + 0.125 * 0.875);
+        assert_eq!(on_two(name, optim, &[0.25, 0.5, 0.125]), two_steps);
+        assert_eq!(on_two(name, optim, &[OVERFLOW, 0.5]), 1.0);
         let scaler = GradScaler::of(&flex(Precision::F16).unwrap());
         assert_eq!((scaler.taken_steps(), scaler.skipped_steps()), (0, 1));
         assert_eq!(scaler.loss_scale(), 4.0);
@@ -330,14 +341,23 @@ fn several_devices_step_together_or_not_at_all() {
 fn stops_when_no_scale_helps() {
     let _alone = alone();
     let stuck = scale(2.0).with_min_scale(2.0).with_stuck_after(2);
-    let training = training("stuck", &[0.25, OVERFLOW, OVERFLOW, 0.25])
-        .to_fp16()
-        .with_loss_scale(stuck)
-        .stop_when_stuck();
-    let result = training.launch(learner()).unwrap();
-    assert_eq!(weight(&result), 0.75);
-    let reason = result.interrupted.unwrap().reason.unwrap();
-    assert!(reason.contains("2"), "{reason}");
+    let launch = |config: Option<DynamicLossScale>| {
+        let training = training("stuck", &[0.25, OVERFLOW, OVERFLOW, 0.25])
+            .to_fp16()
+            .stop_when_stuck();
+        let training = match config {
+            Some(config) => training.with_loss_scale(config),
+            None => training,
+        };
+        training.launch(learner()).unwrap()
+    };
+    // The second run goes on with the state of the first, which has reported.
+    for config in [Some(stuck), None] {
+        let result = launch(config);
+        assert_eq!(weight(&result), 0.75);
+        let reason = result.interrupted.unwrap().reason.unwrap();
+        assert!(reason.starts_with("2 steps in a row"), "{reason}");
+    }
 }
 
 /// Trains an epoch from this checkpoint on. The scale grows with each step.

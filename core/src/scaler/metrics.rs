@@ -46,6 +46,23 @@ impl StepQueue {
         queue
     }
 
+    /// A queue that is given the step of each item.
+    pub fn of_items() -> Arc<Self> {
+        Arc::new(Self {
+            skipped: Box::new(|| 0),
+            steps: Mutex::default(),
+        })
+    }
+
+    /// Queues the step of an item.
+    pub fn push(&self, step: ShownStep) {
+        let waiting = &mut self.steps().waiting;
+        if waiting.len() == WAITING {
+            waiting.clear();
+        }
+        waiting.push_back(step);
+    }
+
     /// Moves to the current item's step. Stays at the last step if the item scaled nothing.
     pub fn advance(&self) {
         let steps = &mut *self.steps();
@@ -77,15 +94,10 @@ impl StepQueue {
 
 impl Listener for StepQueue {
     fn recorded(&self, recorded: &RecordedStep) {
-        let step = ShownStep {
+        self.push(ShownStep {
             scale: recorded.step.scale,
             skipped: (self.skipped)(),
-        };
-        let waiting = &mut self.steps().waiting;
-        if waiting.len() == WAITING {
-            waiting.clear();
-        }
-        waiting.push_back(step);
+        });
     }
 }
 
@@ -107,8 +119,7 @@ macro_rules! scaler_metrics {
             /// unitless factor.
             ///
             /// A `Learner` computes its metrics on another thread, some steps later. Each value
-            /// here still belongs to its own step: the scaler queues one value per step. Several
-            /// devices queue their values in the order in which they finish.
+            /// here still belongs to its own step: the values wait in a queue.
             LossScaleMetric "Loss Scale" "What the loss is multiplied by"
             [1.0, |step| f64::from(step.scale)] $metric $numeric
         }
@@ -126,7 +137,7 @@ macro_rules! scaler_metrics {
     ) => {
         $(#[$doc])*
         #[derive(Debug, Clone)]
-        pub struct $name(std::sync::Arc<$crate::StepQueue>);
+        pub struct $name(pub(super) std::sync::Arc<$crate::StepQueue>);
 
         impl $name {
             /// Follows these scalers: those of the training devices.

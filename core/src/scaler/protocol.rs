@@ -186,8 +186,13 @@ impl<L: Default> PendingStep<L> {
     /// Notes a step with these parameters. Whether it is to be taken.
     pub fn step(&mut self, parameters: &[Parameter]) -> bool {
         self.stepped.extend(parameters.iter().map(|(id, _)| id));
+        self.outcome(parameters) == StepOutcome::Finite
+    }
+
+    /// What is known of a step with these parameters.
+    pub fn outcome(&self, parameters: &[Parameter]) -> StepOutcome {
         let is_finite = |(id, _): &Parameter| self.finite.get(id) != Some(&false);
-        !self.non_finite_loss && parameters.iter().all(is_finite)
+        StepOutcome::of(!self.non_finite_loss, parameters.iter().all(is_finite))
     }
 
     /// Ends the step: its scale, its outcome and what was found. `None` if no gradient was checked,

@@ -165,6 +165,13 @@ impl LossScaler {
         self.update(outcome)
     }
 
+    /// Counts anew towards [`Transition::Stuck`], which is reported once: for a new run that
+    /// continues from this state.
+    #[doc(hidden)]
+    pub fn forget_stuck(&mut self) {
+        self.state.stuck = 0;
+    }
+
     fn count(&mut self, outcome: StepOutcome) {
         let state = &mut self.state;
         if outcome == StepOutcome::Finite {
@@ -281,6 +288,17 @@ mod tests {
         assert_eq!(step(&mut s, Finite), (Kept, 4.0, 1, [1, 0, 0, 0]));
         assert_eq!(step(&mut s, NonFiniteLoss), (Kept, 4.0, 1, [1, 1, 1, 1]));
         assert_eq!(step(&mut s, NonFiniteLoss), (Kept, 4.0, 1, [1, 2, 2, 2]));
+    }
+
+    #[test]
+    fn a_new_run_is_stuck_anew() {
+        let mut s = scaler(|d| (d.init_scale, d.min_scale, d.stuck_after) = (1.0, 1.0, 2));
+        assert_eq!(step(&mut s, Overflow).0, Kept);
+        assert_eq!(step(&mut s, Overflow).0, Stuck(MinimumScale));
+        assert_eq!(step(&mut s, Overflow).0, Kept);
+        s.forget_stuck();
+        assert_eq!(step(&mut s, Overflow).0, Kept);
+        assert_eq!(step(&mut s, Overflow).0, Stuck(MinimumScale));
     }
 
     #[test]

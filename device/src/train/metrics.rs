@@ -19,19 +19,47 @@ pub struct PrecisionMetric {
     steps: Arc<StepQueue>,
 }
 
+/// The metrics of a training that queues the step of each item.
+pub(super) struct ItemMetrics {
+    pub scale: LossScaleMetric,
+    pub skipped: SkippedStepsMetric,
+    pub precision: PrecisionMetric,
+}
+
+impl ItemMetrics {
+    pub fn new(device: &Device) -> Self {
+        Self {
+            scale: LossScaleMetric(StepQueue::of_items()),
+            skipped: SkippedStepsMetric(StepQueue::of_items()),
+            precision: PrecisionMetric::of(device, StepQueue::of_items()),
+        }
+    }
+
+    /// One for each metric, since each takes its own steps.
+    pub fn queues(&self) -> [Arc<StepQueue>; 3] {
+        let Self {
+            scale,
+            skipped,
+            precision,
+        } = self;
+        [&scale.0, &skipped.0, &precision.steps].map(Arc::clone)
+    }
+}
+
 impl PrecisionMetric {
     /// Shows the precision of a device, and follows these scalers: those of the training devices. A
     /// device on another machine does not tell its precision.
     pub fn new(device: &Device, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
+        Self::of(device, steps(scalers))
+    }
+
+    fn of(device: &Device, steps: Arc<StepQueue>) -> Self {
         let here = local::below(&device.clone().without_autodiff());
         let precision = match here {
             Some((_, in_force)) => in_force.precision.to_string(),
             None => "of the device".to_string(),
         };
-        Self {
-            precision,
-            steps: steps(scalers),
-        }
+        Self { precision, steps }
     }
 
     fn entry(&self) -> SerializedEntry {

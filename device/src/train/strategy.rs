@@ -14,17 +14,19 @@ use burn::train::{
     MultiDeviceOptim, SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader,
     TrainOutput, TrainStep, TrainingComponents, TrainingError, TrainingItem, ValidLoader,
 };
-use burn_amp_core::Transition;
+use burn_amp_core::{ShownStep, StepQueue, Transition};
 
 use super::events::{end_split, start_split, together};
 use crate::gradients::found;
-use crate::{Error, GradScaler};
+use crate::{AmpError, Error, GradScaler};
 
 /// Trains on these devices, the first of which validates.
 pub(super) struct Strategy {
     pub devices: Vec<Device>,
     /// With several devices.
     pub optim: MultiDeviceOptim,
+    /// Where the metrics take the step of each item from.
+    pub shown: Vec<Arc<StepQueue>>,
     /// Whether to stop when no loss scale helps.
     pub stops_when_stuck: bool,
     /// The error that stopped the training.
@@ -41,6 +43,9 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
         starting_epoch: usize,
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
         let main = &self.devices[0];
+        // Of an earlier run of the process, or of a checkpoint.
+        let scalers: Vec<_> = self.devices.iter().map(GradScaler::of).collect();
+        scalers.iter().for_each(GradScaler::begin_run);
         let valid = valid.to_device(&main.clone().inner());
         learner.fork(main);
         let mut run = Run {
@@ -50,7 +55,11 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
                 [device] => vec![train.to_device(device)],
                 devices => split_dataloader(train, devices),
             },
-            windows: self.devices.iter().map(|_| Default::default()).collect(),
+            windows: self.devices.iter().map(|_| Window::default()).collect(),
+            without_gradients: false,
+            scaler: scalers
+                .into_iter()
+                .find(|scaler| scaler.state().is_enabled()),
             accumulation: components.grad_accumulation.unwrap_or(1),
             learner,
             events: components.event_processor,
@@ -68,6 +77,10 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
                 run.learner.fork(main);
             }
             run.validate(epoch, &valid);
+            #[cfg(feature = "burn-0-23")]
+            if run.stopped() {
+                break;
+            }
             run.event(|events| events.process_train(LearnerEvent::EndEpoch(epoch)));
             if checkpointer.is_some() || early_stopping.is_some() {
                 run.event(EventProcessorTraining::flush);
@@ -95,13 +108,32 @@ struct Run<'a, M: LearnerModel> {
     workers: Option<MultiDevicesTrainStep<M>>,
     /// One for each device.
     loaders: Vec<TrainLoader<M>>,
-    /// The sums of the scaled gradients since the last step, one for each device.
-    windows: Vec<GradientsAccumulator<M>>,
+    /// One for each device.
+    windows: Vec<Window<M>>,
+    /// Whether a batch of the windows gave no gradient.
+    without_gradients: bool,
+    /// The first that scales. The devices step together.
+    scaler: Option<GradScaler>,
     /// Batches in a step.
     accumulation: usize,
     learner: Learner<M>,
     events: SupervisedTrainingEventProcessor<M>,
     interrupter: Interrupter,
+}
+
+/// The sum of the scaled gradients of a device since the last step.
+struct Window<M> {
+    sum: GradientsAccumulator<M>,
+    batches: usize,
+}
+
+impl<M> Default for Window<M> {
+    fn default() -> Self {
+        Self {
+            sum: GradientsAccumulator::new(),
+            batches: 0,
+        }
+    }
 }
 
 type Batches<'a, M> = [Box<dyn DataLoaderIterator<<M as TrainStep>::Input> + 'a>];
@@ -122,6 +154,7 @@ impl<M: LearnerModel> Run<'_, M> {
                     break;
                 }
             };
+            let scale = self.scaler.as_ref().map(GradScaler::scale_of_step);
             let items = self.accumulate(outputs);
             waiting += 1;
             if waiting == self.accumulation {
@@ -132,6 +165,14 @@ impl<M: LearnerModel> Run<'_, M> {
                 iteration += 1;
                 let lr = Some(self.learner.lr_current());
                 let item = TrainingItem::new(item, progress(&batches), Some(iteration), lr);
+                if let (Some(scaler), Some(scale)) = (&self.scaler, scale) {
+                    let skipped = scaler.skipped_steps();
+                    let step = ShownStep { scale, skipped };
+                    self.strategy
+                        .shown
+                        .iter()
+                        .for_each(|shown| shown.push(step));
+                }
                 self.event(|events| events.process_train(LearnerEvent::ProcessedItem(item)));
             }
         }
@@ -167,13 +208,18 @@ impl<M: LearnerModel> Run<'_, M> {
         };
         let mut items = Vec::new();
         for TrainOutput { grads, item } in outputs {
-            let window = match self.windows.len() {
-                1 => 0,
-                // A worker's gradients are on its device; without any there is nothing to add.
-                _ => window_of(&grads).unwrap_or(0),
-            };
-            self.windows[window].accumulate(&model, grads);
             items.push(item);
+            // A worker's gradients are on its device.
+            let window = match self.windows.len() {
+                1 => Some(0),
+                _ => window_of(&grads),
+            };
+            let Some(window) = window else {
+                self.without_gradients = true;
+                continue;
+            };
+            self.windows[window].batches += 1;
+            self.windows[window].sum.accumulate(&model, grads);
         }
         items
     }
@@ -181,15 +227,15 @@ impl<M: LearnerModel> Run<'_, M> {
     /// Takes or skips the step of the window that is complete.
     fn step(&mut self) {
         let devices = self.strategy.devices.iter().cloned();
-        let grads = self.windows.iter_mut().map(GradientsAccumulator::grads);
-        let mut parts: Vec<_> = devices.zip(grads).collect();
-        if parts.len() > 1 {
+        let mut parts = Vec::new();
+        for (device, window) in devices.zip(&mut self.windows) {
             // At the end of an epoch, a device may have no batch.
-            parts.retain(|(_, grads)| !grads.is_empty());
+            if std::mem::take(&mut window.batches) > 0 {
+                parts.push((device, window.sum.grads()));
+            }
         }
-        let scalers: Vec<_> = parts.iter().map(|(on, _)| GradScaler::of(on)).collect();
-        let scales = scalers.iter().any(|scaler| scaler.state().is_enabled());
-        if scales {
+        if self.scaler.is_some() {
+            let scalers: Vec<_> = parts.iter().map(|(on, _)| GradScaler::of(on)).collect();
             match self.checked(&scalers, &mut parts) {
                 Ok(true) => {}
                 Ok(false) => return,
@@ -202,14 +248,17 @@ impl<M: LearnerModel> Run<'_, M> {
             }
         }
         self.learner.lr_step();
-        match (self.strategy.optim, parts.len()) {
-            (_, 1) => self.learner.optimizer_step(parts.swap_remove(0).1),
-            (MultiDeviceOptim::OptimSharded, _) => {
+        match self.strategy.optim {
+            _ if self.workers.is_none() => {
+                let grads = parts.pop().map(|(_, grads)| grads);
+                self.learner.optimizer_step(grads.unwrap_or_default());
+            }
+            MultiDeviceOptim::OptimSharded => {
                 let grads = parts.into_iter().map(|(on, grads)| (grads, on)).collect();
                 self.learner
                     .optimizer_step_multi(MultiGradientsParams { grads });
             }
-            (MultiDeviceOptim::OptimMainDevice, _) => {
+            MultiDeviceOptim::OptimMainDevice => {
                 let model = self.learner.model();
                 let mut sum = GradientsAccumulator::new();
                 for (_, grads) in parts {
@@ -222,10 +271,18 @@ impl<M: LearnerModel> Run<'_, M> {
 
     /// Unscales and checks the gradients, and updates the scales. Whether to take the step.
     fn checked(
-        &self,
+        &mut self,
         scalers: &[GradScaler],
         parts: &mut [(Device, GradientsParams)],
     ) -> Result<bool, Error> {
+        if std::mem::take(&mut self.without_gradients) {
+            return Err(AmpError::ForeignGradients {
+                call: "step",
+                given: 0,
+                of_model: 0,
+            }
+            .into());
+        }
         let grads = parts.iter_mut().map(|(_, grads)| grads);
         let taken = GradScaler::checked_steps(&self.learner.model(), scalers.iter().zip(grads))?;
         for scaler in scalers {

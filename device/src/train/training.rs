@@ -8,7 +8,7 @@ use burn::train::{
     TrainingStrategy,
 };
 
-use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
+use super::metrics::ItemMetrics;
 use super::strategy::Strategy;
 use crate::local::{self, mixed_precision};
 use crate::{AmpError, Error, GradScaler, LossScaleConfig, Precision};
@@ -109,6 +109,8 @@ impl<M: LearnerModel> AmpTrainingExt<M> for SupervisedTraining<M> {
 ///
 /// A step that overflows changes neither the model nor the optimizer, and the learning rate does not
 /// advance. With accumulation, and with several devices, an overflow anywhere skips the whole batch.
+/// The model's `TrainStep` scales its loss, and leaves `unscale`, `step` and `update` to the training:
+/// clip with the optimizer's own clipping.
 pub struct AmpTraining<M: LearnerModel> {
     training: SupervisedTraining<M>,
     /// If none, that of the model's device.
@@ -163,8 +165,8 @@ impl<M: LearnerModel> AmpTraining<M> {
 
     /// Moves the model to its devices, registers the metrics and trains.
     ///
-    /// The metrics are [`PrecisionMetric`] and, where losses are scaled, also [`LossScaleMetric`] and
-    /// [`SkippedStepsMetric`]. The resulting model computes in the precision; its parameters are
+    /// The metrics are [`PrecisionMetric`](crate::PrecisionMetric) and, where losses are scaled, also [`LossScaleMetric`](crate::LossScaleMetric) and
+    /// [`SkippedStepsMetric`](crate::SkippedStepsMetric). The resulting model computes in the precision; its parameters are
     /// FP32.
     ///
     /// # Errors
@@ -194,33 +196,36 @@ impl<M: LearnerModel> AmpTraining<M> {
         let devices: Vec<_> = devices
             .map(|device| on(device, self.precision, self.checkpoints_gradients))
             .collect::<Result<_, _>>()?;
-        let scalers: Vec<_> = devices.iter().map(GradScaler::of).collect();
-        let scales = scalers.iter().any(|scaler| scaler.state().is_enabled());
+        let scaled: Vec<_> = devices
+            .iter()
+            .filter(|device| GradScaler::scales_on(device))
+            .map(GradScaler::of)
+            .collect();
         if let Some(config) = self.loss_scale {
-            if !scales {
-                let precision = self.precision.unwrap_or(Precision::F32);
+            if scaled.is_empty() {
+                let here = local::below(&devices[0].clone().without_autodiff());
+                let precision = here.map_or(Precision::F32, |(_, in_force)| in_force.precision);
                 return Err(AmpError::LossScaleWithoutF16 { precision }.into());
             }
-            for scaler in &scalers {
+            for scaler in &scaled {
                 scaler.configure(config)?;
             }
         }
 
-        // The devices step together, so the first one's steps are those of all.
-        let main = || scalers.first().cloned();
+        let metrics = ItemMetrics::new(&devices[0]);
+        let shown = metrics.queues();
         let mut training = self.training;
-        if scales {
+        if scaled.iter().any(|scaler| scaler.state().is_enabled()) {
             training = training
-                .metric_train_numeric(LossScaleMetric::new(main()))
-                .metric_train_numeric(SkippedStepsMetric::new(main()));
+                .metric_train_numeric(metrics.scale)
+                .metric_train_numeric(metrics.skipped);
         }
-        if let Some(device) = devices.first() {
-            training = training.metric_train(PrecisionMetric::new(device, main()));
-        }
+        training = training.metric_train(metrics.precision);
         let failed = Arc::new(Mutex::new(None));
         let strategy = Strategy {
             devices,
             optim: self.optim,
+            shown: shown.into(),
             stops_when_stuck: self.stops_when_stuck,
             failed: failed.clone(),
         };
