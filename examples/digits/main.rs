@@ -20,15 +20,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn::backend::Autodiff;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_amp::{AmpAutodiff, AmpConfig, AmpError, GradScaler, Precision};
+use burn_amp::{Amp, AmpAutodiff, AmpConfig, AmpError, GradScaler, Precision, half_weights};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use backends::{Choice, on_backend};
 use data::Digits;
-use train::{Trained, step, steps, train};
+use model::Model;
+use train::{Trained, accuracy, step, steps, train};
 
 #[derive(Parser)]
 #[command(about = "Trains on handwritten digits in FP32, f16 and bf16 and compares the results")]
@@ -57,6 +60,16 @@ pub struct Run {
     /// The loss scale after each step, where there is one.
     scales: Option<Vec<f32>>,
     skipped_steps: u64,
+    /// Of a run in half precision.
+    half_weights: Option<HalfWeights>,
+}
+
+/// The model for inference with its weights in half.
+struct HalfWeights {
+    test_accuracy: f64,
+    bytes: usize,
+    /// Those of the trained model.
+    bytes_before: usize,
 }
 
 fn main() -> ExitCode {
@@ -107,9 +120,10 @@ fn run<B: Backend>(precision: Precision, digits: &Digits, args: &Args) -> Result
     let run = if precision == Precision::F32 {
         Run {
             precision,
-            trained: train::<Autodiff<B>>(&device, digits, epochs, args.seed, step, shown),
+            trained: train::<Autodiff<B>>(&device, digits, epochs, args.seed, step, shown).1,
             scales: None,
             skipped_steps: 0,
+            half_weights: None,
         }
     } else {
         let precision = AmpConfig::new()
@@ -117,19 +131,56 @@ fn run<B: Backend>(precision: Precision, digits: &Digits, args: &Args) -> Result
             .apply::<AmpAutodiff<B>>(&device)?;
         let scaler = GradScaler::of::<AmpAutodiff<B>>(&device);
         let mut scales = Vec::new();
-        let trained = train::<AmpAutodiff<B>>(&device, digits, epochs, args.seed, step, |loss| {
-            scales.push(scaler.loss_scale());
-            shown(loss);
-        });
+        let seed = args.seed;
+        let (model, trained) =
+            train::<AmpAutodiff<B>>(&device, digits, epochs, seed, step, |loss| {
+                scales.push(scaler.loss_scale());
+                shown(loss);
+            });
+        let halved = match precision.is_half() {
+            true => Some(HalfWeights::of(model, precision, digits)?),
+            false => None,
+        };
         Run {
             precision,
             trained,
             scales: precision.scales_loss().then_some(scales),
             skipped_steps: scaler.skipped_steps(),
+            half_weights: halved,
         }
     };
     bar.finish();
     Ok(run)
+}
+
+impl HalfWeights {
+    fn of<B: Backend>(
+        model: Model<Amp<B>>,
+        precision: Precision,
+        digits: &Digits,
+    ) -> Result<Self, AmpError> {
+        let bytes_before = bytes(&model);
+        let model = half_weights(model, precision)?;
+        Ok(Self {
+            test_accuracy: accuracy(&model, digits, &Default::default()),
+            bytes: bytes(&model),
+            bytes_before,
+        })
+    }
+}
+
+/// What the parameters of a model take.
+fn bytes<B: Backend>(model: &Model<B>) -> usize {
+    struct Bytes(usize);
+    impl<B: Backend> ModuleVisitor<B> for Bytes {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let value = param.val();
+            self.0 += value.shape().num_elements() * value.dtype().size();
+        }
+    }
+    let mut bytes = Bytes(0);
+    model.visit(&mut bytes);
+    bytes.0
 }
 
 impl Run {
@@ -158,6 +209,17 @@ fn table(runs: &[Run]) {
             run.trained.seconds
         );
     }
+    for run in runs {
+        if let Some(half) = &run.half_weights {
+            println!(
+                "with weights in {}: test accuracy {:.2} %, {} bytes in place of {}",
+                run.precision,
+                100.0 * half.test_accuracy,
+                half.bytes,
+                half.bytes_before
+            );
+        }
+    }
 }
 
 fn report_of(runs: &[Run]) -> serde_json::Value {
@@ -170,6 +232,11 @@ fn report_of(runs: &[Run]) -> serde_json::Value {
                 "final_loss": run.trained.final_loss,
                 "loss_scale": run.loss_scale(),
                 "skipped_steps": run.skipped_steps,
+                "half_weights": run.half_weights.as_ref().map(|half| json!({
+                    "test_accuracy": half.test_accuracy,
+                    "bytes": half.bytes,
+                    "bytes_before": half.bytes_before,
+                })),
                 "steps": run.trained.losses.len(),
                 "seconds": run.trained.seconds,
             })

@@ -46,7 +46,7 @@ pub fn step<B: AutodiffBackend>(
 }
 
 /// Trains a model from `seed`, stepping it by `step`, and tests it. `after_step` is told each
-/// step's loss.
+/// step's loss. The model is the one for inference.
 pub fn train<B: AutodiffBackend>(
     device: &B::Device,
     digits: &Digits,
@@ -54,7 +54,7 @@ pub fn train<B: AutodiffBackend>(
     seed: u64,
     mut step: impl FnMut(&mut ModelOptimizer<B>, Model<B>, Tensor<B, 1>) -> Model<B>,
     mut after_step: impl FnMut(f64),
-) -> Trained {
+) -> (Model<B::InnerBackend>, Trained) {
     B::seed(device, seed);
     let mut order = StdRng::seed_from_u64(seed);
     let mut model = Model::<B>::new(device);
@@ -81,19 +81,21 @@ pub fn train<B: AutodiffBackend>(
     }
     let seconds = start.elapsed().as_secs_f64();
 
-    let test: Vec<&Digit> = digits.test.iter().collect();
-    let (images, labels) = batch::<B::InnerBackend>(&test, device);
-    let predicted = model.valid().forward(images).argmax(1).squeeze_dim::<1>(1);
-    let right = predicted
-        .equal(labels)
-        .int()
-        .sum()
-        .into_scalar()
-        .elem::<i64>();
-    Trained {
-        test_accuracy: right as f64 / test.len() as f64,
+    let model = model.valid();
+    let trained = Trained {
+        test_accuracy: accuracy(&model, digits, device),
         losses,
         final_loss,
         seconds,
-    }
+    };
+    (model, trained)
+}
+
+/// The share of the digits for testing that a model recognizes.
+pub fn accuracy<B: Backend>(model: &Model<B>, digits: &Digits, device: &B::Device) -> f64 {
+    let test: Vec<&Digit> = digits.test.iter().collect();
+    let (images, labels) = batch::<B>(&test, device);
+    let predicted = model.forward(images).argmax(1).squeeze_dim::<1>(1);
+    let right = predicted.equal(labels).int().sum();
+    right.into_scalar().elem::<i64>() as f64 / test.len() as f64
 }

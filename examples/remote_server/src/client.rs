@@ -79,7 +79,7 @@ impl Remote {
         seed: u64,
         after_step: impl FnMut(f64),
     ) -> Trained {
-        train::<B>(&self.device, digits, epochs, seed, step, after_step)
+        train::<B>(&self.device, digits, epochs, seed, step, after_step).1
     }
 
     /// Trains with a scaled loss: on a server that computes in f16. Gives the skipped steps, too.
@@ -91,7 +91,7 @@ impl Remote {
         after_step: impl FnMut(f64),
     ) -> Result<(Trained, u64), AmpError> {
         let scaler = GradScaler::new(DynamicLossScale::new().into())?;
-        let trained = train::<B>(
+        let (_, trained) = train::<B>(
             &self.device,
             digits,
             epochs,

@@ -136,7 +136,7 @@ fn locally(
         .apply::<B>(&device)?;
     let epochs = training.epochs.into();
     let shown = progress(format!("local {precision}"), steps(digits, epochs));
-    let trained = train::train::<B>(&device, digits, epochs, training.seed, step, shown);
+    let (_, trained) = train::train::<B>(&device, digits, epochs, training.seed, step, shown);
     let skipped = GradScaler::of::<B>(&device).skipped_steps();
     Ok((trained, skipped))
 }

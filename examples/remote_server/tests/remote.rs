@@ -158,7 +158,7 @@ fn the_digits_train_on_a_server_as_they_do_here() {
             .with_precision(precision)
             .apply::<AmpAutodiff<Flex>>(&Default::default())
             .unwrap();
-        let here = train::train::<AmpAutodiff<Flex>>(
+        let (_, here) = train::train::<AmpAutodiff<Flex>>(
             &Default::default(),
             &digits,
             EPOCHS,
