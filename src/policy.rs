@@ -1,4 +1,4 @@
-//! The op policy: the table that says which precision each operation runs in. To change an
+//! The op policy: the table of the precision that each operation runs in. To change an
 //! operation's precision, change its line in the table of `burn-amp-core`.
 //!
 //! The choices follow the lists of PyTorch's autocast for CUDA; the guide's

@@ -1,4 +1,4 @@
-//! The float dtypes that the policy tells apart, of whichever version of Burn.
+//! The float dtypes that the policy distinguishes, of any version of Burn.
 
 use std::fmt::Debug;
 

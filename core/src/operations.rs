@@ -1,5 +1,5 @@
-//! Operations that every version of Burn has with the same signature, and that need nothing but what
-//! their row says: one line each, for all packages.
+//! Operations that every version of Burn has with the same signature, and that need only their
+//! policy row: one line each, for all packages.
 //!
 //! Each list is handed to a macro of the package, inside the `impl` of a trait of its Burn, where the
 //! names of types are resolved. A list ends where a version of Burn differs: the other operations

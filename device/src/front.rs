@@ -138,7 +138,7 @@ impl Front {
     }
 }
 
-/// Finds out what a connection wants, and whether it may.
+/// Reads what a connection requests, and whether that is allowed.
 #[allow(clippy::result_large_err)] // The type is tungstenite's.
 async fn greet(stream: TcpStream, peer: SocketAddr, door: &Door) -> Result<Guest, String> {
     stream

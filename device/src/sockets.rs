@@ -23,8 +23,8 @@ pub(crate) fn of_this_process() -> Option<Vec<End>> {
         name.to_str()?.parse().ok()
     });
     let ends = descriptors.filter_map(|descriptor| {
-        // SAFETY: the number stands for an open descriptor or for none. It is asked for its
-        // addresses at once, and never closed. If another thread closes it meanwhile, or opens
+        // SAFETY: the number stands for an open descriptor or for none. Its addresses
+        // are read at once, and it is never closed. If another thread closes it meanwhile, or opens
         // another one under its number, the answer is an error or that one's addresses.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let socket = SockRef::from(&descriptor);

@@ -21,7 +21,7 @@ pub(crate) struct Init {
     pub(crate) credential: Vec<u8>,
 }
 
-/// Why a session is refused, as the client is told.
+/// Why a session is refused, in the message to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) enum Refusal {
     Unauthorized,

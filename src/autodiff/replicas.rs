@@ -208,7 +208,7 @@ mod joined {
         static JOINED: RefCell<Option<Joined>> = const { RefCell::new(None) };
     }
 
-    /// Makes this thread the replica of this name. When the thread ends, the others are told.
+    /// Makes this thread the replica of this name. When the thread ends, the others are notified.
     pub(crate) fn join(replicas: Arc<Replicas>, name: String) {
         JOINED.with_borrow_mut(|joined| {
             let is_new = |joined: &Joined| !Arc::ptr_eq(&joined.replicas, &replicas);
@@ -299,7 +299,7 @@ mod tests {
         Replicas::new((0..count).map(|i| format!("device {i}")).collect())
     }
 
-    /// Each numbered replica votes on its own thread. Returns what each replica is told.
+    /// Each numbered replica votes on its own thread. Returns each replica's answer.
     fn told_of(
         replicas: &Replicas,
         timeout: Duration,
@@ -325,7 +325,7 @@ mod tests {
         }
     }
 
-    /// What each replica is told after these votes.
+    /// Each replica's answer after these votes.
     fn told(replicas: &Replicas, votes: &[Vote]) -> Vec<Result<Vote, String>> {
         told_of(replicas, LONG, votes.iter().copied().enumerate())
     }

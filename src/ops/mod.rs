@@ -1,6 +1,6 @@
 //! The backend's operations, one file per Burn trait. This file: how an operation is forwarded.
 
-// A method left to its default would lose the inner backend's own kernel, and say nothing.
+// A method left to its default would silently lose the inner backend's own kernel.
 #![deny(clippy::missing_trait_methods)]
 
 mod activation;
@@ -264,8 +264,8 @@ macro_rules! op {
 /// does. `[x]` is a float tensor, `[?x]` an optional one and `{x}` a scalar. [`wrapped`] has an arm
 /// for each kind of result.
 ///
-/// The check for a policy stands here, before anything else: in a process that never asked for half,
-/// it is all that an operation pays.
+/// The check for a policy stands here, before anything else: in a process without half precision,
+/// an operation pays for nothing else.
 macro_rules! own_ops {
     ($($op:ident($(
         $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?

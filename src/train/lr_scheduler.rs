@@ -77,7 +77,7 @@ impl<S: Clone> AmpLrScheduler<S> {
         if seen.batch.is_some() || self.outcomes.has_batches() {
             return seen.batch;
         }
-        // Before its pass, a replica is asked for as many learning rates as there are replicas.
+        // Before its pass, a replica requests one learning rate for each replica.
         if !seen.has_passes() && replicas::here().is_some() {
             return None;
         }

@@ -99,8 +99,7 @@ pub trait Site<D> {
     /// The number of elements of an operand, by its place.
     fn elements(&self, operand: usize) -> usize;
 
-    /// Whether a gradient flows to an operand, by its place; `None` if autodiff runs elsewhere, so
-    /// that nothing tells.
+    /// Whether a gradient flows to an operand, by its place; `None` if autodiff runs elsewhere.
     fn is_tracked(&self, operand: usize) -> Option<bool>;
 
     /// The dtype of operands and result in the user's program; `None` if that is the real one.
@@ -738,7 +737,7 @@ mod tests {
             assert_eq!(of(class, &demoted, OFF).operands, expected, "{class:?}");
             let wide = [demoted[0], with(F64, TensorFlags::empty())];
             assert_eq!(of(class, &wide, OFF).operands, Some(F64));
-            // On a device that is no longer in half, all return to what the user knows.
+            // On a device that is no longer in half, all return to the user's dtype.
             for (declared, dtype) in [(F32, F16), (BF16, F32), (F32, F32)] {
                 let here = Here {
                     declared: Some(declared),
@@ -798,7 +797,7 @@ mod tests {
             assert_eq!(casts(class, &[BF16], kernel), (Some(F32), None));
         }
         assert_eq!(casts(Move, &[BF16], CONTRACTS), NONE);
-        // It is no contraction, whatever its class says.
+        // PReLU is no contraction, whatever its class.
         let prelu = named("prelu", &plain(&[F32, F32]), CONTRACTS);
         assert_eq!((prelu.operands, prelu.only_contracts), (None, false));
         assert_eq!(named("prelu", &plain(&[F32, F32]), ON).operands, Some(F16));
@@ -1059,7 +1058,7 @@ mod tests {
         // Where the policy is off, half tensors give FP32 for good.
         assert_eq!(fits("float_add", &[f16, f16], OFF), none);
         assert_eq!(fits("float_add", &[small, small], OFF), both);
-        // A mean is bounded: it is a statistic, where nothing tells that it is tracked.
+        // A mean is bounded. It is a statistic if it may be tracked.
         assert_eq!(fits("float_mean", &[small], ON), none);
         let untold = Here {
             sizes: [(1, None); 2],

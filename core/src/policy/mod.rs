@@ -1,4 +1,4 @@
-//! The op policy: one table, and one pure function, [`decide`], that says everything that happens to
+//! The op policy: one table, and one pure function, [`decide`], that determines what happens to
 //! an operation. Depends on dtypes, but not on tensors, devices or backends.
 //!
 //! To change an operation's precision, change its line in [`TABLE`]. The choice between FP32 and half follows the lists of PyTorch's autocast
@@ -82,7 +82,7 @@ pub enum Case {
     OnlyContracts,
     /// No autodiff lies below the operation: nothing sums its gradient.
     WithoutAutodiff,
-    /// The operation adds or multiplies what it writes. Its caller says so:
+    /// The operation adds or multiplies what it writes. Its caller sets this:
     /// [`Op::that_accumulates`].
     Accumulates,
 }

@@ -10,7 +10,7 @@ pub struct Op {
     /// The method of Burn's backend traits, or the name of the user's own operation.
     pub name: &'static str,
     pub(super) row: Rows,
-    /// The operation as trials of devices know it, if it is tried.
+    /// The operation in the trials of devices, if it is tried.
     pub(super) tried: Option<TriedOp>,
 }
 

@@ -1,4 +1,4 @@
-//! What a process knows by a key.
+//! Values of the process, each by its key.
 
 use std::sync::OnceLock;
 

@@ -168,7 +168,7 @@ impl<L: Default> SharedScaler<L> {
     }
 }
 
-/// The methods of a `GradScaler` that know no tensor. Its field `shared` is a [`SharedScaler`].
+/// The methods of a `GradScaler` that need no tensor. Its field `shared` is a [`SharedScaler`].
 ///
 /// A macro, since the handles are types of two packages: behind a `Deref` these methods would be
 /// missing from paths (`GradScaler::state`) and from the links of the documentation.

@@ -4,7 +4,7 @@ use super::{Findings, LastStep, LossScaler, ScaleHistory, StepOutcome, Transitio
 use crate::StuckReason;
 use crate::error::{AmpError, NOT_THE_SCALE};
 
-/// A recorded step, as listeners and the log are told of it.
+/// A recorded step, for listeners and the log.
 #[derive(Debug)]
 pub struct RecordedStep {
     /// The step.

@@ -1,5 +1,5 @@
-//! The protocol of `scale`, `unscale`, `step` and `update`. Independent of tensors: it knows
-//! parameters by their ids, and what a check found as booleans.
+//! The protocol of `scale`, `unscale`, `step` and `update`. Independent of tensors: a
+//! parameter is an id, and the result of a check is a boolean.
 
 use std::collections::{HashMap, HashSet};
 
@@ -166,7 +166,7 @@ impl<L: Default> PendingStep<L> {
     }
 
     /// Notes that the gradients of `parameters` were unscaled. `outcome` is what
-    /// [`found`](PendingStep::found) told, or what all replicas agreed on.
+    /// [`found`](PendingStep::found) returned, or what all replicas agreed on.
     pub fn set_unscaled(
         &mut self,
         parameters: &[&Parameter],
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(step.check_step(2, &model), Ok(()));
     }
 
-    /// Also where nothing is scaled: a loop that is wrong is told so in every precision.
+    /// Also where nothing is scaled: a wrong loop gets this error in every precision.
     #[test]
     fn stepping_twice_is_refused_until_the_update() {
         let model = model([1, 2]);

@@ -29,8 +29,7 @@ macro_rules! handles {
     )*};
 }
 
-/// A handle is the tensor itself, with what its client knows about it: data read back has the dtype
-/// that the client asked for.
+/// A handle is the tensor itself, with the client's dtype: data read back has that dtype.
 impl<B: Backend, P: Session> BackendIr for Amp<B, P> {
     type Handle = HandleKind<Self>;
 

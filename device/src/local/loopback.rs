@@ -195,7 +195,7 @@ impl Drop for Local {
 }
 
 /// Serves this process: one session, and the other servers of this process that fetch its tensors.
-/// Goes on after the session, so that they are told at once that no tensor will come.
+/// Goes on after the session, so that they get at once the answer that no tensor will come.
 async fn serve(
     mut front: Front,
     server: back::Closed,

@@ -1,5 +1,5 @@
 //! Burn's collective operations. Replicas may hold the same tensor in different dtypes, so all of
-//! them reduce it in the dtype that the client knows.
+//! them reduce it in the client's dtype.
 
 #[cfg(feature = "burn-0-22")]
 use burn_backend::DeviceId;

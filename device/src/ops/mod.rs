@@ -1,6 +1,6 @@
 //! The backend's operations, one file per Burn trait. This file: how an operation is forwarded.
 
-// A method left to its default would lose the inner backend's own kernel, and say nothing.
+// A method left to its default would silently lose the inner backend's own kernel.
 #![deny(clippy::missing_trait_methods)]
 
 mod activation;
@@ -318,7 +318,7 @@ mod tests {
             options,
         ));
 
-        // What the client asks for in half is stored so, and computed in FP32.
+        // A tensor that the client creates in half is stored in half, and computed in FP32.
         let shape = [2, 2].into();
         let own = Contracting::float_zeros(shape, &FlexDevice, FloatDType::BF16);
         assert_eq!(own.dtype(), DType::BF16);

@@ -51,7 +51,7 @@ impl<B: Backend> AmpTensor<B> {
         }
     }
 
-    /// A tensor in the dtype that the client asked for.
+    /// A tensor in the client's dtype.
     pub(crate) fn plain(primitive: FloatTensor<B>) -> Self {
         let declared = primitive.dtype().into();
         Self::new(primitive, declared, TensorFlags::empty())
