@@ -9,11 +9,13 @@ mod common;
 mod harness;
 
 use burn::backend::{Autodiff, Flex, NdArray};
+use burn::module::Param;
 use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::Tensor;
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim};
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, AmpError, AmpTrainingExt, DynamicLossScale, GradScaler,
-    LossScaleConfig, MixedPrecisionTrainer, Precision, StepProgress, WhenStuck,
+    LossScaleConfig, MixedPrecisionTrainer, Precision, StepProgress, WhenStuck, half_weights,
 };
 use burn_backend::{DTypeUsage, DTypeUsageSet};
 
@@ -365,4 +367,33 @@ fn autodiff_below_amp_autodiff_is_refused() {
     type Twice = AmpAutodiff<Autodiff<Checked>>;
     let config = AmpConfig::new().with_precision(Precision::Bf16);
     config.apply::<Twice>(&CheckedDevice::new()).ok();
+}
+
+#[test]
+fn not_half() {
+    for precision in [Precision::F32, Precision::Auto] {
+        assert_says(
+            half_weights(Mlp::<Amp<Flex>>::new(), precision),
+            &format!("weights in half precision: got {precision}, expected f16 or bf16"),
+        );
+    }
+}
+
+#[test]
+fn weight_overflow() {
+    let large = |value: f32| {
+        let mut model = Mlp::<Amp<Flex>>::new();
+        let weight = Tensor::full([16, 4], value, &Default::default());
+        model.second.weight = Param::from_tensor(weight);
+        model
+    };
+    assert_says(
+        half_weights(large(7e4), Precision::F16),
+        "the weight second.weight has a value of magnitude 70000, expected at most 65504, the largest \
+         of f16: use bf16",
+    );
+    assert!(half_weights(large(7e4), Precision::Bf16).is_ok());
+    assert!(half_weights(large(-65504.0), Precision::F16).is_ok());
+    // Infinities are the model's own.
+    assert!(half_weights(large(f32::INFINITY), Precision::F16).is_ok());
 }

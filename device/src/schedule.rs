@@ -32,7 +32,7 @@ impl GradScaler {
     /// # Ok::<(), burn_amp_device::Error>(())
     /// ```
     pub fn checkpoint_with(&self, schedule: impl Into<ModuleLrScheduler>) -> ModuleLrScheduler {
-        // A group without parameters: its learning rate is nobody's.
+        // A group without parameters: no parameter uses its learning rate.
         let nobody = ParamGroup::from_ids(Vec::new());
         schedule.into().with_group(nobody, Saved(self.clone()))
     }

@@ -11,10 +11,10 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 /// Characters that the model sees at once.
 pub const CONTEXT: usize = 64;
-/// One window in so many is for validation.
+/// One window in ten is for validation.
 const VALID: usize = 10;
 
-/// The characters that are read and one more, for each is to foretell its successor.
+/// The characters that are read and one more: each character predicts the next one.
 pub type Window = [u8; CONTEXT + 1];
 
 pub struct Corpus {

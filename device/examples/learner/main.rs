@@ -4,7 +4,7 @@
 //! ```sh
 //! cargo run --release --features train --example learner
 //! cargo run --release --features train --example learner -- --precision bf16
-//! cargo run --release --features train --example learner -- --epochs 6 --resume 4
+//! cargo run --release --features train --example learner -- --resume 2
 //! cargo run --release --no-default-features --features burn-0-23,flex,train --example learner
 //! cargo run --release --features train,vulkan,autotune --example learner -- --backend vulkan
 //! ```
@@ -62,7 +62,8 @@ struct Args {
     /// Where checkpoints and metrics go.
     #[arg(long, default_value = "target/learner")]
     output: PathBuf,
-    /// Continue an earlier run after this epoch, with the settings of that run.
+    /// Continue an earlier run after this epoch, with all settings of that run: other epochs would
+    /// change the schedule.
     #[arg(long, value_name = "EPOCH")]
     resume: Option<u16>,
 }

@@ -1,4 +1,4 @@
-//! A small GPT over characters, and what Burn's learner calls of it.
+//! A small GPT over characters, with its steps of training and validation.
 
 use burn::module::Module;
 use burn::nn::attention::generate_autoregressive_mask;
@@ -83,7 +83,7 @@ impl TrainStep for Model {
     type Input = Batch;
     type Output = SequenceOutput;
 
-    /// The one line that f16 needs. In bf16 and FP32 the scaler is disabled.
+    /// The two lines with `scaler` are what f16 needs. In bf16 and FP32 the scaler is disabled.
     fn step(&self, batch: Batch) -> TrainOutput<SequenceOutput> {
         let output = self.output(batch);
         let scaler = GradScaler::of(&output.loss.device());

@@ -47,8 +47,8 @@ impl ItemMetrics {
 }
 
 impl PrecisionMetric {
-    /// Shows the precision of a device, and follows these scalers: those of the training devices. A
-    /// device on another machine does not tell its precision.
+    /// Shows the precision of a device, and follows these scalers: those of the training devices. The
+    /// precision of a device on another machine is not available here.
     pub fn new(device: &Device, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
         Self::of(device, steps(scalers))
     }
