@@ -117,21 +117,38 @@ impl GradScaler {
 
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. A loss in
     /// half precision becomes FP32. The counterpart of PyTorch's `GradScaler.scale`.
+    ///
+    /// Then call [`step`](GradScaler::step), and not the optimizer itself: its gradients carry the
+    /// scale. The log warns once 1,000 losses were scaled without an [`update`](GradScaler::update).
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
-        let shared = &mut *self.shared.lock();
-        let pending = &mut shared.pending;
-        let scale = pending.scale(&shared.scaler);
-        if !shared.scaler.is_enabled() {
-            return loss;
-        }
-        pending.set_scaled();
+        let (scale, many) = {
+            let shared = &mut *self.shared.lock();
+            let scale = shared.pending.scale(&shared.scaler);
+            if !shared.scaler.is_enabled() {
+                return loss;
+            }
+            shared.pending.set_scaled();
+            (scale, shared.pending.has_many_losses(""))
+        };
         UNSCALED.scaled();
+        if many {
+            self.read_losses();
+        }
         let loss = at_least_f32(loss);
         // The device may hold the loss in half precision, where the largest f32 is infinite.
         let value = loss.clone().inner();
         let one = factor(1.0, &value);
-        pending.losses.add(times(value, &one));
+        let value = times(value, &one);
+        self.shared.lock().pending.losses.add(value);
         loss * scale
+    }
+
+    /// Reads back the checks of the losses, and frees them.
+    fn read_losses(&self) {
+        let losses = std::mem::take(&mut self.shared.lock().pending.losses);
+        // What nobody can read is not known to be finite.
+        let are_finite = losses.read().is_ok_and(|finite| !finite.contains(&false));
+        self.shared.lock().pending.set_losses(are_finite);
     }
 
     /// Runs the backward pass of a loss for a model's parameters:

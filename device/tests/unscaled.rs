@@ -1,5 +1,5 @@
-//! The scaler of a device, and the warning when f16 trains without one. One test: the warning is
-//! given once in a process.
+//! The scaler of a device, and the warnings when f16 trains without one or without its steps. One
+//! test: a warning is given once in a process.
 
 include!("../src/burn.rs");
 
@@ -25,7 +25,7 @@ impl Log for Kept {
 
     fn log(&self, record: &Record) {
         let line = record.args().to_string();
-        if record.level() == Level::Warn && line.starts_with("burn-amp-device: ") {
+        if record.level() == Level::Warn && line.starts_with("burn-amp") {
             WARNINGS.lock().unwrap().push(line);
         }
     }
@@ -79,6 +79,25 @@ fn a_device_has_one_scaler_and_f16_without_it_is_warned_of_once() {
     // The same one, with or without autodiff, on any thread.
     let taken = move || GradScaler::of(&device).state().taken_steps();
     assert_eq!(std::thread::spawn(taken).join().unwrap(), 1);
+
+    // A loop that scales its losses and leaves the step to the optimizer. Its first loss is read.
+    let scaler = GradScaler::new(LossScaleConfig::Fixed(8.0)).unwrap();
+    let device = Device::flex().autodiff();
+    let model = LinearConfig::new(4, 2).init(&device);
+    scaler.scale(loss(&model, &device) / 0.0);
+    for _ in 0..2500 {
+        scaler.scale(Tensor::<1>::ones([1], &device));
+    }
+    let [_, many] = &WARNINGS.lock().unwrap()[..] else {
+        panic!("one line more")
+    };
+    let text = "burn-amp: 1000 losses were scaled since the last update. If the loop calls the \
+                optimizer itself, its gradients are not checked";
+    assert!(many.starts_with(text), "{many}");
+    let grads = scaler.backward(loss(&model, &device), &model);
+    let stepped;
+    (_, stepped) = scaler.step(&mut optimizer, 0.1, model, grads);
+    assert!(!stepped.unwrap());
 
     for device in [
         flex(Precision::Bf16).unwrap(),

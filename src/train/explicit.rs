@@ -15,9 +15,6 @@ use crate::policy::Mode;
 use crate::scaler::{OR, ScaledLoss};
 use crate::{AmpError, GradScaler, LastStep, Transition, full_precision};
 
-/// So many losses of one step are checked on the device at once. More are read back and freed.
-const MANY_LOSSES: u32 = 1000;
-
 impl GradScaler {
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. The
     /// result keeps the shape, device and dtype of the loss; a half-precision loss becomes FP32.
@@ -41,22 +38,14 @@ impl GradScaler {
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
         let device = loss.device();
         // One scale for the whole accumulation window, even if the scale is set within it.
-        let (scale, given, scaled) = {
+        let (scale, many) = {
             let shared = &mut *self.shared.lock();
-            let pending = &mut shared.pending;
-            let scale = pending.scale(&shared.scaler);
-            (scale, pending.losses_given(), pending.is_scaled())
+            let scale = shared.pending.scale(&shared.scaler);
+            let or = ", or on AmpAutodiff loss.backward() without scaler.scale(..)";
+            (scale, shared.pending.has_many_losses(or))
         };
-        if scaled && given.is_multiple_of(MANY_LOSSES) {
+        if many {
             self.read_losses();
-            if given == MANY_LOSSES {
-                log::warn!(
-                    "burn-amp: {given} losses were scaled since the last update. If the loop calls the \
-                     optimizer itself, its gradients are not checked, and the first overflow reaches the \
-                     parameters: call scaler.step(..) and scaler.update(), or on AmpAutodiff \
-                     loss.backward() without scaler.scale(..)"
-                );
-            }
         }
         if is_amp::<B>(&device) {
             let scaler = self.clone();

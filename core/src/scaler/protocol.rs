@@ -11,6 +11,9 @@ use crate::AmpError;
 /// A parameter with a gradient: its id, and its path in the module.
 pub type Parameter = (u64, String);
 
+/// So many losses of one step are checked on the device at once. More are read back and freed.
+const MANY_LOSSES: u32 = 1000;
+
 /// A step, from its first scaled loss to `update`.
 ///
 /// ```text
@@ -78,6 +81,20 @@ impl<L: Default> PendingStep<L> {
     /// How many losses were given since the last update.
     pub fn losses_given(&self) -> u32 {
         self.losses_given
+    }
+
+    /// Whether the checks of the losses are to be read back now, since nobody has for 1,000 losses.
+    /// The log warns of it once in a step. `or` is what else may help, empty or starting with a comma.
+    pub fn has_many_losses(&self, or: &str) -> bool {
+        let given = self.losses_given;
+        if given == MANY_LOSSES && self.scaled {
+            log::warn!(
+                "burn-amp: {given} losses were scaled since the last update. If the loop calls the \
+                 optimizer itself, its gradients are not checked, and the first overflow reaches the \
+                 parameters: call scaler.step(..) and scaler.update(){or}"
+            );
+        }
+        self.scaled && given.is_multiple_of(MANY_LOSSES)
     }
 
     /// Notes that a loss was multiplied by the scale.
@@ -305,6 +322,18 @@ mod tests {
         assert_eq!(step.update().unwrap().unwrap().0, 8.0);
         assert_eq!(step.losses_given(), 0);
         assert_eq!(step.scale(&fixed(2.0)), 2.0);
+    }
+
+    #[test]
+    fn every_thousandth_loss_of_a_step_has_the_others_read() {
+        let (mut step, mut unscaled) = (scaled(), Step::default());
+        let many = (2..=2500).filter(|_| {
+            step.scale(&fixed(8.0));
+            unscaled.scale(&fixed(8.0));
+            assert!(!unscaled.has_many_losses(""));
+            step.has_many_losses("")
+        });
+        assert_eq!(many.collect::<Vec<_>>(), [1000, 2000]);
     }
 
     #[test]
