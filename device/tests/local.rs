@@ -169,3 +169,19 @@ fn it_listens_on_loopback_alone_and_lets_nobody_in_without_the_token() {
     }
     assert!(unauthorized >= 4, "{unauthorized}");
 }
+
+/// Autodiff adds the gradients of a tensor up in its dtype, and so does an accumulator of gradients.
+#[test]
+fn a_weight_that_is_used_a_thousand_times_has_the_gradient_of_fp32() {
+    let gradient = |device: &Device| {
+        let w = Tensor::<2>::ones([2, 2], device).require_grad();
+        let x = Tensor::<2>::ones([1, 2], device);
+        let uses = (0..1000).map(|_| x.clone().matmul(w.clone()).sum());
+        let grads = uses.reduce(|all, one| all + one).unwrap().backward();
+        read(w.grad(&grads).unwrap())
+    };
+    for precision in HALVES {
+        let device = flex(precision).unwrap().autodiff();
+        assert_eq!(gradient(&device), [1000.0; 4], "{precision}");
+    }
+}

@@ -166,7 +166,7 @@ pub fn decide<D: FloatDType>(
         site,
         mode,
         seen: Seen::of(operands, mode, op.row.role),
-        terms: terms(operands),
+        terms: terms(operands, site),
     };
     let class = call.class();
     let by_class = call.by_class(class);
@@ -580,15 +580,17 @@ fn half_gradient<D: FloatDType>(operands: &[Operand<D>]) -> Option<D> {
     dtypes.all(|dtype| dtype == first).then_some(first)
 }
 
-/// How many gradients a sum of two half gradients has in all.
-fn terms<D: FloatDType>(operands: &[Operand<D>]) -> Option<u8> {
-    match operands {
-        [lhs, rhs] if lhs.has(TensorFlags::BACKWARD) && rhs.has(TensorFlags::BACKWARD) => {
-            let are_half = is_half(lhs.dtype) && lhs.dtype == rhs.dtype;
-            are_half.then(|| lhs.flags.terms() + rhs.flags.terms())
-        }
-        _ => None,
-    }
+/// How many gradients a sum of two half gradients has in all. Where autodiff runs elsewhere, whatever
+/// the policy made half may be a gradient.
+fn terms<D: FloatDType>(operands: &[Operand<D>], site: &impl Site<D>) -> Option<u8> {
+    let [lhs, rhs] = operands else {
+        return None;
+    };
+    let both = |is: fn(&Operand<D>) -> bool| is(lhs) && is(rhs);
+    let are_half = is_half(lhs.dtype) && lhs.dtype == rhs.dtype;
+    let are_gradients = both(|o| o.has(TensorFlags::BACKWARD))
+        || both(|o| o.is_demoted()) && site.is_tracked(0).is_none();
+    (are_half && are_gradients).then(|| lhs.flags.terms() + rhs.flags.terms())
 }
 
 /// Whether `dtype` holds `scalar` at its usual precision: `scalar` neither overflows nor falls
@@ -1032,6 +1034,29 @@ mod tests {
             assert_eq!((sum.operands, sum.result), (Some(F32), None));
             assert_eq!(sum.flags.terms(), 1);
         }
+    }
+
+    #[test]
+    fn where_autodiff_runs_elsewhere_any_sum_may_be_of_gradients() {
+        let untold = Here {
+            sizes: [(1, None); 2],
+            ..ON
+        };
+        let half = |flags: TensorFlags, terms| with(BF16, flags.with_terms(terms));
+        let sum = |flags, a, b, here| named("float_add", &[half(flags, a), half(flags, b)], here);
+        let demoted = TensorFlags::DEMOTED;
+        let few = sum(demoted, 15, 1, untold);
+        assert_eq!((few.operands, few.flags.terms()), (None, 16));
+        let many = sum(demoted, 16, 1, untold);
+        assert_eq!((many.operands, many.result), (Some(F32), None));
+        assert_eq!(many.flags.terms(), 1);
+        // Half of the user's own, and a tensor that this tape has.
+        for (flags, here) in [(TensorFlags::empty(), untold), (demoted, ON)] {
+            assert_eq!(sum(flags, 16, 1, here).operands, None);
+        }
+        // Another operation begins anew.
+        let product = named("float_mul", &[half(demoted, 16), half(demoted, 16)], untold);
+        assert_eq!((product.operands, product.flags.terms()), (None, 1));
     }
 
     #[test]
