@@ -311,7 +311,6 @@ macro_rules! float_operations {
             float_remainder_scalar([lhs], {rhs}) -> FloatTensor;
             float_clamp_min([tensor], {min}) -> FloatTensor;
             float_clamp_max([tensor], {max}) -> FloatTensor;
-            float_clamp([tensor], {min}, {max}) -> FloatTensor;
             float_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
             float_not_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
             float_greater_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;

@@ -11,9 +11,10 @@ use burn_amp_core::PendingStep;
 use burn_amp_core::{Parameter, SharedScaler, StepOutcome, scaler_handle};
 use burn_dispatch::DispatchDevice;
 
-use crate::device::UNSCALED;
+use crate::device::{UNSCALED, is_watched};
 use crate::finite::FiniteCheck;
 use crate::gradients::{self, EachGradient, at_least_f32, factor, found, times};
+use crate::region::{begins_backward, ends_backward};
 use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 
 /// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For
@@ -140,7 +141,7 @@ impl GradScaler {
         let one = factor(1.0, &value);
         let value = times(value, &one);
         self.shared.lock().pending.losses.add(value);
-        loss * scale
+        begins_backward(loss * scale)
     }
 
     /// Reads back the checks of the losses, and frees them.
@@ -206,6 +207,7 @@ impl GradScaler {
         let mut unscale = Unscale {
             scale,
             factor: None,
+            device: None,
             check: std::mem::take(&mut self.shared.lock().pending.losses),
         };
         // Without the lock: the module's code may call this scaler.
@@ -214,6 +216,9 @@ impl GradScaler {
         let pending = &mut self.shared.lock().pending;
         // What nobody can read is not known to be finite.
         let finite = finite.inspect_err(|_| pending.set_losses(false))?;
+        if let Some(device) = unscale.device.filter(|_| is_watched()) {
+            pending.anomalies.extend(local::anomalies(&device));
+        }
         let outcome = pending.found(&parameters, &finite);
         Ok(Checked {
             parameters,
@@ -334,6 +339,8 @@ struct Checked<'a> {
 struct Unscale {
     scale: f32,
     factor: Option<Tensor<1>>,
+    /// That of the first gradient.
+    device: Option<Device>,
     check: FiniteCheck,
 }
 
@@ -345,7 +352,8 @@ impl EachGradient for Unscale {
         // f16, where a small gradient is lost; f16 times an FP32 tensor is FP32.
         let inverse = 1.0 / f64::from(self.scale);
         let factor = self.factor.get_or_insert_with(|| factor(inverse, &wide));
-        let unscaled = times(wide, factor);
+        let unscaled = ends_backward(times(wide, factor));
+        self.device.get_or_insert_with(|| unscaled.device());
         self.check.add(unscaled.clone());
         if unscaled.dtype() == dtype {
             unscaled

@@ -29,6 +29,7 @@ mod gradients;
 mod host;
 mod local;
 mod ops;
+mod region;
 mod report;
 mod schedule;
 mod server;
@@ -40,8 +41,8 @@ mod wire;
 
 pub use backend::Amp;
 pub use burn_amp_core::{
-    AmpError, Casts, DynamicLossScale, LastStep, LossScaleConfig, LossScaler, Precision,
-    ScaleEntry, ScaleHistory, SkippedStep, StepOutcome, StuckReason, Transition, policy,
+    AmpError, Anomaly, AnomalyPass, Casts, DynamicLossScale, LastStep, LossScaleConfig, LossScaler,
+    Precision, ScaleEntry, ScaleHistory, SkippedStep, StepOutcome, StuckReason, Transition, policy,
 };
 pub use client::connect;
 pub use device::{OpCasts, configure, precision_of, share_half_copies};
@@ -49,6 +50,7 @@ pub use error::Error;
 pub use grad_scaler::GradScaler;
 pub use gradients::clip_grad_norm;
 pub use local::*;
+pub use region::{RegionTensors, full_precision, with_precision};
 pub use report::AmpReport;
 pub use server::AmpServer;
 pub use tensor::AmpTensor;

@@ -18,7 +18,7 @@ fn every_block_of_the_readme_stands_here() {
         include_str!("../README.md"),
         "rust,ignore",
         "",
-        5,
+        6,
     );
 }
 
@@ -29,6 +29,26 @@ fn the_line_that_changes() -> Result<Device, Error> {
     let device = Device::vulkan(kind).autodiff(); // before
     let device = burn_amp_device::vulkan(kind, Precision::Bf16)?.autodiff(); // after
     Ok(device)
+}
+
+#[allow(dead_code)]
+mod region {
+    use burn::module::Module;
+    use burn::nn::Linear;
+    use burn::tensor::Tensor;
+    use burn_amp_device::full_precision;
+
+    #[derive(Module, Debug)]
+    pub struct Model {
+        sensitive: Linear,
+    }
+
+    impl Model {
+        pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+            let x = full_precision(x, |x| self.sensitive.forward(x));
+            burn::tensor::activation::relu(x)
+        }
+    }
 }
 
 #[allow(dead_code)]

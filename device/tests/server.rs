@@ -17,7 +17,7 @@ use burn::nn::LinearConfig;
 use burn::optim::SgdConfig;
 use burn::remote::{ConnectError, RemoteHost};
 use burn::tensor::{Device, Tensor};
-use burn_amp_device::{DynamicLossScale, Error, GradScaler, Precision, connect};
+use burn_amp_device::{DynamicLossScale, Error, GradScaler, Precision, connect, full_precision};
 
 use client::process::{Process, own_test};
 use client::served::{MINUTE, Server, TOKEN, ends_within, program};
@@ -137,6 +137,29 @@ fn a_plain_client_computes_in_half_with_the_token_alone() {
         let alone = matches!(refused, Err(ConnectError::NoSuchDevice { device_count: 1 }));
         assert!(alone, "{refused:?}");
     }
+}
+
+#[test]
+fn a_region_holds_on_a_device_of_another_process() {
+    let server = Server::start("bf16");
+    let device = server.device();
+    let (x, w) = (tensor([8, 64], 1, &device), tensor([64, 8], 2, &device));
+    let computed = full_precision(x, |x: Tensor<2>| x.matmul(w));
+    assert_eq!(read(computed), product(&Device::flex()));
+}
+
+#[test]
+fn a_server_logs_the_operation_that_overflowed() {
+    let mut program = program();
+    program.args(["--token-file", "-"]);
+    program.env("BURN_AMP_DETECT_ANOMALY", "1");
+    let server = Server::start_as(program, "f16");
+    let large = Tensor::<2>::full([2, 2], 300.0, &server.device());
+    read(large.clone().matmul(large));
+    let line = server.line("non-finite").expect("a warning");
+    assert!(line.contains("WARN"), "{line}");
+    let anomaly = "forward: matmul [2, 2] in F16, operands up to 3e2";
+    assert!(line.contains(anomaly), "{line}");
 }
 
 #[test]

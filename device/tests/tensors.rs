@@ -130,6 +130,47 @@ fn an_additive_mask_of_minus_a_billion_survives() {
     }
 }
 
+/// Burn's clients send a linear layer as a product and a sum, with the bias as a row.
+#[test]
+fn the_bias_of_a_linear_layer_is_added_in_half_and_no_other_row_is() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let half = half(precision);
+        let x = || f32s::<A>(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[3, 2]);
+        let weight = || f32s::<A>(&[0.5, 1.0, -1.0, 2.0], &[2, 2]);
+        let row = |shape: &[usize]| A::float_reshape(f32s::<A>(&[0.25, -1e9], &[2]), shape.into());
+        let batch = |tensor, shape: &[usize]| A::float_reshape(tensor, shape.into());
+
+        let product = A::float_matmul(x(), weight());
+        let sum = A::float_add(product.clone(), row(&[1, 2]));
+        assert_eq!(sum.dtype(), half);
+        assert_eq!(values::<A>(sum)[0], -1.25);
+        let batched = A::float_matmul(batch(x(), &[3, 1, 2]), batch(weight(), &[1, 2, 2]));
+        assert_eq!(A::float_add(batched, row(&[1, 1, 2])).dtype(), half);
+
+        // A product with the bias for each row, a tensor that is no vector, and another order.
+        let column = A::float_reshape(f32s::<A>(&[1.0, 2.0, 3.0], &[3]), Shape::new([3, 1]));
+        assert_eq!(A::float_add(product.clone(), column).dtype(), DType::F32);
+        let tensor = f32s::<A>(&[0.25, 0.5], &[1, 2]);
+        assert_eq!(A::float_add(product.clone(), tensor).dtype(), DType::F32);
+        assert_eq!(A::float_add(row(&[1, 2]), product).dtype(), DType::F32);
+
+        // Scores, and a mask of their columns.
+        let scores = A::float_matmul(x(), A::float_swap_dims(weight(), 0, 1));
+        assert_eq!(A::float_add(scores, row(&[1, 2])).dtype(), DType::F32);
+        let keys = A::float_swap_dims(batch(weight(), &[1, 2, 2]), 1, 2);
+        let scores = A::float_matmul(batch(x(), &[1, 3, 2]), keys);
+        let masked = A::float_add(scores, row(&[1, 1, 2]));
+        assert_eq!(masked.dtype(), DType::F32);
+        assert_eq!(values::<A>(masked)[1], -1e9);
+
+        // Without half, nothing of it.
+        configure::<Flex>(&FlexDevice, Precision::F32).unwrap();
+        let sum = A::float_add(A::float_matmul(x(), weight()), row(&[1, 2]));
+        assert_eq!(sum.dtype(), DType::F32);
+    }
+}
+
 #[test]
 fn attention_with_masks_is_finite() {
     for precision in HALVES {
@@ -370,6 +411,30 @@ fn a_seed_gives_fp32s_numbers() {
 }
 
 #[test]
+fn the_noise_of_a_dropout_is_half_and_fp32s_own() {
+    use burn_backend::Backend;
+
+    let noise = |precision| {
+        configure::<Flex>(&FlexDevice, precision).unwrap();
+        A::seed(&FlexDevice, 7);
+        let bernoulli = Distribution::Bernoulli(0.9);
+        A::float_random(Shape::new([200]), bernoulli, &FlexDevice, FloatDType::F32)
+    };
+    for precision in HALVES {
+        let _alone = on(precision);
+        let (half_noise, wide) = (noise(precision), noise(Precision::F32));
+        assert_eq!(wide.dtype(), DType::F32);
+        assert_eq!(half_noise.dtype(), half(precision));
+        assert_eq!(values::<A>(half_noise.clone()), values::<A>(wide));
+        // Times FP32, an exact product in FP32.
+        configure::<Flex>(&FlexDevice, precision).unwrap();
+        let thirds = f32s::<A>(&[1.0 / 3.0; 200], &[200]);
+        let dropped = values::<A>(A::float_mul(thirds, half_noise));
+        assert!(dropped.iter().all(|v| *v == 0.0 || *v == 1.0 / 3.0));
+    }
+}
+
+#[test]
 fn a_weight_of_several_operations_is_cast_once() {
     for precision in HALVES {
         let counted = |share: bool| {
@@ -483,5 +548,5 @@ fn a_collective_adds_in_the_dtype_that_the_client_knows_and_moves_half_as_half()
     let exchanged = A::float_all_to_all(vec![half(), fp32()], 0, 0);
     assert_eq!(read(exchanged, DType::F32), [[1.0, 0.1], [2.0, 256.5]]);
     let sent = A::float_broadcast(half(), &[FlexDevice, FlexDevice]);
-    assert_eq!(read(sent, DType::F32), [[1.0, 2.0]; 2]);
+    assert_eq!(read(sent, DType::BF16), [[1.0, 2.0]; 2]);
 }

@@ -188,6 +188,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     float_ops! {
         float_scatter_add(dim: usize, [tensor], indices: IntTensor<Self>, [value]) -> FloatTensor;
         float_select_add([tensor], dim: usize, indices: IntTensor<Self>, [value]) -> FloatTensor;
+        float_clamp([tensor], {min}, {max}) -> FloatTensor;
     }
 
     #[inline(never)]

@@ -88,7 +88,7 @@ cases! {
         lab.output("state", state);
         output
     };
-    bi_gru_with_state(3.0, 3.0) |lab| {
+    bi_gru_with_state(4.0, 4.0) |lab| {
         let config = BiGruConfig::new(8, 6, true).with_batch_first(false);
         let gru = lab.module(config.init(&lab.device));
         let (input, state) = (lab.input([5, 3, 8]), lab.input([2, 3, 6]));

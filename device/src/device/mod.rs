@@ -1,6 +1,7 @@
 //! A device: what it supports, the precision in force on it, what its trials found, and its counts,
 //! in one [`DeviceState`]. Independent of the operations.
 
+mod anomaly;
 mod capabilities;
 mod session;
 mod state;
@@ -11,6 +12,7 @@ mod unscaled;
 use burn_amp_core::{AmpError, Precision};
 use burn_backend::Backend;
 
+pub(crate) use anomaly::{Anomalies, is_watched};
 pub(crate) use session::{Bf16, F16, OfDevice, Session, enter};
 pub(crate) use state::DeviceState;
 pub use statistics::OpCasts;

@@ -10,7 +10,7 @@ use burn_amp_core::{AmpError, Capabilities, Chosen, Precision, Registry};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
 use super::capabilities::capabilities;
-use super::{CastStatistics, name, session, trial};
+use super::{Anomalies, CastStatistics, name, session, trial};
 
 /// A backend and one of its devices.
 type DeviceKey = (TypeId, DeviceId);
@@ -30,6 +30,7 @@ pub(crate) struct DeviceState {
     trials: [TrialResults; 2],
     shares_copies: AtomicBool,
     statistics: CastStatistics,
+    anomalies: Anomalies,
 }
 
 impl DeviceState {
@@ -110,9 +111,13 @@ impl DeviceState {
         Ok(chosen)
     }
 
-    /// How the policy applies on this thread.
-    pub(crate) fn mode<B: Backend>(&self, device: &B::Device) -> Mode<DType> {
-        let precision = session::precision();
+    /// How the policy applies on this thread, in a region of this precision or in none.
+    pub(crate) fn mode<B: Backend>(
+        &self,
+        device: &B::Device,
+        region: Option<Precision>,
+    ) -> Mode<DType> {
+        let precision = region.or_else(session::precision);
         let precision = precision.unwrap_or_else(|| self.in_force::<B>(device).precision);
         match precision.compute_dtype() {
             Some(half) => Mode::On(half),
@@ -145,6 +150,10 @@ impl DeviceState {
     /// Whether clones share half copies.
     pub(crate) fn shares_copies(&self) -> bool {
         self.shares_copies.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn anomalies(&self) -> &Anomalies {
+        &self.anomalies
     }
 
     pub(crate) fn statistics(&self) -> &CastStatistics {

@@ -29,7 +29,7 @@ use std::sync::PoisonError;
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
-use burn_amp_core::Chosen;
+use burn_amp_core::{Anomaly, Chosen};
 use burn_backend::Backend;
 use burn_dispatch::DispatchDevice;
 
@@ -51,6 +51,18 @@ pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
         .unwrap_or_else(PoisonError::into_inner);
     let local = list.iter().find(|local| local.device == *device)?;
     Some((local.on.clone(), local.in_force))
+}
+
+/// What anomaly detection found on a device of this process since the last call.
+pub(crate) fn anomalies(device: &Device) -> Vec<Anomaly> {
+    let below = below(&device.clone().without_autodiff());
+    below
+        .and_then(|(on, _)| on_backend!(on, anomalies_on()).ok())
+        .unwrap_or_default()
+}
+
+fn anomalies_on<B: Backend>(device: &B::Device) -> Vec<Anomaly> {
+    DeviceState::of::<B>(device).anomalies().take()
 }
 
 /// What `precision` is for a device of this process, which is about to be made.

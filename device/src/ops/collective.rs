@@ -1,14 +1,14 @@
 //! Burn's collective operations between devices, from Burn 0.23 on. The backend's own: where it has
 //! none for its devices, its default takes transfers and additions.
 
-use burn_amp_core::policy::TensorFlags;
+use burn_amp_core::policy::{HalfSupport, TensorFlags};
 use burn_backend::distributed::ReduceOperation;
 use burn_backend::ops::CollectiveOps;
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorMetadata};
 
 use super::delegate;
-use crate::device::Session;
+use crate::device::{DeviceState, Session};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend, P: Session> CollectiveOps<Self> for Amp<B, P> {
@@ -51,11 +51,17 @@ impl<B: Backend, P: Session> CollectiveOps<Self> for Amp<B, P> {
         tensor: FloatTensor<Self>,
         devices: &[Device<Self>],
     ) -> Vec<FloatTensor<Self>> {
-        let tensor = tensor.into_declared("float_broadcast");
-        let (declared, flags) = (tensor.declared(), tensor.flags());
+        let dtype = tensor.dtype();
+        let has_it = |device| DeviceState::of::<B>(device).support::<B>(device).of(dtype);
+        let tensor = if devices.iter().all(|to| has_it(to) != HalfSupport::None) {
+            tensor
+        } else {
+            tensor.into_declared("float_broadcast")
+        };
+        let (declared, flags, marks) = (tensor.declared(), tensor.flags(), tensor.marks());
         let sent = B::float_broadcast(tensor.into_primitive(), devices);
         let sent = sent.into_iter();
-        sent.map(|tensor| AmpTensor::new(tensor, declared, flags))
+        sent.map(|tensor| AmpTensor::new(tensor, declared, flags).with_marks(marks))
             .collect()
     }
 
@@ -71,8 +77,8 @@ impl<B: Backend, P: Session> CollectiveOps<Self> for Amp<B, P> {
     }
 }
 
-/// Replicas may hold the same tensor in different dtypes: all of them reduce it in the dtype that
-/// of the client, where a sum over many devices is as exact as without mixed precision.
+/// Replicas may hold the same tensor in different dtypes: all of them reduce it in the dtype of
+/// the client, where a sum over many devices is as exact as without mixed precision.
 fn as_declared<B: Backend>(tensors: Vec<AmpTensor<B>>, op: &'static str) -> Vec<FloatTensor<B>> {
     let tensors = tensors.into_iter();
     tensors
@@ -80,8 +86,7 @@ fn as_declared<B: Backend>(tensors: Vec<AmpTensor<B>>, op: &'static str) -> Vec<
         .collect()
 }
 
-/// Moves tensors of one dtype as they are. Others have no dtype in common but the one that the
-/// client.
+/// Moves tensors of one dtype as they are. Others have no dtype in common but the client's.
 fn moved<B: Backend>(
     tensors: Vec<AmpTensor<B>>,
     op: &'static str,

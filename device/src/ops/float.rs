@@ -1,7 +1,7 @@
 //! Float operations.
 
 use burn_amp_core::FloatDType as _;
-use burn_amp_core::policy::{HalfSupport, Op, TensorFlags, holds, is_half};
+use burn_amp_core::policy::{HalfSupport, Mode, Op, TensorFlags, holds, is_half};
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
 use burn_backend::{
@@ -12,7 +12,7 @@ use burn_std::ops::PadMode;
 
 use super::{Call, float_ops, op, own_ops};
 use crate::device::{DeviceState, Session, enter};
-use crate::tensor::{converted, to_client};
+use crate::tensor::{Mark, Origin, converted, to_client};
 use crate::{Amp, AmpTensor};
 
 /// The case of an operation that writes values into a tensor.
@@ -38,10 +38,17 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
+        let _session = enter::<P>();
         let draw = |dtype| B::float_random(shape, distribution, device, dtype);
-        // Burn's backends decide on zero or one before they convert, so every dtype gets the same.
+        // Burn's backends decide on zero or one before they convert, so every dtype gets the same. The
+        // noise of a dropout is kept for the backward pass: half loses nothing of it.
         if matches!(distribution, Distribution::Bernoulli(_)) {
-            return constant(create::<B>("float_random", device, dtype, draw));
+            return match half_in_force::<B>(device) {
+                Some(half) if dtype == FloatDType::F32 => {
+                    AmpTensor::new(draw(half), dtype, TensorFlags::DEMOTED)
+                }
+                _ => constant(create::<B>("float_random", device, dtype, draw)),
+            };
         }
         if is_half(DType::from(dtype)) {
             let drawn = draw(FloatDType::F32);
@@ -101,31 +108,28 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         if tensor.device() == *device {
             return tensor;
         }
-        let (declared, flags) = (tensor.declared(), tensor.flags());
-        let moved = B::float_to_device(tensor.into_primitive(), device);
-        AmpTensor::new(moved, declared, flags)
+        tensor.moved(|tensor| B::float_to_device(tensor, device))
     }
 
     /// The client's own cast: the tensor then has the client's dtype.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        AmpTensor::plain(if tensor.dtype() == dtype.into() {
+        let marks = tensor.marks();
+        let cast = AmpTensor::plain(if tensor.dtype() == dtype.into() {
             tensor.into_primitive()
         } else {
             B::float_cast(tensor.into_primitive(), dtype)
-        })
+        });
+        cast.with_marks(marks)
     }
 
     // Gradients: those of a backend below that has autodiff of its own.
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (declared, flags) = (tensor.declared(), tensor.flags());
-        AmpTensor::new(B::float_detach(tensor.into_primitive()), declared, flags)
+        tensor.moved(B::float_detach)
     }
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
-        let (declared, flags) = (tensor.declared(), tensor.flags());
-        let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);
-        AmpTensor::new(primitive, declared, flags)
+        tensor.moved(|tensor| B::float_set_require_grad(tensor, require_grad))
     }
 
     fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {
@@ -134,13 +138,14 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
 
     own_ops! {
         float_mul([lhs], [rhs]) -> FloatTensor => product(lhs, rhs);
+        float_add([lhs], [rhs]) -> FloatTensor => sum(lhs, rhs);
+        float_clamp([tensor], {min}, {max}) -> FloatTensor => clamped(tensor, min, max);
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => update(update_op!(float_scatter_nd, reduction), data, values, |data, values| B::float_scatter_nd(data, indices, values, reduction));
         float_scatter(dim: usize, [tensor], indices: IntTensor<Self>, [value], update: IndexingUpdateOp) -> FloatTensor => self::update(update_op!(float_scatter, update), tensor, value, |tensor, value| B::float_scatter(dim, tensor, indices, value, update));
         float_select_assign([tensor], dim: usize, indices: IntTensor<Self>, [value], update: IndexingUpdateOp) -> FloatTensor => self::update(update_op!(float_select_assign, update), tensor, value, |tensor, value| B::float_select_assign(tensor, dim, indices, value, update));
     }
 
     float_ops! {
-        float_add([lhs], [rhs]) -> FloatTensor;
         float_sub([lhs], [rhs]) -> FloatTensor;
         float_div([lhs], [rhs]) -> FloatTensor;
         float_hypot([lhs], [rhs]) -> FloatTensor;
@@ -208,6 +213,45 @@ fn product<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     call.result(B::float_mul(lhs, rhs))
 }
 
+/// A sum. Burn's clients send a linear layer as a product and the sum of it and the bias: that one is in
+/// half if the product is, as `linear` is.
+fn sum<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
+    let op = if is_linear(&lhs, &rhs) {
+        op!(linear)
+    } else {
+        op!(float_add)
+    };
+    let call = Call::new(op, [&lhs, &rhs]);
+    let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
+    call.result(B::float_add(lhs, rhs))
+}
+
+/// Whether these are the product and the bias of a linear layer, the product in half.
+fn is_linear<B: Backend>(product: &AmpTensor<B>, bias: &AmpTensor<B>) -> bool {
+    let (rows, row) = (product.shape(), bias.shape());
+    product.origin() == Origin::Product
+        && is_half(product.dtype())
+        && bias.origin() == Origin::Row
+        && rows.num_dims() == row.num_dims()
+        && row.num_elements() == rows[rows.num_dims() - 1]
+        && row.num_elements() == row[row.num_dims() - 1]
+}
+
+/// A tensor between two bounds, or one that the client marks.
+fn clamped<B: Backend>(tensor: AmpTensor<B>, min: Scalar, max: Scalar) -> AmpTensor<B> {
+    if let Some(mark) = Mark::of(min, max) {
+        return tensor.marked(mark);
+    }
+    let (tensors, operands) = ([&tensor], [tensor.operand()]);
+    let call = Call::of(
+        op!(float_clamp),
+        &tensors,
+        &operands,
+        &[min.elem(), max.elem()],
+    );
+    call.result(B::float_clamp(call.operand(tensor), min, max))
+}
+
 /// The values and where they were.
 type WithIndices<B> = (FloatTensor<B>, IntTensor<B>);
 
@@ -236,6 +280,17 @@ pub(super) fn create<B: Backend>(
         HalfSupport::Contractions => converted::<B>(make(FloatDType::F32), dtype.into(), op),
         HalfSupport::None | HalfSupport::Arithmetic => make(dtype),
     })
+}
+
+/// The half dtype that the policy gives FP32 tensors on this device, if the device computes in it.
+fn half_in_force<B: Backend>(device: &B::Device) -> Option<FloatDType> {
+    let state = DeviceState::of::<B>(device);
+    match state.mode::<B>(device, None) {
+        Mode::On(half) if state.support::<B>(device).of(half) == HalfSupport::Arithmetic => {
+            Some(half.into())
+        }
+        _ => None,
+    }
 }
 
 /// Flags a tensor of values that fit in both half dtypes: in FP32 it follows half tensors.

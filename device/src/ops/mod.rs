@@ -20,6 +20,7 @@ mod int_tensor;
 mod module;
 mod qtensor;
 mod transaction;
+mod watch;
 
 #[cfg(feature = "burn-0-22")]
 use burn_0_22 as this_burn;
@@ -31,8 +32,9 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 
 use crate::AmpTensor;
-use crate::device::{DeviceState, UNSCALED};
-use crate::tensor::converted;
+use crate::device::{DeviceState, UNSCALED, is_watched};
+use crate::tensor::{Marks, Origin, converted};
+use watch::Watch;
 
 /// An operation, and what becomes of it.
 struct Call {
@@ -40,6 +42,12 @@ struct Call {
     decision: Decision<DType>,
     /// The client's dtype of the result.
     declared: FloatDType,
+    /// Those of the result, unless it is one number made of many.
+    marks: Marks,
+    reduces_from: usize,
+    origin: Origin,
+    /// Of anomaly detection.
+    watch: Option<Watch>,
 }
 
 impl Call {
@@ -57,10 +65,16 @@ impl Call {
     ) -> Self {
         let device = tensors[0].device();
         let declared = declared(tensors);
+        let marks = Marks::of(tensors.iter().map(|tensor| tensor.marks()));
+        let state = DeviceState::of::<B>(&device);
+        let watch = is_watched()
+            .then(|| Watch::begin(&op, tensors, scalars, state, marks.is_gradient()))
+            .flatten();
         let at = At::<B> {
-            state: DeviceState::of::<B>(&device),
+            state,
             device,
             declared,
+            marks,
         };
         if UNSCALED.is_watched()
             && op.name.ends_with("_backward")
@@ -72,6 +86,15 @@ impl Call {
             op,
             decision: decide(&op, operands, scalars, &at),
             declared,
+            marks,
+            reduces_from: if marks == Marks::default() {
+                0
+            } else {
+                let elements = tensors.iter().map(|tensor| tensor.shape().num_elements());
+                elements.max().unwrap_or(0)
+            },
+            origin: origin(&op, tensors),
+            watch,
         }
     }
 
@@ -100,7 +123,18 @@ impl Call {
         } else {
             converted::<B>(primitive, dtype, self.op.name)
         };
-        AmpTensor::new(primitive, self.declared, self.decision.flags)
+        if let Some(watch) = &self.watch {
+            watch.result::<B>(&primitive);
+        }
+        let out = AmpTensor::new(primitive, self.declared, self.decision.flags);
+        let out = out.with_origin(self.origin);
+        // A norm or a loss of marked tensors belongs to no region: what is scaled by it would.
+        let is_number = self.reduces_from > 1 && out.shape().num_elements() == 1;
+        if is_number || self.marks == Marks::default() {
+            out
+        } else {
+            out.with_marks(self.marks)
+        }
     }
 }
 
@@ -109,11 +143,12 @@ struct At<B: Backend> {
     state: &'static DeviceState,
     device: B::Device,
     declared: FloatDType,
+    marks: Marks,
 }
 
 impl<B: Backend> Site<DType> for At<B> {
     fn mode(&self) -> Mode<DType> {
-        self.state.mode::<B>(&self.device)
+        self.state.mode::<B>(&self.device, self.marks.region())
     }
 
     /// Autodiff runs in the client.
@@ -141,6 +176,25 @@ impl<B: Backend> Site<DType> for At<B> {
     /// The client's graph has dtypes of its own.
     fn declared(&self) -> Option<DType> {
         Some(self.declared.into())
+    }
+}
+
+/// What the result of an operation on these tensors is.
+fn origin<B: Backend>(op: &Op, tensors: &[&AmpTensor<B>]) -> Origin {
+    match (op.name, tensors) {
+        ("float_matmul", [_, rhs]) => match (rhs.origin(), rhs.rank()) {
+            (Origin::Transposed, _) => Origin::Other,
+            (Origin::Matrix, _) | (_, 2) => Origin::Product,
+            _ => Origin::Other,
+        },
+        ("float_reshape", [tensor]) => match (tensor.origin(), tensor.rank()) {
+            (Origin::Transposed, _) => Origin::Other,
+            (_, 1) => Origin::Row,
+            (_, 2) => Origin::Matrix,
+            _ => Origin::Other,
+        },
+        ("float_swap_dims" | "float_transpose" | "float_permute", _) => Origin::Transposed,
+        _ => Origin::Other,
     }
 }
 

@@ -1,6 +1,8 @@
 //! The float tensor of [`Amp`](crate::Amp): the backend's own tensor, with the policy's state for
 //! it. Independent of the operations.
 
+mod marks;
+
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,6 +12,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
 use crate::device::{CopyBytes, DeviceState};
+pub(crate) use marks::{Mark, Marks};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -20,10 +23,26 @@ pub struct AmpTensor<B: Backend> {
     /// The client's dtype.
     declared: FloatDType,
     flags: TensorFlags,
+    marks: Marks,
+    origin: Origin,
     /// What the clones have in common, and no other tensor.
     identity: u64,
     /// Shared by the clones of an FP32 tensor from the first clone on.
     copies: OnceLock<Arc<HalfCopies<B>>>,
+}
+
+/// The operation that a tensor is the result of, where the next one depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A product with one matrix, as that with a linear layer's weight. Not one with a transposed
+    /// matrix, as the scores of attention are: what is added to them may be a mask.
+    Product,
+    /// A matrix, reshaped to a tensor of more dimensions.
+    Matrix,
+    /// A vector, reshaped to a row of a tensor of more dimensions.
+    Row,
+    Transposed,
+    Other,
 }
 
 /// The half copies of an FP32 tensor, dropped with its last clone.
@@ -46,6 +65,8 @@ impl<B: Backend> AmpTensor<B> {
             primitive,
             declared,
             flags,
+            marks: Marks::default(),
+            origin: Origin::Other,
             identity: NEXT.fetch_add(1, Ordering::Relaxed),
             copies: OnceLock::new(),
         }
@@ -76,6 +97,40 @@ impl<B: Backend> AmpTensor<B> {
 
     pub(crate) fn with_flags(self, flags: TensorFlags) -> Self {
         Self { flags, ..self }
+    }
+
+    pub(crate) fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    pub(crate) fn with_origin(self, origin: Origin) -> Self {
+        Self { origin, ..self }
+    }
+
+    pub(crate) fn marks(&self) -> Marks {
+        self.marks
+    }
+
+    pub(crate) fn with_marks(self, marks: Marks) -> Self {
+        Self { marks, ..self }
+    }
+
+    /// The tensor with a mark of the client's. On the border of a region it has the client's dtype:
+    /// what one side computes in half is not half on the other.
+    pub(crate) fn marked(self, mark: Mark) -> Self {
+        let marks = self.marks.with(mark);
+        let tensor = match mark {
+            Mark::Enter(_) | Mark::Leave => self.into_declared("float_clamp"),
+            Mark::Gradient | Mark::Clear => self,
+        };
+        // No longer the tensor that it was.
+        Self::new(tensor.primitive, tensor.declared, tensor.flags).with_marks(marks)
+    }
+
+    /// The same values in another place, with all that is known of them.
+    pub(crate) fn moved(self, place: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> Self {
+        let (declared, flags, marks) = (self.declared, self.flags, self.marks);
+        Self::new(place(self.primitive), declared, flags).with_marks(marks)
     }
 
     /// Whether one is a clone of the other.
@@ -131,8 +186,8 @@ impl<B: Backend> AmpTensor<B> {
         if self.is_as_declared() {
             self
         } else {
-            let (declared, flags) = (self.declared, self.flags);
-            Self::new(self.into_dtype(declared.into(), op), declared, flags)
+            let (declared, flags, marks) = (self.declared, self.flags, self.marks);
+            Self::new(self.into_dtype(declared.into(), op), declared, flags).with_marks(marks)
         }
     }
 }
@@ -170,6 +225,8 @@ impl<B: Backend> Clone for AmpTensor<B> {
             primitive: self.primitive.clone(),
             declared: self.declared,
             flags: self.flags,
+            marks: self.marks,
+            origin: self.origin,
             identity: self.identity,
             copies: self.copies.clone(),
         }
@@ -182,6 +239,7 @@ impl<B: Backend> fmt::Debug for AmpTensor<B> {
             .field("primitive", &self.primitive)
             .field("declared", &self.declared)
             .field("flags", &self.flags)
+            .field("marks", &self.marks)
             .finish_non_exhaustive()
     }
 }

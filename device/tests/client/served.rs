@@ -88,13 +88,13 @@ impl Server {
         assert!(shell.args(["-c", &terminate]).status().unwrap().success());
     }
 
-    /// The next line that it writes and that begins so.
-    pub fn line(&self, beginning: &str) -> Option<String> {
+    /// The next line that it writes with this in it.
+    pub fn line(&self, part: &str) -> Option<String> {
         let end = Instant::now() + MINUTE;
         loop {
             let patience = end.saturating_duration_since(Instant::now());
             let line = self.said.recv_timeout(patience).ok()?;
-            if line.starts_with(beginning) {
+            if line.contains(part) {
                 return Some(line);
             }
         }

@@ -1,0 +1,88 @@
+//! The first operations of a step with a non-finite result, on request.
+
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use burn_amp_core::{Anomaly, AnomalyPass};
+
+/// Whether the environment turns anomaly detection on. Read once per process.
+pub(crate) fn is_watched() -> bool {
+    static ASKED: LazyLock<bool> = LazyLock::new(|| {
+        let value = std::env::var("BURN_AMP_DETECT_ANOMALY");
+        value.is_ok_and(|value| !matches!(value.trim(), "" | "0" | "false"))
+    });
+    *ASKED
+}
+
+/// What was found on a device, on any thread.
+#[derive(Debug, Default)]
+pub(crate) struct Anomalies(Mutex<Found>);
+
+#[derive(Debug, Default)]
+struct Found {
+    /// The pass of the last operation, and whether an anomaly of it is in the log.
+    pass: Option<(AnomalyPass, bool)>,
+    /// The first one of each pass that nobody has taken yet.
+    untaken: Vec<Anomaly>,
+}
+
+impl Anomalies {
+    /// Whether the pass is still without an anomaly. Called for each operation, in order.
+    pub(crate) fn is_first(&self, pass: AnomalyPass) -> bool {
+        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = match found.pass {
+            Some((last, known)) => last == pass && known,
+            None => false,
+        };
+        found.pass = Some((pass, known));
+        !known
+    }
+
+    /// Adds the first anomaly of a pass, and logs it: a client on another machine has no other way to
+    /// it.
+    pub(crate) fn add(&self, anomaly: Anomaly) {
+        log::warn!("burn-amp-device: the first non-finite result of a pass: {anomaly}");
+        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        found.pass = Some((anomaly.pass, true));
+        if !found.untaken.iter().any(|known| known.pass == anomaly.pass) {
+            found.untaken.push(anomaly);
+        }
+    }
+
+    /// Those of the step that ends.
+    pub(crate) fn take(&self) -> Vec<Anomaly> {
+        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *found).untaken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_each_pass_is_kept_until_the_step_ends() {
+        let anomalies = Anomalies::default();
+        let of = |op: &str, pass| Anomaly {
+            op: op.into(),
+            pass,
+            dtype: "F16".into(),
+            shape: vec![1],
+            largest_operand: 1.0,
+            parameter: None,
+            leaf: None,
+        };
+        use AnomalyPass::{Backward, Forward};
+        assert!(anomalies.is_first(Forward));
+        anomalies.add(of("exp", Forward));
+        assert!(!anomalies.is_first(Forward));
+        assert!(anomalies.is_first(Backward));
+        anomalies.add(of("matmul", Backward));
+        // A server's client takes nothing: the next step is logged, too.
+        assert!(anomalies.is_first(Forward));
+        anomalies.add(of("log", Forward));
+        let taken = anomalies.take();
+        let ops: Vec<_> = taken.iter().map(|anomaly| anomaly.op.as_str()).collect();
+        assert_eq!(ops, ["exp", "matmul"]);
+        assert!(anomalies.is_first(Backward) && anomalies.take().is_empty());
+    }
+}

@@ -1,0 +1,236 @@
+//! Regions of a precision. A device sees operations and no code: a region is a mark on the tensor that
+//! enters it, which the operations hand on to their results, and in the backward pass a mark on the
+//! gradient of the tensor that leaves it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::tensor::{Bool, Int, Tensor};
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
+#[cfg(feature = "burn-0-23")]
+use burn_dispatch::backends::Group;
+use burn_dispatch::backends::autodiff::checkpoint::base::Checkpointer;
+use burn_dispatch::backends::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn_dispatch::backends::autodiff::grads::Gradients;
+use burn_dispatch::backends::autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_dispatch::backends::{Autodiff, Remote};
+use burn_dispatch::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind};
+
+use crate::device::{UNSCALED, is_watched};
+use crate::tensor::Mark;
+use crate::{Precision, local};
+
+/// Runs `f` on `input` in FP32, in the forward and in the backward pass:
+/// [`with_precision`]`(Precision::F32, input, f)`. As PyTorch's `torch.autocast(enabled=False)`.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// # use burn_amp_device::burn;
+/// # use burn::{nn::LinearConfig, tensor::Tensor};
+/// use burn_amp_device::{Precision, flex, full_precision};
+///
+/// let device = flex(Precision::F16)?.autodiff();
+/// let layer = LinearConfig::new(4, 2).init(&device);
+/// let x = Tensor::<2>::ones([8, 4], &device) * 30_000.0;
+/// // The products are above 65504, the largest f16.
+/// let large = full_precision(x, |x| x.matmul(layer.weight.val().ones_like()));
+/// assert_eq!(large.max().into_scalar::<f32>(), 120_000.0);
+/// # }
+/// # Ok::<(), burn_amp_device::Error>(())
+/// ```
+pub fn full_precision<I: RegionTensors, O: RegionTensors>(input: I, f: impl FnOnce(I) -> O) -> O {
+    with_precision(Precision::F32, input, f)
+}
+
+/// Runs `f` on `input` in another precision than the device's, in the forward and in the backward
+/// pass. As a nested `torch.autocast(dtype=..)` in PyTorch.
+///
+/// `input` and the result of `f` are tensors, or tuples, arrays, vectors and options of tensors. The
+/// region is that of the tensors: an operation is in it if one of its operands is `input` or was
+/// computed from it, on any thread and behind any server. So is an operation of the backward pass
+/// between the gradient of the result and that of `input`. Both have their own dtype, FP32 by default.
+/// Of regions within each other the inner one decides; [`Auto`](Precision::Auto) gives the device's
+/// own precision back.
+///
+/// - An operation on other tensors alone is not in the region, such as the product of two weights: pass
+///   them as `input`, too.
+/// - A number that a reduction makes of a whole tensor has left the region.
+/// - A parameter that was trained in a region stays in it, until it is saved and loaded or stepped by
+///   a [`GradScaler`](crate::GradScaler): elsewhere, too, its products are in the region's precision.
+/// - A region in f16 on a device in another precision needs a scaler:
+///   [`GradScaler::new`](crate::GradScaler::new).
+/// - On a device of Burn's own and on one in FP32, `f` runs as if without a region.
+/// - Where the device does not compute in `precision`, operations stay in FP32.
+pub fn with_precision<I: RegionTensors, O: RegionTensors>(
+    precision: Precision,
+    input: I,
+    f: impl FnOnce(I) -> O,
+) -> O {
+    USED.store(true, Ordering::Relaxed);
+    if precision == Precision::F16 {
+        UNSCALED.watch();
+    }
+    let (enter, leave) = (Mark::Enter(precision), Mark::Leave);
+    let entered = input.marked(Pair(Some(enter), Some(leave)));
+    f(entered).marked(Pair(Some(leave), Some(enter)))
+}
+
+/// Whether this process has regions.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// The loss that a backward pass begins with, marked where a device looks for the pass of an operation.
+pub(crate) fn begins_backward<const D: usize>(loss: Tensor<D>) -> Tensor<D> {
+    if is_watched() {
+        marked(loss, Pair(None, Some(Mark::Gradient)))
+    } else {
+        loss
+    }
+}
+
+/// A gradient that leaves the backward pass, without the marks that it may have.
+pub(crate) fn ends_backward<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
+    if is_watched() || USED.load(Ordering::Relaxed) {
+        marked(gradient, Pair(Some(Mark::Clear), None))
+    } else {
+        gradient
+    }
+}
+
+/// The mark of a tensor and that of its gradient.
+#[derive(Debug, Clone, Copy)]
+pub struct Pair(pub(crate) Option<Mark>, pub(crate) Option<Mark>);
+
+/// Tensors that enter and leave a region: one, or a tuple, an array, a vector or an option of them.
+/// Integers and booleans are the same in every precision.
+pub trait RegionTensors: sealed::Marked {}
+
+impl<T: sealed::Marked> RegionTensors for T {}
+
+mod sealed {
+    use super::{Bool, Int, Pair, Tensor};
+
+    pub trait Marked: Sized {
+        fn marked(self, pair: Pair) -> Self;
+    }
+
+    impl<const D: usize> Marked for Tensor<D> {
+        fn marked(self, pair: Pair) -> Self {
+            super::marked(self, pair)
+        }
+    }
+
+    impl<const D: usize> Marked for Tensor<D, Int> {
+        fn marked(self, _: Pair) -> Self {
+            self
+        }
+    }
+
+    impl<const D: usize> Marked for Tensor<D, Bool> {
+        fn marked(self, _: Pair) -> Self {
+            self
+        }
+    }
+
+    impl<T: Marked, const N: usize> Marked for [T; N] {
+        fn marked(self, pair: Pair) -> Self {
+            self.map(|tensor| tensor.marked(pair))
+        }
+    }
+
+    impl<T: Marked> Marked for Vec<T> {
+        fn marked(self, pair: Pair) -> Self {
+            self.into_iter().map(|tensor| tensor.marked(pair)).collect()
+        }
+    }
+
+    impl<T: Marked> Marked for Option<T> {
+        fn marked(self, pair: Pair) -> Self {
+            self.map(|tensor| tensor.marked(pair))
+        }
+    }
+
+    macro_rules! tuples {
+        ($(($($name:ident $place:tt),+))*) => {$(
+            impl<$($name: Marked),+> Marked for ($($name,)+) {
+                fn marked(self, pair: Pair) -> Self {
+                    ($(self.$place.marked(pair),)+)
+                }
+            }
+        )*};
+    }
+
+    tuples! { (A 0) (A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, D 3) }
+}
+
+/// A tensor with marks for its device. Other devices than those of this crate get none, as far as a
+/// client can tell: for a device behind a server they do nothing unless it is one.
+fn marked<const D: usize>(tensor: Tensor<D>, pair: Pair) -> Tensor<D> {
+    let device = tensor.device().without_autodiff();
+    let in_half = match local::below(&device) {
+        Some((_, in_force)) => in_force.precision != Precision::F32,
+        None => matches!(device.as_dispatch(), DispatchDevice::Remote(_)),
+    };
+    if !in_half {
+        return tensor;
+    }
+    let DispatchTensor { kind, autodiff } = tensor.into_dispatch();
+    let kind = match kind {
+        DispatchTensorKind::Autodiff(kind) => {
+            DispatchTensorKind::Autodiff(Box::new(on_backend(*kind, pair)))
+        }
+        kind => on_backend(kind, pair),
+    };
+    Tensor::from_dispatch(DispatchTensor { kind, autodiff })
+}
+
+fn on_backend(kind: DispatchTensorKind, pair: Pair) -> DispatchTensorKind {
+    match kind {
+        DispatchTensorKind::Remote(tensor) => {
+            DispatchTensorKind::Remote(of_kind::<Remote>(tensor, pair))
+        }
+        #[cfg(feature = "burn-0-23")]
+        DispatchTensorKind::Group(tensor) => {
+            DispatchTensorKind::Group(of_kind::<Group>(tensor, pair))
+        }
+        other => other,
+    }
+}
+
+fn of_kind<B: Backend>(tensor: BackendTensor<B>, pair: Pair) -> BackendTensor<B> {
+    match tensor {
+        BackendTensor::Float(tensor) => BackendTensor::Float(send::<B>(tensor, pair.0)),
+        BackendTensor::Autodiff(tensor) => BackendTensor::Autodiff(tracked::<B>(tensor, pair)),
+        other => other,
+    }
+}
+
+/// The identity, with a mark for the gradient that returns.
+fn tracked<B: Backend>(tensor: FloatTensor<Autodiff<B>>, pair: Pair) -> FloatTensor<Autodiff<B>> {
+    #[derive(Debug)]
+    struct Marking;
+
+    impl<B: Backend> Backward<B, 1> for Marking {
+        type State = Option<Mark>;
+
+        fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+            let mark = ops.state;
+            unary::<B, _>(ops.parents, ops.node, grads, |grad| send::<B>(grad, mark));
+        }
+    }
+
+    let node = tensor.node();
+    let primitive = send::<B>(tensor.into_primitive(), pair.0);
+    let marking = Backward::<B, 1>::prepare::<NoCheckpointing>(Marking, [node]);
+    match marking.compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(pair.1, primitive),
+        OpsKind::UnTracked(prep) => prep.finish(primitive),
+    }
+}
+
+fn send<B: Backend>(tensor: FloatTensor<B>, mark: Option<Mark>) -> FloatTensor<B> {
+    let Some(mark) = mark else {
+        return tensor;
+    };
+    let [lower, upper] = mark.bounds();
+    B::float_clamp(tensor, lower, upper)
+}
