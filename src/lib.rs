@@ -68,10 +68,14 @@ mod train;
 pub use burn_amp_core::{
     AmpError, Anomaly, AnomalyPass, Casts, DynamicLossScale, LastStep, LossScaleConfig, LossScaler,
     Precision, ScaleEntry, ScaleHistory, SkippedStep, StepOutcome, StuckReason, Transition,
+    WhenStuck,
 };
+#[cfg(feature = "train")]
+#[doc(inline)]
+pub use burn_amp_core::{StepMetrics, StepProgress};
 
 pub use autodiff::{AmpAutodiff, AmpGradients};
-pub use device::{AmpConfig, WhenStuck, precision_of};
+pub use device::{AmpConfig, precision_of};
 pub use diagnostics::AmpReport;
 pub use precision::{full_precision, with_precision};
 pub use scaler::GradScaler;
@@ -80,6 +84,6 @@ pub use tensor::{Amp, AmpTensor};
 pub use train::{
     AccumulationRecord, AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord, AmpOptimizer,
     AmpTraining, AmpTrainingExt, ConvertFloat, LossScaleMetric, MixedPrecision,
-    MixedPrecisionTrainer, PrecisionMetric, SkippedStepsMetric, StepMetrics, StepProgress,
-    TrainerRecord, clip_grad_norm, half_weights,
+    MixedPrecisionTrainer, PrecisionMetric, SkippedStepsMetric, TrainerRecord, clip_grad_norm,
+    half_weights,
 };

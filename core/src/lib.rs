@@ -29,7 +29,7 @@ pub use precision::Precision;
 pub use precision::{Capabilities, Chosen, DTypeUses, Registry};
 pub use scaler::{
     Anomaly, AnomalyPass, DynamicLossScale, LastStep, LossScaleConfig, LossScaler, ScaleEntry,
-    ScaleHistory, SkippedStep, StepOutcome, Transition,
+    ScaleHistory, SkippedStep, StepMetrics, StepOutcome, StepProgress, Transition, WhenStuck,
 };
 #[doc(hidden)]
 pub use scaler::{

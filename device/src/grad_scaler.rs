@@ -6,9 +6,9 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-#[cfg(feature = "train")]
-use burn_amp_core::PendingStep;
-use burn_amp_core::{Parameter, SharedScaler, StepOutcome, scaler_handle};
+use burn_amp_core::{
+    Parameter, PendingStep, PendingStepRecord, SharedScaler, StepOutcome, scaler_handle,
+};
 use burn_dispatch::DispatchDevice;
 
 use crate::device::{UNSCALED, is_watched};
@@ -109,7 +109,6 @@ impl GradScaler {
     }
 
     /// What the losses of the step under way were multiplied by, or the next one will be.
-    #[cfg(feature = "train")]
     pub(crate) fn scale_of_step(&self) -> f32 {
         let shared = self.shared.lock();
         let given = shared.pending.scale_given();
@@ -150,6 +149,28 @@ impl GradScaler {
         // What nobody can read is not known to be finite.
         let are_finite = losses.read().is_ok_and(|finite| !finite.contains(&false));
         self.shared.lock().pending.set_losses(are_finite);
+    }
+
+    /// The part of a step under way that a record keeps.
+    pub(crate) fn pending_record(&self) -> PendingStepRecord {
+        self.read_losses();
+        self.shared.lock().pending.record()
+    }
+
+    /// Drops the step under way.
+    pub(crate) fn forget_step(&self) {
+        self.shared.lock().pending = PendingStep::default();
+    }
+
+    /// Continues a step that was under way when it was recorded.
+    pub(crate) fn resume(&self, record: PendingStepRecord) {
+        let shared = &mut *self.shared.lock();
+        shared.pending.resume(record, &shared.scaler, true);
+    }
+
+    /// What the gradients of the step under way carry: 1 if there is none.
+    pub(crate) fn carried_scale(&self) -> f32 {
+        self.shared.lock().pending.scale_given().unwrap_or(1.0)
     }
 
     /// Runs the backward pass of a loss for a model's parameters:

@@ -174,6 +174,23 @@ impl EachGradient for Times {
     }
 }
 
+/// Makes gradients FP32 on their device, where some are half: a sum of them then has no rounding of
+/// half, and is the same after it was saved.
+pub(crate) fn widen(model: &impl Module, grads: &mut GradientsParams) {
+    let parameters = found(model, grads).parameters;
+    replace(&parameters, model, grads, &mut Widen(None));
+}
+
+/// Multiplies gradients by an FP32 tensor of 1.
+struct Widen(Option<Tensor<1>>);
+
+impl EachGradient for Widen {
+    fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
+        let one = self.0.get_or_insert_with(|| factor(1.0, &grad));
+        times(grad, one)
+    }
+}
+
 pub(crate) fn at_least_f32<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {
         DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),

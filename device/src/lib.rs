@@ -37,12 +37,14 @@ mod sockets;
 mod tensor;
 #[cfg(feature = "train")]
 mod train;
+mod trainer;
 mod wire;
 
 pub use backend::Amp;
 pub use burn_amp_core::{
     AmpError, Anomaly, AnomalyPass, Casts, DynamicLossScale, LastStep, LossScaleConfig, LossScaler,
-    Precision, ScaleEntry, ScaleHistory, SkippedStep, StepOutcome, StuckReason, Transition, policy,
+    Precision, ScaleEntry, ScaleHistory, SkippedStep, StepMetrics, StepOutcome, StepProgress,
+    StuckReason, Transition, WhenStuck, policy,
 };
 pub use client::connect;
 pub use device::{OpCasts, configure, precision_of, share_half_copies};
@@ -58,3 +60,4 @@ pub use tensor::AmpTensor;
 pub use train::{
     AmpTraining, AmpTrainingExt, LossScaleMetric, PrecisionMetric, SkippedStepsMetric,
 };
+pub use trainer::{AccumulationRecord, MixedPrecisionTrainer, TrainerRecord};

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::Tensor;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 #[cfg(feature = "burn-0-23")]
@@ -107,7 +107,9 @@ pub trait RegionTensors: sealed::Marked {}
 impl<T: sealed::Marked> RegionTensors for T {}
 
 mod sealed {
-    use super::{Bool, Int, Pair, Tensor};
+    use burn::tensor::{Bool, Int, Tensor};
+
+    use crate::region::{self, Pair};
 
     pub trait Marked: Sized {
         fn marked(self, pair: Pair) -> Self;
@@ -115,7 +117,7 @@ mod sealed {
 
     impl<const D: usize> Marked for Tensor<D> {
         fn marked(self, pair: Pair) -> Self {
-            super::marked(self, pair)
+            region::marked(self, pair)
         }
     }
 

@@ -7,7 +7,7 @@ use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceState, name};
-use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision};
+use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, WhenStuck};
 
 /// How a device computes: its precision and its loss scaling.
 ///
@@ -30,19 +30,6 @@ pub struct AmpConfig {
     anomaly_detection: bool,
     trials: bool,
     replica_timeout: Duration,
-}
-
-/// What to do when steps are skipped one after the other and no change of the loss scale helps
-/// ([`Transition::Stuck`](crate::Transition)), whatever the reason.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WhenStuck {
-    /// Only log an error.
-    #[default]
-    Log,
-    /// Log the error. A `Learner` stops after the step, and a `MixedPrecisionTrainer` returns the
-    /// error. Elsewhere the same as `Log`.
-    Stop,
 }
 
 impl Default for AmpConfig {

@@ -14,8 +14,8 @@ use burn_amp_core::Chosen;
 use burn_amp_core::policy::trials::TriedOp;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
+pub use config::AmpConfig;
 pub(crate) use config::Settings;
-pub use config::{AmpConfig, WhenStuck};
 pub(crate) use state::DeviceState;
 pub(crate) use statistics::CastStatistics;
 

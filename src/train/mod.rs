@@ -21,6 +21,4 @@ pub use lr_scheduler::{AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord}
 pub use metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
 pub use mixed_precision::MixedPrecision;
 pub use optimizer::AmpOptimizer;
-pub use trainer::{
-    AccumulationRecord, MixedPrecisionTrainer, StepMetrics, StepProgress, TrainerRecord,
-};
+pub use trainer::{AccumulationRecord, MixedPrecisionTrainer, TrainerRecord};

@@ -17,8 +17,8 @@ use super::explicit::is_amp;
 use super::masters::with_masters;
 use super::{MixedPrecision, gradients};
 use crate::{
-    AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, Transition, WhenStuck,
-    precision_of, with_precision,
+    AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, StepMetrics, StepProgress,
+    Transition, WhenStuck, precision_of, with_precision,
 };
 
 /// Trains a model in mixed precision with one call per batch: forward and backward pass, loss
@@ -67,40 +67,6 @@ const MODEL_IS_PRESENT: &str = "the model is here between steps";
 /// The model, borrowed without the rest of the trainer.
 fn present<M>(model: &Option<M>) -> &M {
     model.as_ref().expect(MODEL_IS_PRESENT)
-}
-
-/// What happened to a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum StepProgress {
-    /// Its gradients wait for the rest of the accumulation window.
-    Accumulated,
-    /// The optimizer's step was taken.
-    Stepped,
-    /// The step was skipped, with its whole window.
-    Skipped,
-}
-
-/// The metrics of a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct StepMetrics {
-    /// The loss of this batch as `loss_fn` returned it: not scaled, and not divided by the number
-    /// of batches in a window. Reading the loss waits for the device once per batch.
-    pub loss: f64,
-    /// What the loss was multiplied by; 1 in bf16 and FP32.
-    pub scale: f32,
-    /// What happened to the batch.
-    pub progress: StepProgress,
-    /// Steps skipped so far.
-    pub skipped_steps: u64,
-    /// The precision given to the trainer, possibly [`Auto`](Precision::Auto).
-    pub precision: Precision,
-}
-
-impl StepMetrics {
-    /// Whether the optimizer's step was taken.
-    pub fn stepped(&self) -> bool {
-        self.progress == StepProgress::Stepped
-    }
 }
 
 /// Everything a trainer needs to resume exactly: the model, the optimizer, the scheduler, the

@@ -48,7 +48,7 @@ const DEVICE: Layers = &[
     ("server, ending", "`AmpServer`, and how it ends", "clients"),
     ("client, local, region, finite, gradients", "connecting, devices of this process; regions and a model's gradients in the client", "the loss scale"),
     ("grad_scaler, schedule", "the loss scale in the client, and in its checkpoints", "trainings"),
-    ("train", "a `Learner`'s strategy and metrics", "—"),
+    ("train, trainer", "a `Learner`'s strategy and metrics; a trainer for loops", "—"),
 ];
 
 /// The packages by their sources.

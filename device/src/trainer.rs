@@ -1,0 +1,482 @@
+//! A trainer for hand-written loops.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use burn::lr_scheduler::LrSchedulerRecord;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord};
+use burn::store::{ModuleRecord, RecordError};
+use burn::tensor::{Bytes, Tensor, TensorData};
+use burn_amp_core::{PendingStepRecord, replace_file};
+use burn_dispatch::DispatchDevice;
+use serde::{Deserialize, Serialize};
+
+use crate::gradients::{clip_grad_norm, widen};
+use crate::{
+    AmpError, Error, GradScaler, LossScaler, Precision, StepMetrics, StepProgress, Transition,
+    WhenStuck, local,
+};
+
+/// Trains a model with one call per batch: forward and backward pass, loss scaling, gradient
+/// accumulation, clipping and learning rate. One record holds the whole state.
+///
+/// The precision is that of the model's device, and so is the scaler:
+/// [`GradScaler::of`]. An overflow anywhere in an accumulation window skips the whole window. The
+/// scale is updated once per optimizer step. The learning-rate schedule advances only when a step is
+/// taken.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// # use burn_amp_device::burn;
+/// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Tensor};
+/// use burn_amp_device::{MixedPrecisionTrainer, Precision, flex};
+///
+/// let device = flex(Precision::F16)?.autodiff();
+/// let model = LinearConfig::new(4, 1).init(&device);
+/// let mut trainer = MixedPrecisionTrainer::new(model, SgdConfig::new().init())
+///     .with_learning_rate(0.1);
+/// let input = Tensor::<2>::ones([8, 4], &device);
+/// let target = Tensor::<2>::zeros([8, 1], &device);
+/// let metrics = trainer.train_step(input, target, |model, input, target| {
+///     (model.forward(input) - target).powi_scalar(2).mean()
+/// })?;
+/// println!("loss {}, stepped: {}", metrics.loss, metrics.stepped());
+/// assert!(metrics.loss.is_finite());
+/// # }
+/// # Ok::<(), burn_amp_device::Error>(())
+/// ```
+pub struct MixedPrecisionTrainer<M> {
+    /// `None` only while the optimizer holds the model.
+    model: Option<M>,
+    optimizer: ModuleOptimizer,
+    schedule: ModuleLrScheduler,
+    scaler: GradScaler,
+    accumulation: u32,
+    max_norm: Option<f32>,
+    when_stuck: WhenStuck,
+    micro_batches: u32,
+    accumulator: GradientsAccumulator<M>,
+}
+
+const MODEL_IS_PRESENT: &str = "the model is here between steps";
+
+/// The model, borrowed without the rest of the trainer.
+fn present<M>(model: &Option<M>) -> &M {
+    model.as_ref().expect(MODEL_IS_PRESENT)
+}
+
+/// Everything a trainer needs to resume exactly: the model, the optimizer, the schedule, the scaler,
+/// and an incomplete accumulation window.
+#[derive(Debug)]
+pub struct TrainerRecord {
+    /// The parameters.
+    pub model: ModuleRecord,
+    /// The optimizer's state.
+    pub optimizer: OptimizerRecord,
+    /// The schedule's state.
+    pub schedule: LrSchedulerRecord,
+    /// The scaler's state and settings.
+    pub scaler: LossScaler,
+    /// The incomplete accumulation window.
+    pub accumulation: AccumulationRecord,
+}
+
+/// A trainer's incomplete accumulation window at the time of the record.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct AccumulationRecord {
+    micro_batches: u32,
+    pending: PendingStepRecord,
+    gradients: Vec<(u64, TensorData)>,
+    /// What the gradients are multiplied by.
+    scale: f32,
+}
+
+/// The file of a record: MessagePack, with Burn's records as the bytes of their own format.
+#[derive(Serialize, Deserialize)]
+struct RecordFile {
+    #[serde(with = "serde_bytes")]
+    model: Vec<u8>,
+    #[serde(with = "serde_bytes")]
+    optimizer: Vec<u8>,
+    #[serde(with = "serde_bytes")]
+    schedule: Vec<u8>,
+    scaler: LossScaler,
+    accumulation: AccumulationRecord,
+}
+
+impl<M: Module> MixedPrecisionTrainer<M> {
+    /// A trainer with a learning rate of 1e-3, unless
+    /// [`with_learning_rate`](MixedPrecisionTrainer::with_learning_rate) or
+    /// [`with_scheduler`](MixedPrecisionTrainer::with_scheduler) sets another, and with the scaler of
+    /// the model's first device, unless [`with_scaler`](MixedPrecisionTrainer::with_scaler) sets
+    /// another. The device has autodiff.
+    pub fn new(model: M, optimizer: impl Into<ModuleOptimizer>) -> Self {
+        let device = model.devices().into_iter().next().unwrap_or_default();
+        Self {
+            model: Some(model),
+            optimizer: optimizer.into(),
+            schedule: ModuleLrScheduler::new(1e-3),
+            scaler: GradScaler::of(&device),
+            accumulation: 1,
+            max_norm: None,
+            when_stuck: WhenStuck::Log,
+            micro_batches: 0,
+            accumulator: GradientsAccumulator::new(),
+        }
+    }
+
+    /// Sets a constant learning rate. Default 1e-3.
+    pub fn with_learning_rate(self, learning_rate: f64) -> Self {
+        self.with_scheduler(ModuleLrScheduler::new(learning_rate))
+    }
+
+    /// Sets a learning-rate scheduler.
+    pub fn with_scheduler(mut self, schedule: impl Into<ModuleLrScheduler>) -> Self {
+        self.schedule = schedule.into();
+        self
+    }
+
+    /// Sets a scaler of the trainer's own, for example with another
+    /// [`DynamicLossScale`](crate::DynamicLossScale).
+    pub fn with_scaler(mut self, scaler: GradScaler) -> Self {
+        self.scaler = scaler;
+        self
+    }
+
+    /// Takes one step per `batches` batches, on the mean of their losses. Default 1. Gradients are
+    /// accumulated in FP32.
+    ///
+    /// # Panics
+    ///
+    /// If `batches` is 0.
+    pub fn with_grads_accumulation(mut self, batches: u32) -> Self {
+        assert!(batches > 0, "a step needs at least 1 batch, got 0");
+        self.accumulation = batches;
+        self
+    }
+
+    /// Clips a step's unscaled gradients to a total L2 norm of `max_norm`, computed in FP32; see
+    /// [`clip_grad_norm`]. By default gradients are not clipped.
+    ///
+    /// # Panics
+    ///
+    /// If `max_norm` is not positive.
+    pub fn with_grad_clipping_norm(mut self, max_norm: f32) -> Self {
+        assert!(max_norm > 0.0, "max_norm must be positive, got {max_norm}");
+        self.max_norm = Some(max_norm);
+        self
+    }
+
+    /// Sets what to do when steps are skipped one after the other, and no change of the loss scale
+    /// helps. With [`WhenStuck::Stop`], [`train_step`](MixedPrecisionTrainer::train_step) returns
+    /// [`AmpError::Stuck`]. By default this is only logged.
+    pub fn with_when_stuck(mut self, when_stuck: WhenStuck) -> Self {
+        self.when_stuck = when_stuck;
+        self
+    }
+
+    /// Trains on one batch. `loss_fn` computes the loss from the model, `input` and `target`, which
+    /// may have any type. The loss has shape `[1]` and any float dtype.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
+    /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
+    ///   and its window are then dropped.
+    /// - [`AmpError::Stuck`] after `with_when_stuck(WhenStuck::Stop)`. The trainer can continue.
+    /// - [`Error::Read`] when the device gives no answer. The window is then dropped.
+    ///
+    /// # Panics
+    ///
+    /// Where `loss.backward()` panics, for a loss without autodiff.
+    pub fn train_step<I, T>(
+        &mut self,
+        input: I,
+        target: T,
+        loss_fn: impl FnOnce(&M, I, T) -> Tensor<1>,
+    ) -> Result<StepMetrics, Error> {
+        let model = present(&self.model);
+        let loss = loss_fn(model, input, target);
+        let given = loss.dims().to_vec();
+        if given != [1] {
+            return Err(AmpError::LossShape { given }.into());
+        }
+        let value = loss.clone().inner();
+        let scale = self.scaler.scale_of_step();
+        let loss = match self.accumulation {
+            1 => loss,
+            batches => loss / batches,
+        };
+        let mut grads = self.scaler.backward(loss, model);
+        if self.accumulation > 1 {
+            widen(model, &mut grads);
+        }
+        self.accumulator.accumulate(model, grads);
+        self.micro_batches += 1;
+        let progress = if self.micro_batches < self.accumulation {
+            StepProgress::Accumulated
+        } else {
+            self.optimizer_step()?
+        };
+        let value = value.try_into_data().map_err(Error::Read)?;
+        Ok(StepMetrics {
+            loss: value.iter::<f64>().next().unwrap_or(f64::NAN),
+            scale,
+            progress,
+            skipped_steps: self.skipped_steps(),
+            precision: self.precision(),
+        })
+    }
+
+    fn optimizer_step(&mut self) -> Result<StepProgress, Error> {
+        self.micro_batches = 0;
+        let mut grads = self.accumulator.grads();
+        let model = present(&self.model);
+        let unscaled = self.scaler.unscale(model, &mut grads);
+        unscaled.inspect_err(|_| self.scaler.forget_step())?;
+        if let Some(max_norm) = self.max_norm {
+            clip_grad_norm(model, &mut grads, max_norm)?;
+        }
+        let model = self.model.take().expect(MODEL_IS_PRESENT);
+        let mut schedule = self.schedule.clone();
+        let lr = schedule.step();
+        let (model, stepped) = self.scaler.step(&mut self.optimizer, lr, model, grads);
+        self.model = Some(model);
+        let stepped = stepped.inspect_err(|_| self.scaler.forget_step())?;
+        let transition = self.scaler.update()?;
+        if stepped {
+            self.schedule = schedule;
+        }
+        if let Transition::Stuck(reason) = transition
+            && self.when_stuck == WhenStuck::Stop
+        {
+            let last = self.scaler.last_step().expect("there was a step");
+            return Err(self.scaler.state().stuck_error(reason, &last).into());
+        }
+        Ok(if stepped {
+            StepProgress::Stepped
+        } else {
+            StepProgress::Skipped
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        present(&self.model)
+    }
+
+    /// The model, to modify between steps.
+    pub fn model_mut(&mut self) -> &mut M {
+        self.model.as_mut().expect(MODEL_IS_PRESENT)
+    }
+
+    /// The model, when training is done.
+    pub fn into_model(self) -> M {
+        self.model.expect(MODEL_IS_PRESENT)
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &ModuleOptimizer {
+        &self.optimizer
+    }
+
+    /// The schedule in its state for the next step.
+    pub fn scheduler(&self) -> &ModuleLrScheduler {
+        &self.schedule
+    }
+
+    /// The precision of the model's first device: [`F32`](Precision::F32) for a plain device of
+    /// Burn's, [`Auto`](Precision::Auto) for one on another machine, which does not tell.
+    pub fn precision(&self) -> Precision {
+        let device = self.model().devices().into_iter().next();
+        let device = device.unwrap_or_default().without_autodiff();
+        match local::below(&device) {
+            Some((_, in_force)) => in_force.precision,
+            None if matches!(device.as_dispatch(), DispatchDevice::Remote(_)) => Precision::Auto,
+            None => Precision::F32,
+        }
+    }
+
+    /// What the next loss is multiplied by; 1 in bf16 and FP32.
+    pub fn loss_scale(&self) -> f32 {
+        self.scaler.scale_of_step()
+    }
+
+    /// Steps skipped so far.
+    pub fn skipped_steps(&self) -> u64 {
+        self.scaler.skipped_steps()
+    }
+
+    /// The scaler.
+    pub fn scaler(&self) -> &GradScaler {
+        &self.scaler
+    }
+
+    /// Everything needed to resume exactly, even within an accumulation window.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] when the device gives no answer.
+    pub fn to_record(&mut self) -> Result<TrainerRecord, Error> {
+        let model = present(&self.model);
+        let grads = self.accumulator.grads();
+        let mut saved = Saved {
+            grads: &grads,
+            data: Vec::new(),
+        };
+        model.visit(&mut saved);
+        let gradients: Result<_, _> = saved.data.into_iter().collect();
+        self.accumulator.accumulate(model, grads);
+        Ok(TrainerRecord {
+            model: model.clone().into_record(),
+            optimizer: self.optimizer.to_record(),
+            schedule: self.schedule.to_record(),
+            accumulation: AccumulationRecord {
+                micro_batches: self.micro_batches,
+                pending: self.scaler.pending_record(),
+                scale: self.scaler.carried_scale(),
+                gradients: gradients?,
+            },
+            scaler: self.scaler.state(),
+        })
+    }
+
+    /// Resumes from a record. Accumulation and clipping stay this trainer's own. The scaler's settings
+    /// come from the record, unless only one of the two scales the loss: the scaler then starts over,
+    /// and the log has a line about it.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] for another model's record. Nothing is changed then.
+    pub fn load_record(&mut self, record: TrainerRecord) -> Result<(), AmpError> {
+        let model = self.model().clone().try_load_record(record.model);
+        let model = model.map_err(|error| AmpError::unread("a record", error))?;
+        self.optimizer = self.optimizer.clone().load_record(record.optimizer);
+        self.schedule = self.schedule.clone().load_record(record.schedule);
+        let (saved, own) = (record.scaler.is_enabled(), self.scaler.state().is_enabled());
+        if saved == own {
+            self.scaler.load_state(record.scaler);
+        } else {
+            log::warn!(
+                "burn-amp: the trainer's record has loss scaling {saved}, and its scaler {own}: the \
+                 loss scaler starts over",
+                saved = if saved { "on" } else { "off" },
+                own = if own { "on" } else { "off" },
+            );
+            self.scaler.reset();
+        }
+        let accumulation = record.accumulation;
+        self.scaler.resume(accumulation.pending);
+        self.micro_batches = accumulation.micro_batches;
+        let mut restored = Restored {
+            data: accumulation.gradients.into_iter().collect(),
+            factor: f64::from(self.scaler.carried_scale()) / f64::from(accumulation.scale),
+            grads: GradientsParams::new(),
+        };
+        model.visit(&mut restored);
+        self.accumulator = GradientsAccumulator::new();
+        self.accumulator.accumulate(&model, restored.grads);
+        self.model = Some(model);
+        Ok(())
+    }
+
+    /// Saves [`to_record`](MixedPrecisionTrainer::to_record) to a file of MessagePack. The file ends
+    /// up complete, or stays as it was, also while others save to it. A process that is killed
+    /// meanwhile leaves a folder beside the file, with `.part` at its end.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::State`] when the file cannot be written.
+    /// - [`Error::Read`] when the device gives no answer.
+    pub fn save_file(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let path = path.as_ref();
+        let record = self.to_record()?;
+        let write = || -> Result<(), Box<dyn std::error::Error>> {
+            let bytes = rmp_serde::to_vec_named(&RecordFile::of(record)?)?;
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            replace_file(path, |part| Ok(fs::write(part, &bytes)?))
+        };
+        write().map_err(|error| AmpError::unwritten(path.display(), error).into())
+    }
+
+    /// Resumes from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote, on any device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] when the file is missing, damaged or of another model. The trainer is then
+    /// unchanged.
+    pub fn load_file(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        let path = path.as_ref();
+        let read = || -> Result<TrainerRecord, Box<dyn std::error::Error>> {
+            let file: RecordFile = rmp_serde::from_slice(&fs::read(path)?)?;
+            Ok(file.into_record()?)
+        };
+        let record = read().map_err(|error| AmpError::unread(path.display(), error))?;
+        self.load_record(record)
+    }
+}
+
+impl RecordFile {
+    fn of(record: TrainerRecord) -> Result<Self, RecordError> {
+        Ok(Self {
+            model: record.model.into_bytes()?.to_vec(),
+            optimizer: record.optimizer.into_bytes()?.to_vec(),
+            schedule: record.schedule.into_bytes()?.to_vec(),
+            scaler: record.scaler,
+            accumulation: record.accumulation,
+        })
+    }
+
+    fn into_record(self) -> Result<TrainerRecord, RecordError> {
+        let bytes = Bytes::from_bytes_vec;
+        Ok(TrainerRecord {
+            model: ModuleRecord::from_bytes(bytes(self.model))?,
+            optimizer: OptimizerRecord::from_bytes(bytes(self.optimizer))?,
+            schedule: LrSchedulerRecord::from_bytes(bytes(self.schedule))?,
+            scaler: self.scaler,
+            accumulation: self.accumulation,
+        })
+    }
+}
+
+/// Gradients as data, with the ids of their parameters.
+struct Saved<'a> {
+    grads: &'a GradientsParams,
+    data: Vec<Result<(u64, TensorData), Error>>,
+}
+
+impl ModuleVisitor for Saved<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.grads.get::<D>(param.id) {
+            let data = grad.try_into_data().map_err(Error::Read);
+            self.data.push(data.map(|data| (param.id.val(), data)));
+        }
+    }
+}
+
+/// Gradients of a record, each times a factor and on the device of its parameter.
+struct Restored {
+    data: HashMap<u64, TensorData>,
+    factor: f64,
+    grads: GradientsParams,
+}
+
+impl ModuleVisitor for Restored {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(data) = self.data.remove(&param.id.val()) {
+            let device = param.val().device().without_autodiff();
+            let dtype = data.dtype();
+            let grad = Tensor::<D>::from_data(data, (&device, dtype));
+            let grad = match self.factor {
+                1.0 => grad,
+                factor => grad * factor,
+            };
+            self.grads.register(param.id, grad);
+        }
+    }
+}

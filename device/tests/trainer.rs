@@ -1,0 +1,327 @@
+//! `MixedPrecisionTrainer`: what a hand-written loop gets from it, and that a run which is stopped
+//! anywhere goes on as if it had not been.
+#![cfg(feature = "flex")]
+
+include!("../src/burn.rs");
+
+mod client;
+
+use std::fs;
+use std::path::PathBuf;
+
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
+use burn::tensor::{Device, Tensor};
+use burn_amp_device::{
+    AmpError, DynamicLossScale, Error, GradScaler, LossScaleConfig, MixedPrecisionTrainer,
+    Precision, StepMetrics, StepProgress, WhenStuck, clip_grad_norm, flex,
+};
+
+use StepProgress::{Accumulated, Skipped, Stepped};
+use client::{HALVES, read, tensor};
+
+type Trainer = MixedPrecisionTrainer<Linear>;
+
+fn device(precision: Precision) -> Device {
+    flex(precision).unwrap().autodiff()
+}
+
+/// A layer with the same parameters at each call.
+fn layer(device: &Device) -> Linear {
+    use burn::module::Param;
+
+    let mut layer = LinearConfig::new(8, 4).init(device);
+    let weight = tensor([8, 4], 1, device).require_grad();
+    layer.weight = Param::initialized(layer.weight.id, weight);
+    let bias = tensor([4], 2, device).require_grad();
+    layer.bias = layer.bias.map(|old| Param::initialized(old.id, bias));
+    layer
+}
+
+fn scaler(scale: f32) -> GradScaler {
+    GradScaler::new(DynamicLossScale::new().with_init_scale(scale).into()).unwrap()
+}
+
+fn adam(device: &Device, scale: f32) -> Trainer {
+    MixedPrecisionTrainer::new(layer(device), AdamConfig::new().init()).with_scaler(scaler(scale))
+}
+
+fn loss(model: &Linear, x: Tensor<2>, y: Tensor<2>) -> Tensor<1> {
+    (model.forward(x) - y).powi_scalar(2).mean()
+}
+
+/// Trains on batch `i`, on its loss times `factor`.
+fn train(trainer: &mut Trainer, i: u64, factor: f32) -> StepMetrics {
+    let device = trainer.model().weight.val().device();
+    let (x, y) = (
+        tensor([32, 8], i, &device),
+        tensor([32, 4], i + 100, &device),
+    );
+    let trained = trainer.train_step(x, y, |model, x, y| loss(model, x, y) * factor);
+    trained.unwrap()
+}
+
+/// Gradients that overflow f16, though the loss is finite.
+const OVERFLOW: f32 = 1e7;
+
+fn parameters(model: &Linear) -> Vec<f32> {
+    let bias = model.bias.as_ref().unwrap().val();
+    [read(model.weight.val()), read(bias)].concat()
+}
+
+#[test]
+fn the_trainer_trains_to_the_bits_of_the_protocol() {
+    for precision in [Precision::F16, Precision::Bf16] {
+        let device = device(precision);
+        let mut trainer = adam(&device, 1024.0)
+            .with_learning_rate(0.01)
+            .with_grad_clipping_norm(0.5);
+        let (mut model, mut optimizer) = (layer(&device), AdamConfig::new().init());
+        let scaler = scaler(1024.0);
+        for i in 0..6 {
+            let factor = if i == 2 { OVERFLOW } else { 1.0 };
+            let metrics = train(&mut trainer, i, factor);
+            let (x, y) = (
+                tensor([32, 8], i, &device),
+                tensor([32, 4], i + 100, &device),
+            );
+            let loss = loss(&model, x, y) * factor;
+            let value: f32 = loss.clone().inner().into_scalar();
+            let mut grads = scaler.backward(loss, &model);
+            scaler.unscale(&model, &mut grads).unwrap();
+            clip_grad_norm(&model, &mut grads, 0.5).unwrap();
+            let stepped;
+            (model, stepped) = scaler.step(&mut optimizer, 0.01, model, grads);
+            assert_eq!(metrics.stepped(), stepped.unwrap());
+            assert_eq!(metrics.loss as f32, value);
+            scaler.update().unwrap();
+        }
+        assert_eq!(parameters(trainer.model()), parameters(&model));
+        assert_eq!(trainer.scaler().state(), scaler.state());
+        assert_eq!(
+            trainer.skipped_steps(),
+            u64::from(precision == Precision::F16)
+        );
+        assert_eq!(trainer.precision(), precision);
+    }
+}
+
+#[test]
+fn many_micro_batches_train_as_one_batch() {
+    for precision in HALVES {
+        let device = device(precision);
+        let trained = |batches: u32| {
+            let optimizer = SgdConfig::new().init();
+            let mut trainer = MixedPrecisionTrainer::new(layer(&device), optimizer)
+                .with_scaler(scaler(256.0))
+                .with_learning_rate(1.0)
+                .with_grads_accumulation(batches);
+            let before = parameters(trainer.model());
+            let (x, y) = (tensor([8, 8], 3, &device), tensor([8, 4], 4, &device));
+            for i in 1..=batches {
+                let trained = trainer.train_step(x.clone(), y.clone(), loss).unwrap();
+                let expected = if i < batches { Accumulated } else { Stepped };
+                assert_eq!(trained.progress, expected);
+            }
+            let after = parameters(trainer.model());
+            let steps = before
+                .iter()
+                .zip(after)
+                .map(|(before, after)| before - after);
+            steps.collect::<Vec<_>>()
+        };
+        // 300 gradients in bf16 would stop growing.
+        let (one, many) = (trained(1), trained(300));
+        let largest = one
+            .iter()
+            .fold(0f32, |largest, step| step.abs().max(largest));
+        let error = one.iter().zip(&many).map(|(one, many)| (one - many).abs());
+        let error = error.fold(0f32, f32::max) / largest;
+        assert!(
+            error < 4.0 * client::roundoff(precision),
+            "{precision}: {error}"
+        );
+    }
+}
+
+#[test]
+fn an_overflow_anywhere_skips_its_whole_window_and_the_schedule_waits() {
+    let device = device(Precision::F16);
+    let schedule = LinearLrSchedulerConfig::new(0.1, 0.01, 10).init().unwrap();
+    let mut trainer = adam(&device, 1024.0)
+        .with_scheduler(schedule)
+        .with_grads_accumulation(2);
+    let rate = |trainer: &Trainer| trainer.scheduler().clone().step().base();
+    let (before, first) = (parameters(trainer.model()), rate(&trainer));
+    assert_eq!(train(&mut trainer, 1, OVERFLOW).progress, Accumulated);
+    let skipped = train(&mut trainer, 2, 1.0);
+    assert_eq!((skipped.progress, skipped.scale), (Skipped, 1024.0));
+    assert_eq!(skipped.skipped_steps, 1);
+    assert_eq!(parameters(trainer.model()), before);
+    assert_eq!((rate(&trainer), trainer.loss_scale()), (first, 512.0));
+    train(&mut trainer, 3, 1.0);
+    assert_eq!(train(&mut trainer, 4, 1.0).progress, Stepped);
+    assert_ne!(parameters(trainer.model()), before);
+    assert!(rate(&trainer) < first);
+}
+
+/// The rest of a run of 9 batches in windows of two, one of which overflows.
+fn go_on(trainer: &mut Trainer, from: u64) -> (Vec<f64>, Vec<f32>, f32) {
+    let factor = |i| if i == 4 { OVERFLOW } else { 1.0 };
+    let losses = (from..9).map(|i| train(trainer, i, factor(i)).loss);
+    let losses = losses.collect();
+    (losses, parameters(trainer.model()), trainer.loss_scale())
+}
+
+fn run(device: &Device) -> Trainer {
+    let schedule = LinearLrSchedulerConfig::new(0.1, 0.01, 10).init().unwrap();
+    adam(device, 4096.0)
+        .with_scheduler(schedule)
+        .with_grads_accumulation(2)
+}
+
+/// A file in a folder of this process's own.
+fn file(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("burn-amp-trainer-{}-{name}", std::process::id()))
+}
+
+#[test]
+fn a_run_that_is_stopped_after_any_batch_goes_on_to_the_same_bits() {
+    let device = device(Precision::F16);
+    let path = file("run");
+    for stopped in 1..9 {
+        let mut whole = run(&device);
+        for i in 0..stopped {
+            train(&mut whole, i, if i == 4 { OVERFLOW } else { 1.0 });
+        }
+        let mut by_record = run(&device);
+        let record = whole.to_record().unwrap();
+        by_record.load_record(record).unwrap();
+        whole.save_file(&path).unwrap();
+        let mut by_file = run(&device);
+        by_file.load_file(&path).unwrap();
+        let expected = go_on(&mut whole, stopped);
+        assert_eq!(go_on(&mut by_record, stopped), expected, "after {stopped}");
+        assert_eq!(go_on(&mut by_file, stopped), expected, "after {stopped}");
+    }
+    fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_damaged_file_and_another_models_record_change_nothing() {
+    let device = device(Precision::F16);
+    let path = file("damaged");
+    let mut trainer = run(&device);
+    train(&mut trainer, 0, 1.0);
+    let before = parameters(trainer.model());
+    trainer.save_file(&path).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    let error = trainer.load_file(&path).unwrap_err();
+    assert!(
+        matches!(error, AmpError::State { action: "read", .. }),
+        "{error}"
+    );
+    fs::remove_file(&path).unwrap();
+    let error = trainer.load_file(&path).unwrap_err();
+    assert!(error.to_string().contains("burn-amp-trainer-"), "{error}");
+    assert!(trainer.save_file("/dev/null/file").is_err());
+
+    let other = LinearConfig::new(3, 3).init(&device);
+    let mut other = MixedPrecisionTrainer::new(other, SgdConfig::new().init());
+    assert!(trainer.load_record(other.to_record().unwrap()).is_err());
+    assert_eq!(parameters(trainer.model()), before);
+    assert_eq!(train(&mut trainer, 1, 1.0).progress, Stepped);
+}
+
+#[test]
+fn a_record_of_another_precision_leaves_the_scaler_fresh_and_rescales_the_window() {
+    let [f16, bf16] = HALVES.map(device);
+    let trained = |from: &Device, to: &Device| {
+        let mut first = MixedPrecisionTrainer::new(layer(from), SgdConfig::new().init())
+            .with_grads_accumulation(2);
+        train(&mut first, 1, 1.0);
+        let mut second = MixedPrecisionTrainer::new(layer(to), SgdConfig::new().init())
+            .with_learning_rate(1.0)
+            .with_grads_accumulation(2);
+        second.load_record(first.to_record().unwrap()).unwrap();
+        assert_eq!(train(&mut second, 2, 1.0).progress, Stepped);
+        parameters(second.model())
+    };
+    let expected = trained(&bf16, &bf16);
+    for (from, to) in [(&f16, &bf16), (&bf16, &f16), (&f16, &f16)] {
+        for (parameter, expected) in trained(from, to).iter().zip(&expected) {
+            assert!(
+                (parameter - expected).abs() < 0.02,
+                "{parameter} {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn bad_losses_are_errors_and_the_trainer_goes_on() {
+    let device = device(Precision::F16);
+    let mut trainer = adam(&device, 1024.0).with_grads_accumulation(2);
+    let other = layer(&device);
+    let x = || tensor::<2>([32, 8], 1, &device);
+    let y = || tensor::<2>([32, 4], 2, &device);
+    let error = trainer.train_step(x(), y(), |model, x, _| {
+        model.forward(x).mean_dim(0).flatten::<1>(0, 1)
+    });
+    let Err(Error::Amp(AmpError::LossShape { given })) = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(given, [4]);
+    let foreign =
+        |trainer: &mut Trainer| trainer.train_step(x(), y(), |_, x, y| loss(&other, x, y));
+    assert_eq!(foreign(&mut trainer).unwrap().progress, Accumulated);
+    let error = foreign(&mut trainer);
+    assert!(
+        matches!(error, Err(Error::Amp(AmpError::ForeignGradients { .. }))),
+        "{error:?}"
+    );
+    assert_eq!(train(&mut trainer, 1, 1.0).progress, Accumulated);
+    assert_eq!(train(&mut trainer, 2, 1.0).progress, Stepped);
+}
+
+#[test]
+fn a_run_that_can_never_train_is_an_error_when_asked() {
+    let device = device(Precision::F16);
+    for when_stuck in [WhenStuck::Log, WhenStuck::Stop] {
+        let scaler = GradScaler::new(LossScaleConfig::Fixed(1024.0)).unwrap();
+        let mut trainer = adam(&device, 1.0)
+            .with_scaler(scaler)
+            .with_when_stuck(when_stuck);
+        let step = |i| {
+            let (x, y) = (tensor([32, 8], i, &device), tensor([32, 4], i + 1, &device));
+            trainer.train_step(x, y, |model, x, y| loss(model, x, y) * OVERFLOW)
+        };
+        let results: Vec<_> = (0..100).map(step).collect();
+        let stuck =
+            |result: &Result<_, Error>| matches!(result, Err(Error::Amp(AmpError::Stuck { .. })));
+        assert_eq!(results.iter().any(stuck), when_stuck == WhenStuck::Stop);
+    }
+}
+
+#[test]
+fn in_bf16_and_on_a_plain_device_it_trains_as_the_plain_loop() {
+    for device in [Device::flex().autodiff(), device(Precision::Bf16)] {
+        let optimizer = AdamConfig::new().init();
+        let mut trainer =
+            MixedPrecisionTrainer::new(layer(&device), optimizer).with_learning_rate(0.01);
+        let (mut model, mut optimizer) = (layer(&device), AdamConfig::new().init());
+        for i in 0..4 {
+            assert_eq!(train(&mut trainer, i, 1.0).scale, 1.0);
+            let (x, y) = (
+                tensor([32, 8], i, &device),
+                tensor([32, 4], i + 100, &device),
+            );
+            let grads = loss(&model, x, y).backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optimizer.step(0.01, model, grads);
+        }
+        assert_eq!(parameters(trainer.model()), parameters(&model));
+    }
+}
