@@ -242,7 +242,6 @@ macro_rules! dequantizing_operations {
 macro_rules! float_operations {
     ($list:ident) => {
         $list! {
-            float_matmul([lhs], [rhs]) -> FloatTensor;
             float_cross([lhs], [rhs], dim: usize) -> FloatTensor;
             float_unfold([tensor], dim: usize, size: usize, step: usize) -> FloatTensor;
             float_remainder([lhs], [rhs]) -> FloatTensor;

@@ -14,7 +14,7 @@ use burn_dispatch::DispatchDevice;
 use crate::device::{UNSCALED, is_watched};
 use crate::finite::FiniteCheck;
 use crate::gradients::{self, EachGradient, at_least_f32, factor, found, times};
-use crate::region::{begins_backward, ends_backward};
+use crate::region::{begins_backward, ends_backward, has_marks};
 use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 
 /// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For
@@ -219,6 +219,10 @@ impl GradScaler {
     ) -> Result<Checked<'a>, Error> {
         let to_unscale = self.shared.lock().pending.to_unscale(found);
         let Some((scale, parameters)) = to_unscale else {
+            // Where nothing is scaled, no gradient has been looked at.
+            if has_marks() {
+                gradients::replace(found, model, grads, &mut Unmark);
+            }
             return Ok(Checked {
                 parameters: Vec::new(),
                 finite: Vec::new(),
@@ -365,6 +369,15 @@ struct Unscale {
     check: FiniteCheck,
 }
 
+/// Takes the marks off gradients.
+struct Unmark;
+
+impl EachGradient for Unmark {
+    fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
+        ends_backward(grad)
+    }
+}
+
 impl EachGradient for Unscale {
     fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
         let dtype = grad.dtype();
@@ -373,9 +386,10 @@ impl EachGradient for Unscale {
         // f16, where a small gradient is lost; f16 times an FP32 tensor is FP32.
         let inverse = 1.0 / f64::from(self.scale);
         let factor = self.factor.get_or_insert_with(|| factor(inverse, &wide));
-        let unscaled = ends_backward(times(wide, factor));
+        let unscaled = times(wide, factor);
         self.device.get_or_insert_with(|| unscaled.device());
         self.check.add(unscaled.clone());
+        let unscaled = ends_backward(unscaled);
         if unscaled.dtype() == dtype {
             unscaled
         } else {

@@ -2,9 +2,10 @@
 //! enters it, which the operations hand on to their results, and in the backward pass a mark on the
 //! gradient of the tensor that leaves it.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 #[cfg(feature = "burn-0-23")]
@@ -17,7 +18,7 @@ use burn_dispatch::backends::{Autodiff, Remote};
 use burn_dispatch::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind};
 
 use crate::device::{UNSCALED, is_watched};
-use crate::tensor::Mark;
+use crate::tensor::{DEPTHS, Mark};
 use crate::{Precision, local};
 
 /// Runs `f` on `input` in FP32, in the forward and in the backward pass:
@@ -52,15 +53,24 @@ pub fn full_precision<I: RegionTensors, O: RegionTensors>(input: I, f: impl FnOn
 /// Of regions within each other the inner one decides; [`Auto`](Precision::Auto) gives the device's
 /// own precision back.
 ///
-/// - An operation on other tensors alone is not in the region, such as the product of two weights: pass
-///   them as `input`, too.
+/// - Pass every tensor that `f` takes from outside and that the model computes: an operation on
+///   captured tensors alone is not in the region, and the gradient of a captured tensor stays in the
+///   region until the backward pass ends. Parameters of layers need not be passed.
 /// - A number that a reduction makes of a whole tensor has left the region.
-/// - A parameter that was trained in a region stays in it, until it is saved and loaded or stepped by
-///   a [`GradScaler`](crate::GradScaler): elsewhere, too, its products are in the region's precision.
+/// - A parameter that was trained in a region and stepped by an optimizer alone stays in the region:
+///   its products elsewhere are then in the region's precision, too. Step with
+///   [`GradScaler::step`](crate::GradScaler::step), also in bf16.
+/// - A tensor of f64 is in no region.
+/// - LibTorch behind a plain server of Burn's refuses the bounds that mark a region. Every other
+///   backend takes them as the identity.
 /// - A region in f16 on a device in another precision needs a scaler:
 ///   [`GradScaler::new`](crate::GradScaler::new).
 /// - On a device of Burn's own and on one in FP32, `f` runs as if without a region.
 /// - Where the device does not compute in `precision`, operations stay in FP32.
+///
+/// # Panics
+///
+/// In the eleventh region within ten others.
 pub fn with_precision<I: RegionTensors, O: RegionTensors>(
     precision: Precision,
     input: I,
@@ -70,9 +80,44 @@ pub fn with_precision<I: RegionTensors, O: RegionTensors>(
     if precision == Precision::F16 {
         UNSCALED.watch();
     }
-    let (enter, leave) = (Mark::Enter(precision), Mark::Leave);
+    let within = Within::enter();
+    let (enter, leave) = (
+        Mark::Enter(precision, within.depth),
+        Mark::Leave(within.depth),
+    );
     let entered = input.marked(Pair(Some(enter), Some(leave)));
     f(entered).marked(Pair(Some(leave), Some(enter)))
+}
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A region's code runs on this thread until this is dropped.
+struct Within {
+    /// How many regions are around the region.
+    depth: u32,
+}
+
+impl Within {
+    /// # Panics
+    ///
+    /// If there are too many.
+    fn enter() -> Self {
+        let depth = DEPTH.get();
+        assert!(
+            depth < DEPTHS,
+            "at most {DEPTHS} regions may lie within each other"
+        );
+        DEPTH.set(depth + 1);
+        Self { depth }
+    }
+}
+
+impl Drop for Within {
+    fn drop(&mut self) {
+        DEPTH.set(self.depth);
+    }
 }
 
 /// Whether this process has regions.
@@ -87,9 +132,14 @@ pub(crate) fn begins_backward<const D: usize>(loss: Tensor<D>) -> Tensor<D> {
     }
 }
 
+/// Whether gradients may have marks.
+pub(crate) fn has_marks() -> bool {
+    is_watched() || USED.load(Ordering::Relaxed)
+}
+
 /// A gradient that leaves the backward pass, without the marks that it may have.
 pub(crate) fn ends_backward<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
-    if is_watched() || USED.load(Ordering::Relaxed) {
+    if has_marks() {
         marked(gradient, Pair(Some(Mark::Clear), None))
     } else {
         gradient
@@ -167,6 +217,10 @@ mod sealed {
 /// A tensor with marks for its device. Other devices than those of this crate get none, as far as a
 /// client can tell: for a device behind a server they do nothing unless it is one.
 fn marked<const D: usize>(tensor: Tensor<D>, pair: Pair) -> Tensor<D> {
+    // Beside f64 the bounds are numbers like others.
+    if tensor.dtype() == DType::F64 {
+        return tensor;
+    }
     let device = tensor.device().without_autodiff();
     let in_half = match local::below(&device) {
         Some((_, in_force)) => in_force.precision != Precision::F32,

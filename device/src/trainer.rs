@@ -23,8 +23,7 @@ use crate::{
 /// Trains a model with one call per batch: forward and backward pass, loss scaling, gradient
 /// accumulation, clipping and learning rate. One record holds the whole state.
 ///
-/// The precision is that of the model's device, and so is the scaler:
-/// [`GradScaler::of`]. An overflow anywhere in an accumulation window skips the whole window. The
+/// The precision is that of the model's device. Gradients reach the optimizer in FP32. An overflow anywhere in an accumulation window skips the whole window. The
 /// scale is updated once per optimizer step. The learning-rate schedule advances only when a step is
 /// taken.
 ///
@@ -87,6 +86,8 @@ pub struct TrainerRecord {
 /// A trainer's incomplete accumulation window at the time of the record.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct AccumulationRecord {
+    /// In a window, and of these so many are done.
+    batches: u32,
     micro_batches: u32,
     pending: PendingStepRecord,
     gradients: Vec<(u64, TensorData)>,
@@ -110,16 +111,17 @@ struct RecordFile {
 impl<M: Module> MixedPrecisionTrainer<M> {
     /// A trainer with a learning rate of 1e-3, unless
     /// [`with_learning_rate`](MixedPrecisionTrainer::with_learning_rate) or
-    /// [`with_scheduler`](MixedPrecisionTrainer::with_scheduler) sets another, and with the scaler of
-    /// the model's first device, unless [`with_scaler`](MixedPrecisionTrainer::with_scaler) sets
-    /// another. The device has autodiff.
+    /// [`with_scheduler`](MixedPrecisionTrainer::with_scheduler) sets another, and with a scaler of its
+    /// own, configured as the one of the model's first device, unless
+    /// [`with_scaler`](MixedPrecisionTrainer::with_scaler) sets another. The device has autodiff.
     pub fn new(model: M, optimizer: impl Into<ModuleOptimizer>) -> Self {
         let device = model.devices().into_iter().next().unwrap_or_default();
         Self {
             model: Some(model),
             optimizer: optimizer.into(),
             schedule: ModuleLrScheduler::new(1e-3),
-            scaler: GradScaler::of(&device),
+            scaler: GradScaler::new(*GradScaler::of(&device).state().config())
+                .expect("a configuration in use is valid"),
             accumulation: 1,
             max_norm: None,
             when_stuck: WhenStuck::Log,
@@ -139,21 +141,24 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         self
     }
 
-    /// Sets a scaler of the trainer's own, for example with another
-    /// [`DynamicLossScale`](crate::DynamicLossScale).
+    /// Sets another scaler, for example with another [`DynamicLossScale`](crate::DynamicLossScale).
+    /// Two trainers that share one would mix their steps.
     pub fn with_scaler(mut self, scaler: GradScaler) -> Self {
         self.scaler = scaler;
         self
     }
 
     /// Takes one step per `batches` batches, on the mean of their losses. Default 1. Gradients are
-    /// accumulated in FP32.
+    /// accumulated in FP32. Another number than before drops a window that has begun.
     ///
     /// # Panics
     ///
     /// If `batches` is 0.
     pub fn with_grads_accumulation(mut self, batches: u32) -> Self {
         assert!(batches > 0, "a step needs at least 1 batch, got 0");
+        if batches != self.accumulation && self.micro_batches > 0 {
+            self.forget_window();
+        }
         self.accumulation = batches;
         self
     }
@@ -211,9 +216,23 @@ impl<M: Module> MixedPrecisionTrainer<M> {
             batches => loss / batches,
         };
         let mut grads = self.scaler.backward(loss, model);
-        if self.accumulation > 1 {
-            widen(model, &mut grads);
+        if grads.is_empty() {
+            self.forget_window();
+            return Err(AmpError::ForeignGradients {
+                call: "train_step",
+                given: 0,
+                of_model: 0,
+            }
+            .into());
         }
+        let value = match value.try_into_data() {
+            Ok(data) => data.iter::<f64>().next().unwrap_or(f64::NAN),
+            Err(error) => {
+                self.forget_window();
+                return Err(Error::Read(error));
+            }
+        };
+        widen(model, &mut grads);
         self.accumulator.accumulate(model, grads);
         self.micro_batches += 1;
         let progress = if self.micro_batches < self.accumulation {
@@ -221,14 +240,20 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         } else {
             self.optimizer_step()?
         };
-        let value = value.try_into_data().map_err(Error::Read)?;
         Ok(StepMetrics {
-            loss: value.iter::<f64>().next().unwrap_or(f64::NAN),
+            loss: value,
             scale,
             progress,
             skipped_steps: self.skipped_steps(),
             precision: self.precision(),
         })
+    }
+
+    /// Drops the accumulation window.
+    fn forget_window(&mut self) {
+        self.micro_batches = 0;
+        self.accumulator = GradientsAccumulator::new();
+        self.scaler.forget_step();
     }
 
     fn optimizer_step(&mut self) -> Result<StepProgress, Error> {
@@ -335,6 +360,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
             optimizer: self.optimizer.to_record(),
             schedule: self.schedule.to_record(),
             accumulation: AccumulationRecord {
+                batches: self.accumulation,
                 micro_batches: self.micro_batches,
                 pending: self.scaler.pending_record(),
                 scale: self.scaler.carried_scale(),
@@ -344,7 +370,8 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         })
     }
 
-    /// Resumes from a record. Accumulation and clipping stay this trainer's own. The scaler's settings
+    /// Resumes from a record. Accumulation and clipping stay this trainer's own; a window of another
+    /// accumulation is dropped, and the log has a warning. The scaler's settings
     /// come from the record, unless only one of the two scales the loss: the scaler then starts over,
     /// and the log has a line about it.
     ///
@@ -369,6 +396,18 @@ impl<M: Module> MixedPrecisionTrainer<M> {
             self.scaler.reset();
         }
         let accumulation = record.accumulation;
+        self.model = Some(model);
+        if accumulation.batches != self.accumulation && accumulation.micro_batches > 0 {
+            log::warn!(
+                "burn-amp: {} of {} micro-batches in the trainer's record are dropped: this trainer \
+                 takes a step every {}",
+                accumulation.micro_batches,
+                accumulation.batches,
+                self.accumulation
+            );
+            self.forget_window();
+            return Ok(());
+        }
         self.scaler.resume(accumulation.pending);
         self.micro_batches = accumulation.micro_batches;
         let mut restored = Restored {
@@ -376,10 +415,10 @@ impl<M: Module> MixedPrecisionTrainer<M> {
             factor: f64::from(self.scaler.carried_scale()) / f64::from(accumulation.scale),
             grads: GradientsParams::new(),
         };
+        let model = present(&self.model);
         model.visit(&mut restored);
         self.accumulator = GradientsAccumulator::new();
-        self.accumulator.accumulate(&model, restored.grads);
-        self.model = Some(model);
+        self.accumulator.accumulate(model, restored.grads);
         Ok(())
     }
 

@@ -282,3 +282,75 @@ fn values_that_f16_does_not_hold_pass_through_a_region() {
         assert_eq!(before.to_bits(), after.to_bits());
     }
 }
+
+/// FP32 that left a region does not fit in half, whatever entered it.
+#[test]
+fn a_large_value_that_left_a_region_stays_large() {
+    for precision in HALVES {
+        let device = flex(precision).unwrap();
+        let x = tensor::<2>([8, 64], 1, &device);
+        let half = activation::relu(x.matmul(tensor([64, 8], 2, &device)));
+        let large = full_precision(half, |x| x * 1e5 + 1.0 / 3.0);
+        let expected = read(large.clone());
+        assert!(expected.iter().any(|value| *value > 65504.0));
+        assert_eq!(read(activation::relu(large)), expected);
+    }
+}
+
+#[test]
+fn what_an_inner_region_returns_unchanged_is_still_in_the_outer_one() {
+    let device = flex(Precision::F16).unwrap();
+    let computed = product(&device, |x, w| {
+        full_precision(x, |x| {
+            let y = x.clone();
+            let (_, y) = with_precision(Precision::Bf16, x, |x| (x * 1.0, y));
+            y.matmul(w)
+        })
+    });
+    is_in(Precision::F32, &computed);
+}
+
+#[test]
+fn a_region_of_one_value_is_a_region() {
+    let device = flex(Precision::Bf16).unwrap();
+    let one = |values: Vec<f32>| read(Tensor::<1>::from_data(&values[..], &Device::flex()))[0];
+    let value = 1.0 / 3.0;
+    let x = Tensor::<2>::full([1, 64], value, &device);
+    let w = Tensor::<2>::full([64, 1], value, &device);
+    let computed = full_precision(x, |x| {
+        let y = x.matmul(w.clone()).narrow(1, 0, 1);
+        y.matmul(Tensor::<2>::full([1, 1], value, &device))
+    });
+    assert!((one(read(computed)) - 64.0 / 27.0).abs() < 1e-5);
+}
+
+#[test]
+fn in_bf16_a_scaler_takes_the_marks_off_too() {
+    let device = flex(Precision::Bf16).unwrap().autodiff();
+    let mut model = Model::new(&device);
+    let scaler = GradScaler::of(&device);
+    let mut optimizer = SgdConfig::new().init();
+    let loss = model.loss(Some(Precision::F32), &device);
+    let grads = scaler.backward(loss, &model);
+    let stepped;
+    (model, stepped) = scaler.step(&mut optimizer, 0.1, model, grads);
+    assert!(stepped.unwrap());
+    let weight = model.middle.weight.val().inner();
+    let x = tensor::<2>([32, 64], 6, &weight.device());
+    let exact = {
+        let weight = Tensor::<2>::from_data(weight.to_data(), &Device::flex());
+        read(tensor::<2>([32, 64], 6, &Device::flex()).matmul(weight))
+    };
+    assert_ne!(read(x.matmul(weight)), exact);
+}
+
+#[test]
+fn in_f64_a_region_changes_nothing() {
+    use burn::tensor::{DType, TensorData};
+
+    let device = flex(Precision::F16).unwrap();
+    let values = [f64::INFINITY, f64::NEG_INFINITY, f64::MAX];
+    let x = Tensor::<1>::from_data(TensorData::from(values), (&device, DType::F64));
+    let through = full_precision(x, |x| x).into_data();
+    assert_eq!(through.iter::<f64>().collect::<Vec<_>>(), values);
+}

@@ -274,10 +274,9 @@ fn bad_losses_are_errors_and_the_trainer_goes_on() {
         panic!("{error:?}")
     };
     assert_eq!(given, [4]);
-    let foreign =
-        |trainer: &mut Trainer| trainer.train_step(x(), y(), |_, x, y| loss(&other, x, y));
-    assert_eq!(foreign(&mut trainer).unwrap().progress, Accumulated);
-    let error = foreign(&mut trainer);
+    // A batch that trains nothing drops its window.
+    assert_eq!(train(&mut trainer, 1, 1.0).progress, Accumulated);
+    let error = trainer.train_step(x(), y(), |_, x, y| loss(&other, x, y));
     assert!(
         matches!(error, Err(Error::Amp(AmpError::ForeignGradients { .. }))),
         "{error:?}"
@@ -303,6 +302,34 @@ fn a_run_that_can_never_train_is_an_error_when_asked() {
             |result: &Result<_, Error>| matches!(result, Err(Error::Amp(AmpError::Stuck { .. })));
         assert_eq!(results.iter().any(stuck), when_stuck == WhenStuck::Stop);
     }
+}
+
+#[test]
+fn a_window_of_another_accumulation_is_dropped_and_trainers_share_no_window() {
+    let device = device(Precision::F16);
+    let step = |trainer: &mut Trainer, i| {
+        assert_eq!(train(trainer, i, 1.0).progress, Accumulated);
+        assert_eq!(train(trainer, i + 1, 1.0).progress, Stepped);
+        parameters(trainer.model())
+    };
+    let expected = step(&mut run(&device), 1);
+    let mut saved = run(&device).with_grads_accumulation(4);
+    train(&mut saved, 0, 1.0);
+    let mut loaded = run(&device);
+    loaded.load_record(saved.to_record().unwrap()).unwrap();
+    assert_eq!(step(&mut loaded, 1), expected);
+    let mut changed = saved.with_grads_accumulation(2);
+    assert_eq!(step(&mut changed, 1), expected);
+
+    // One overflows within the window of the other.
+    let sgd = || SgdConfig::new().init();
+    let new = || MixedPrecisionTrainer::new(layer(&device), sgd()).with_grads_accumulation(2);
+    let expected = step(&mut new(), 1);
+    let (mut first, mut second) = (new(), new().with_grads_accumulation(1));
+    assert_eq!(train(&mut first, 1, 1.0).progress, Accumulated);
+    assert_eq!(train(&mut second, 1, OVERFLOW).progress, Skipped);
+    assert_eq!(train(&mut first, 2, 1.0).progress, Stepped);
+    assert_eq!(parameters(first.model()), expected);
 }
 
 #[test]

@@ -189,6 +189,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_scatter_add(dim: usize, [tensor], indices: IntTensor<Self>, [value]) -> FloatTensor;
         float_select_add([tensor], dim: usize, indices: IntTensor<Self>, [value]) -> FloatTensor;
         float_clamp([tensor], {min}, {max}) -> FloatTensor;
+        float_matmul([lhs], [rhs]) -> FloatTensor;
     }
 
     #[inline(never)]

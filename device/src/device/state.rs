@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
 use burn_amp_core::policy::trials::{TrialResults, TriedOp};
-use burn_amp_core::policy::{Mode, Support};
+use burn_amp_core::policy::{HalfSupport, Mode, Support};
 use burn_amp_core::{AmpError, Capabilities, Chosen, Precision, Registry};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
@@ -52,7 +52,6 @@ impl DeviceState {
     #[cfg(test)]
     pub(crate) fn pretend(&self, support: Support) {
         use burn_amp_core::DTypeUses;
-        use burn_amp_core::policy::HalfSupport;
 
         let uses = |support| DTypeUses {
             storage: support != HalfSupport::None,
@@ -120,6 +119,12 @@ impl DeviceState {
         let precision = region.or_else(session::precision);
         let precision = precision.unwrap_or_else(|| self.in_force::<B>(device).precision);
         match precision.compute_dtype() {
+            // A region's dtype was not checked before.
+            Some(half)
+                if region.is_some() && self.support::<B>(device).of(half) == HalfSupport::None =>
+            {
+                Mode::Off
+            }
             Some(half) => Mode::On(half),
             None => Mode::Off,
         }
@@ -163,7 +168,6 @@ impl DeviceState {
 
 #[cfg(test)]
 mod tests {
-    use burn_amp_core::policy::HalfSupport;
     use burn_dispatch::{backends::Flex, devices::FlexDevice};
 
     use super::*;

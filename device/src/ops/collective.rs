@@ -58,11 +58,10 @@ impl<B: Backend, P: Session> CollectiveOps<Self> for Amp<B, P> {
         } else {
             tensor.into_declared("float_broadcast")
         };
-        let (declared, flags, marks) = (tensor.declared(), tensor.flags(), tensor.marks());
+        let like = tensor.clone();
         let sent = B::float_broadcast(tensor.into_primitive(), devices);
         let sent = sent.into_iter();
-        sent.map(|tensor| AmpTensor::new(tensor, declared, flags).with_marks(marks))
-            .collect()
+        sent.map(|tensor| like.clone().moved(|_| tensor)).collect()
     }
 
     delegate! {

@@ -45,7 +45,8 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         if matches!(distribution, Distribution::Bernoulli(_)) {
             return match half_in_force::<B>(device) {
                 Some(half) if dtype == FloatDType::F32 => {
-                    AmpTensor::new(draw(half), dtype, TensorFlags::DEMOTED)
+                    AmpTensor::new(draw(half), dtype, TensorFlags::empty())
+                        .with_origin(Origin::Noise)
                 }
                 _ => constant(create::<B>("float_random", device, dtype, draw)),
             };
@@ -139,6 +140,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     own_ops! {
         float_mul([lhs], [rhs]) -> FloatTensor => product(lhs, rhs);
         float_add([lhs], [rhs]) -> FloatTensor => sum(lhs, rhs);
+        float_matmul([lhs], [rhs]) -> FloatTensor => matmul(lhs, rhs);
         float_clamp([tensor], {min}, {max}) -> FloatTensor => clamped(tensor, min, max);
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => update(update_op!(float_scatter_nd, reduction), data, values, |data, values| B::float_scatter_nd(data, indices, values, reduction));
         float_scatter(dim: usize, [tensor], indices: IntTensor<Self>, [value], update: IndexingUpdateOp) -> FloatTensor => self::update(update_op!(float_scatter, update), tensor, value, |tensor, value| B::float_scatter(dim, tensor, indices, value, update));
@@ -216,14 +218,44 @@ fn product<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
 /// A sum. Burn's clients send a linear layer as a product and the sum of it and the bias: that one is in
 /// half if the product is, as `linear` is.
 fn sum<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
-    let op = if is_linear(&lhs, &rhs) {
+    let (is_linear, half) = (is_linear(&lhs, &rhs), lhs.dtype());
+    let op = if is_linear {
         op!(linear)
     } else {
         op!(float_add)
     };
     let call = Call::new(op, [&lhs, &rhs]);
-    let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
+    let (lhs, mut rhs) = (call.operand(lhs), call.operand(rhs));
+    if is_linear {
+        rhs = without_minus_infinity::<B>(rhs, half);
+    }
     call.result(B::float_add(lhs, rhs))
+}
+
+/// A bias in half. What looks like a bias may be a mask of -1e9 for the columns, which is beyond f16,
+/// or of the lowest FP32, which is beyond bf16: the sum with it stays finite.
+fn without_minus_infinity<B: Backend>(bias: FloatTensor<B>, half: DType) -> FloatTensor<B> {
+    let lowest: f64 = match half {
+        DType::F16 => -6e4,
+        DType::BF16 => -3e38,
+        _ => return bias,
+    };
+    B::float_clamp_min(bias, lowest.into())
+}
+
+/// A product of matrices. That with a transposed matrix on the left is the gradient of a linear layer's
+/// weight, or may be: optimizers sum it up and multiply it with small factors, in its dtype.
+fn matmul<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
+    let op = op!(float_matmul);
+    let may_be_gradient = lhs.origin() == Origin::Transposed && lhs.rank() == 2;
+    let call = Call::new(op, [&lhs, &rhs]);
+    let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
+    let product = call.result(B::float_matmul(lhs, rhs));
+    if may_be_gradient {
+        product.into_declared(op.name)
+    } else {
+        product
+    }
 }
 
 /// Whether these are the product and the bias of a linear layer, the product in half.

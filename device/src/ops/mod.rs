@@ -87,7 +87,7 @@ impl Call {
             decision: decide(&op, operands, scalars, &at),
             declared,
             marks,
-            reduces_from: if marks == Marks::default() {
+            reduces_from: if marks == Marks::default() || !reduces(&op) {
                 0
             } else {
                 let elements = tensors.iter().map(|tensor| tensor.shape().num_elements());
@@ -102,6 +102,10 @@ impl Call {
     fn operand<B: Backend>(&self, tensor: AmpTensor<B>) -> FloatTensor<B> {
         let name = self.op.name;
         match (self.decision.operands, self.decision.rounded) {
+            (None, _) if tensor.origin() == Origin::Noise => {
+                let dtype = tensor.declared().into();
+                tensor.into_dtype(dtype, name)
+            }
             (None, _) => tensor.into_primitive(),
             (Some(dtype), None) => tensor.into_dtype(dtype, name),
             (Some(dtype), Some(half)) => {
@@ -177,6 +181,14 @@ impl<B: Backend> Site<DType> for At<B> {
     fn declared(&self) -> Option<DType> {
         Some(self.declared.into())
     }
+}
+
+/// Whether an operation makes one value of many.
+fn reduces(op: &Op) -> bool {
+    const REDUCTIONS: [&str; 5] = ["sum", "mean", "prod", "max", "min"];
+    let name = op.name.strip_prefix("float_").unwrap_or_default();
+    let name = name.trim_end_matches("_dim").trim_end_matches("_dims");
+    REDUCTIONS.contains(&name.trim_end_matches("_abs"))
 }
 
 /// What the result of an operation on these tensors is.

@@ -5,36 +5,47 @@
 use burn_amp_core::Precision;
 use burn_backend::Scalar;
 
-/// A mark that a client sends with a tensor.
+/// A mark that a client sends with a tensor. Regions have a depth: how many are around them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The tensor enters a region of this precision.
-    Enter(Precision),
-    /// It leaves the innermost region that it is in.
-    Leave,
+    /// The tensor enters a region of this precision, at this depth.
+    Enter(Precision, u32),
+    /// It leaves the region at this depth, and those within it.
+    Leave(u32),
     /// It is the gradient that a backward pass begins with.
     Gradient,
     /// It is of no region and no backward pass.
     Clear,
 }
 
-impl Mark {
-    const ALL: [Self; 7] = [
-        Self::Enter(Precision::F32),
-        Self::Enter(Precision::F16),
-        Self::Enter(Precision::Bf16),
-        Self::Enter(Precision::Auto),
-        Self::Leave,
-        Self::Gradient,
-        Self::Clear,
-    ];
+/// How many regions may lie within each other: one that lies deeper has no effect.
+pub(crate) const DEPTHS: u32 = u32::BITS / BITS;
 
+/// The precisions of regions. One more than the place is a region in [`Marks`].
+const PRECISIONS: [Precision; 4] = [
+    Precision::F32,
+    Precision::F16,
+    Precision::Bf16,
+    Precision::Auto,
+];
+
+impl Mark {
     const LOWER: f64 = -f64::MAX;
+
+    /// All marks, in the order of their bounds.
+    fn all() -> impl Iterator<Item = Self> {
+        let of_depth = |depth| {
+            let enter = PRECISIONS.map(|precision| Self::Enter(precision, depth));
+            enter.into_iter().chain([Self::Leave(depth)])
+        };
+        let without_depth = [Self::Gradient, Self::Clear].into_iter();
+        without_depth.chain((0..DEPTHS).flat_map(of_depth))
+    }
 
     /// The bounds of the clamp.
     pub(crate) fn bounds(self) -> [Scalar; 2] {
-        let place = Self::ALL.iter().position(|mark| *mark == self);
-        let below = 1 + place.expect("every mark is in the list") as u64;
+        let place = Self::all().position(|mark| mark == self);
+        let below = 1 + place.expect("every mark is among all") as u64;
         let upper = f64::from_bits(f64::MAX.to_bits() - below);
         [Self::LOWER.into(), upper.into()]
     }
@@ -48,15 +59,15 @@ impl Mark {
             .to_bits()
             .checked_sub(upper.elem::<f64>().to_bits())?;
         let place = usize::try_from(below.checked_sub(1)?).ok()?;
-        Self::ALL.get(place).copied()
+        Self::all().nth(place)
     }
 }
 
 /// The marks of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Marks {
-    /// The regions that the tensor is in, the innermost in the lowest three bits: one more than the
-    /// place of its precision in [`Mark::ALL`].
+    /// The region that the tensor is in at each depth, the outermost in the lowest bits; 0 if it is
+    /// in none there.
     regions: u32,
     is_gradient: bool,
 }
@@ -64,15 +75,22 @@ pub(crate) struct Marks {
 /// Of a region in [`Marks`].
 const BITS: u32 = 3;
 
+/// The bits of the regions that lie around a depth.
+fn around(depth: u32) -> u32 {
+    (1 << (BITS * depth)) - 1
+}
+
 impl Marks {
+    /// The depth of the innermost region, from 1 on; 0 outside of all.
+    fn depth(self) -> u32 {
+        (u32::BITS - self.regions.leading_zeros()).div_ceil(BITS)
+    }
+
     /// The precision of the innermost region; `None` outside of all, or if it is the device's own.
     pub(crate) fn region(self) -> Option<Precision> {
-        let innermost = (self.regions & ((1 << BITS) - 1)) as usize;
-        match Mark::ALL.get(innermost.checked_sub(1)?)? {
-            Mark::Enter(Precision::Auto) => None,
-            Mark::Enter(precision) => Some(*precision),
-            _ => None,
-        }
+        let innermost = self.regions >> (BITS * self.depth().checked_sub(1)?);
+        let precision = PRECISIONS[innermost as usize - 1];
+        (precision != Precision::Auto).then_some(precision)
     }
 
     /// Whether the tensor is computed from the gradient of a scaled loss.
@@ -83,17 +101,16 @@ impl Marks {
     /// With one mark more.
     pub(crate) fn with(self, mark: Mark) -> Self {
         match mark {
-            Mark::Enter(_) => {
-                let place = Mark::ALL.iter().position(|other| *other == mark);
-                let region = 1 + place.expect("every mark is in the list") as u32;
-                // Of more than ten regions within each other, the outermost is lost.
+            Mark::Enter(precision, depth) => {
+                let place = PRECISIONS.iter().position(|other| *other == precision);
+                let region = 1 + place.expect("a precision") as u32;
                 Self {
-                    regions: self.regions << BITS | region,
+                    regions: self.regions & around(depth) | region << (BITS * depth),
                     ..self
                 }
             }
-            Mark::Leave => Self {
-                regions: self.regions >> BITS,
+            Mark::Leave(depth) => Self {
+                regions: self.regions & around(depth),
                 ..self
             },
             Mark::Gradient => Self {
@@ -104,22 +121,29 @@ impl Marks {
         }
     }
 
-    /// Those of an operation's result. Of operands in different regions, the one in more of them
-    /// decides, then the one in FP32.
+    /// Those of an operation's result. Of operands in different regions, the inner one decides, then
+    /// the one in FP32.
     pub(crate) fn of(operands: impl Iterator<Item = Self>) -> Self {
         operands.reduce(Self::joined).unwrap_or_default()
     }
 
     fn joined(self, other: Self) -> Self {
-        let is_fp32 = |marks: Self| marks.region() == Some(Precision::F32);
-        let rank = |marks: Self| (u32::BITS - marks.regions.leading_zeros()).div_ceil(BITS);
-        let key = |marks: Self| (rank(marks), is_fp32(marks));
+        let key = |marks: Self| (marks.depth(), marks.region() == Some(Precision::F32));
+        let (first, second) = if key(other) > key(self) {
+            (other, self)
+        } else {
+            (self, other)
+        };
+        // Around the inner region, what either operand is in.
+        let mut regions = first.regions;
+        for depth in 0..first.depth() {
+            let here = around(depth + 1) & !around(depth);
+            if regions & here == 0 {
+                regions |= second.regions & here;
+            }
+        }
         Self {
-            regions: if key(other) > key(self) {
-                other.regions
-            } else {
-                self.regions
-            },
+            regions,
             is_gradient: self.is_gradient || other.is_gradient,
         }
     }
@@ -131,14 +155,18 @@ mod tests {
 
     #[test]
     fn every_mark_comes_back_from_its_bounds_and_no_other_bounds_are_a_mark() {
-        for mark in Mark::ALL {
+        let marks = Mark::all().count();
+        assert_eq!(marks, 2 + 5 * DEPTHS as usize);
+        for mark in Mark::all() {
             let [lower, upper] = mark.bounds();
             assert_eq!(Mark::of(lower, upper), Some(mark));
             // On another device, and in FP32, the clamp is the identity.
             assert_eq!(upper.elem::<f32>(), f32::INFINITY);
         }
+        let next = f64::from_bits(f64::MAX.to_bits() - 1 - marks as u64);
         for [lower, upper] in [
             [-f64::MAX, f64::MAX],
+            [-f64::MAX, next],
             [-f64::MAX, 1.0],
             [-f64::MAX, f64::INFINITY],
             [-f64::MAX, f64::NAN],
@@ -154,35 +182,49 @@ mod tests {
     }
 
     #[test]
-    fn regions_end_in_the_order_in_which_they_began() {
+    fn a_tensor_leaves_the_region_at_a_depth_and_those_within_it() {
         let none = Marks::default();
-        let fp32 = none.with(Mark::Enter(Precision::F32));
-        let bf16 = fp32.with(Mark::Enter(Precision::Bf16));
-        let own = bf16.with(Mark::Enter(Precision::Auto));
+        let fp32 = none.with(Mark::Enter(Precision::F32, 0));
+        let bf16 = fp32.with(Mark::Enter(Precision::Bf16, 1));
+        let own = bf16.with(Mark::Enter(Precision::Auto, 2));
         assert_eq!(none.region(), None);
         assert_eq!(fp32.region(), Some(Precision::F32));
         assert_eq!(bf16.region(), Some(Precision::Bf16));
         assert_eq!(own.region(), None);
-        assert_eq!(own.with(Mark::Leave), bf16);
-        assert_eq!(bf16.with(Mark::Leave), fp32);
-        assert_eq!(fp32.with(Mark::Leave), none);
-        assert_eq!(none.with(Mark::Leave), none);
+        assert_eq!(own.with(Mark::Leave(2)), bf16);
+        assert_eq!(own.with(Mark::Leave(1)), fp32);
+        assert_eq!(own.with(Mark::Leave(0)), none);
+        assert_eq!(none.with(Mark::Leave(1)), none);
         assert_eq!(own.with(Mark::Gradient).with(Mark::Clear), none);
+        // What never entered the inner region stays in the outer one.
+        assert_eq!(fp32.with(Mark::Leave(1)), fp32);
+        // What was in no region around the one that it enters is in none after that one.
+        let inner = none.with(Mark::Enter(Precision::F16, 3));
+        assert_eq!(inner.region(), Some(Precision::F16));
+        assert_eq!(inner.with(Mark::Leave(3)).region(), None);
+        let deepest = none.with(Mark::Enter(Precision::F32, DEPTHS - 1));
+        assert_eq!(deepest.region(), Some(Precision::F32));
     }
 
     #[test]
     fn the_inner_region_decides_and_then_fp32() {
         let none = Marks::default();
-        let [fp32, f16] = [Precision::F32, Precision::F16].map(|p| none.with(Mark::Enter(p)));
-        let inner = fp32.with(Mark::Enter(Precision::F16));
-        for (operands, region) in [
-            ([none, f16], Some(Precision::F16)),
-            ([f16, fp32], Some(Precision::F32)),
-            ([inner, fp32], Some(Precision::F16)),
-            ([none, none], None),
+        let [fp32, f16] = [Precision::F32, Precision::F16].map(|p| none.with(Mark::Enter(p, 0)));
+        let inner = fp32.with(Mark::Enter(Precision::F16, 1));
+        let alone = none.with(Mark::Enter(Precision::F16, 1));
+        for (operands, region, around) in [
+            ([none, f16], Some(Precision::F16), None),
+            ([f16, fp32], Some(Precision::F32), None),
+            ([inner, fp32], Some(Precision::F16), Some(Precision::F32)),
+            ([alone, fp32], Some(Precision::F16), Some(Precision::F32)),
+            ([none, none], None, None),
         ] {
             for operands in [operands, [operands[1], operands[0]]] {
-                assert_eq!(Marks::of(operands.into_iter()).region(), region);
+                let joined = Marks::of(operands.into_iter());
+                assert_eq!(joined.region(), region);
+                if around.is_some() {
+                    assert_eq!(joined.with(Mark::Leave(1)).region(), around);
+                }
             }
         }
         let gradient = none.with(Mark::Gradient);

@@ -12,7 +12,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
 use crate::device::{CopyBytes, DeviceState};
-pub(crate) use marks::{Mark, Marks};
+pub(crate) use marks::{DEPTHS, Mark, Marks};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -42,6 +42,8 @@ pub(crate) enum Origin {
     /// A vector, reshaped to a row of a tensor of more dimensions.
     Row,
     Transposed,
+    /// Random zeros and ones, which half holds: to the policy, an FP32 constant.
+    Noise,
     Other,
 }
 
@@ -120,7 +122,12 @@ impl<B: Backend> AmpTensor<B> {
     pub(crate) fn marked(self, mark: Mark) -> Self {
         let marks = self.marks.with(mark);
         let tensor = match mark {
-            Mark::Enter(_) | Mark::Leave => self.into_declared("float_clamp"),
+            // Nor does FP32 of one side fit in the half of the other.
+            Mark::Enter(..) | Mark::Leave(_) => {
+                let tensor = self.into_declared("float_clamp");
+                let flags = tensor.flags - TensorFlags::FITS;
+                tensor.with_flags(flags)
+            }
             Mark::Gradient | Mark::Clear => self,
         };
         // No longer the tensor that it was.
@@ -129,8 +136,10 @@ impl<B: Backend> AmpTensor<B> {
 
     /// The same values in another place, with all that is known of them.
     pub(crate) fn moved(self, place: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> Self {
-        let (declared, flags, marks) = (self.declared, self.flags, self.marks);
-        Self::new(place(self.primitive), declared, flags).with_marks(marks)
+        let (declared, flags) = (self.declared, self.flags);
+        Self::new(place(self.primitive), declared, flags)
+            .with_marks(self.marks)
+            .with_origin(self.origin)
     }
 
     /// Whether one is a clone of the other.
@@ -141,6 +150,12 @@ impl<B: Backend> AmpTensor<B> {
     /// The tensor as the policy sees it. Half is the policy's choice if the client has another
     /// dtype.
     pub(crate) fn operand(&self) -> Operand<DType> {
+        if self.origin == Origin::Noise {
+            return Operand {
+                dtype: self.declared.into(),
+                flags: TensorFlags::CONSTANT,
+            };
+        }
         let mut flags = self.flags;
         flags.set(TensorFlags::DEMOTED, !self.is_as_declared());
         Operand {
