@@ -34,7 +34,7 @@ pub use scaler::{
 #[doc(hidden)]
 pub use scaler::{
     Findings, Listener, Parameter, PendingStep, PendingStepRecord, RecordedStep, Shared,
-    SharedScaler, ShownStep, StepQueue,
+    SharedScaler, ShownStep, StepQueue, is_watched_by_environment,
 };
 #[doc(hidden)]
 pub use words::{bytes, counted, grouped};

@@ -1,8 +1,8 @@
 //! The configuration of a device.
 
-use std::sync::LazyLock;
 use std::time::Duration;
 
+use burn_amp_core::is_watched_by_environment;
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
@@ -210,13 +210,4 @@ pub(crate) struct Settings {
     pub tried: bool,
     #[cfg_attr(not(feature = "distributed"), allow(dead_code))]
     pub replica_timeout: Duration,
-}
-
-/// Whether the environment turns anomaly detection on. Read once per process.
-fn is_watched_by_environment() -> bool {
-    static ASKED: LazyLock<bool> = LazyLock::new(|| {
-        let value = std::env::var("BURN_AMP_DETECT_ANOMALY");
-        value.is_ok_and(|value| !matches!(value.trim(), "" | "0" | "false"))
-    });
-    *ASKED
 }

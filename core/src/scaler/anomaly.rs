@@ -1,6 +1,7 @@
 //! What anomaly detection finds, as recorded for a step. Independent of tensors.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -67,4 +68,14 @@ impl fmt::Display for Anomaly {
             None => Ok(()),
         }
     }
+}
+
+/// Whether the environment turns anomaly detection on, by `BURN_AMP_DETECT_ANOMALY=1`. Read once per
+/// process.
+pub fn is_watched_by_environment() -> bool {
+    static ASKED: LazyLock<bool> = LazyLock::new(|| {
+        let value = std::env::var("BURN_AMP_DETECT_ANOMALY");
+        value.is_ok_and(|value| !matches!(value.trim(), "" | "0" | "false"))
+    });
+    *ASKED
 }

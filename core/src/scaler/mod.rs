@@ -14,7 +14,7 @@ mod saved;
 mod state;
 mod step;
 
-pub use anomaly::{Anomaly, AnomalyPass};
+pub use anomaly::{Anomaly, AnomalyPass, is_watched_by_environment};
 pub use config::{DynamicLossScale, LossScaleConfig};
 pub use handle::{Listener, Shared, SharedScaler};
 pub use history::{ScaleEntry, ScaleHistory, SkippedStep};

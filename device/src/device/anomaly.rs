@@ -1,17 +1,8 @@
 //! The first operations of a step with a non-finite result, on request.
 
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use burn_amp_core::{Anomaly, AnomalyPass};
-
-/// Whether the environment turns anomaly detection on. Read once per process.
-pub(crate) fn is_watched() -> bool {
-    static ASKED: LazyLock<bool> = LazyLock::new(|| {
-        let value = std::env::var("BURN_AMP_DETECT_ANOMALY");
-        value.is_ok_and(|value| !matches!(value.trim(), "" | "0" | "false"))
-    });
-    *ASKED
-}
 
 /// What was found on a device, on any thread.
 #[derive(Debug, Default)]

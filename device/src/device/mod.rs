@@ -12,7 +12,8 @@ mod unscaled;
 use burn_amp_core::{AmpError, Precision};
 use burn_backend::Backend;
 
-pub(crate) use anomaly::{Anomalies, is_watched};
+pub(crate) use anomaly::Anomalies;
+pub(crate) use burn_amp_core::is_watched_by_environment as is_watched;
 pub(crate) use session::{Bf16, F16, OfDevice, Session, enter};
 pub(crate) use state::DeviceState;
 pub use statistics::OpCasts;
