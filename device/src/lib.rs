@@ -29,6 +29,8 @@ mod gradients;
 mod host;
 mod local;
 mod ops;
+#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
+mod own_tape;
 mod region;
 mod report;
 mod schedule;

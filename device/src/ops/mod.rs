@@ -18,6 +18,8 @@ mod distributed;
 mod float;
 mod int_tensor;
 mod module;
+#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
+pub(crate) mod own_tape;
 mod qtensor;
 mod transaction;
 mod watch;
@@ -155,9 +157,9 @@ impl<B: Backend> Site<DType> for At<B> {
         self.state.mode::<B>(&self.device, self.marks.region())
     }
 
-    /// Autodiff runs in the client.
+    /// Autodiff runs in the client, but for a backend that has its own.
     fn is_kernel(&self) -> bool {
-        true
+        !B::ad_enabled(&self.device)
     }
 
     fn support(&self) -> Support {

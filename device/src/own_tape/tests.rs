@@ -1,0 +1,444 @@
+//! What the proof shows, on small models, and its figures: those of `docs/own_tape.md`.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+
+use super::{loss, on_tape};
+use crate::device::{Bf16, F16};
+use crate::{Precision, flex};
+
+/// The system's allocator, which counts what a thread has: others of this process run beside it.
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+thread_local! {
+    static LIVE: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
+
+fn count(bytes: isize) {
+    let live = LIVE.get() + bytes;
+    LIVE.set(live);
+    PEAK.set(PEAK.get().max(live));
+}
+
+// Safety: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// Layers of one width with ReLU, as in the example `memory`, with other parts where a test has them.
+#[derive(Module, Debug)]
+struct Mlp {
+    layers: Vec<Linear>,
+    norm: Option<BatchNorm>,
+    dropout: Option<Dropout>,
+    head: Linear,
+}
+
+#[derive(Debug, Clone)]
+struct Batch {
+    rows: Tensor<2>,
+    targets: Tensor<1, Int>,
+}
+
+const CLASSES: usize = 10;
+
+impl Mlp {
+    fn new(width: usize, layers: usize, device: &Device) -> Self {
+        device.seed(1);
+        let layer = |_| LinearConfig::new(width, width).init(device);
+        Self {
+            layers: (0..layers).map(layer).collect(),
+            norm: None,
+            dropout: None,
+            head: LinearConfig::new(width, CLASSES).init(device),
+        }
+    }
+
+    fn loss(&self, batch: &Batch) -> Tensor<1> {
+        let layers = self.layers.iter();
+        let x = layers.fold(batch.rows.clone(), |x, layer| {
+            let x = relu(layer.forward(x));
+            let x = match &self.norm {
+                Some(norm) => norm.forward(x),
+                None => x,
+            };
+            match &self.dropout {
+                Some(dropout) => dropout.forward(x),
+                None => x,
+            }
+        });
+        CrossEntropyLossConfig::new()
+            .init(&x.device())
+            .forward(self.head.forward(x), batch.targets.clone())
+    }
+}
+
+impl Batch {
+    fn new(rows: usize, width: usize, device: &Device) -> Self {
+        device.seed(2);
+        let classes = (0..rows).map(|row| (row % CLASSES) as i64);
+        Self {
+            rows: Tensor::random([rows, width], Distribution::Normal(0.0, 1.0), device),
+            targets: Tensor::from_data(TensorData::from(&*classes.collect::<Vec<_>>()), device),
+        }
+    }
+}
+
+/// How a loss gets its gradients.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Way {
+    /// By Burn, in FP32.
+    Burn,
+    /// By today's device, whose gradients the client asks for.
+    Client,
+    /// By the device's own tape.
+    Own,
+}
+
+impl Way {
+    const ALL: [Self; 3] = [Self::Burn, Self::Client, Self::Own];
+
+    fn device(self) -> Device {
+        match self {
+            Self::Burn => Device::flex(),
+            Self::Client => flex(Precision::Bf16).unwrap(),
+            Self::Own => on_tape::<Bf16>(),
+        }
+        .autodiff()
+    }
+
+    fn loss(self, model: &Mlp, batch: &Batch) -> Tensor<1> {
+        match self {
+            Self::Own => loss(model, 1.0, |model| model.loss(batch)),
+            _ => model.loss(batch),
+        }
+    }
+}
+
+/// The values of the parameters, or of their gradients.
+struct Values<'a> {
+    of: Option<&'a GradientsParams>,
+    values: Vec<Option<Vec<f32>>>,
+}
+
+impl ModuleVisitor for Values<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = match self.of {
+            Some(grads) => grads.get::<D>(param.id),
+            None => Some(param.val().inner()),
+        };
+        let values = tensor.map(|tensor| tensor.into_data().iter::<f32>().collect());
+        self.values.push(values);
+    }
+}
+
+fn parameters(model: &impl Module) -> Vec<Option<Vec<f32>>> {
+    values(model, None)
+}
+
+fn values(model: &impl Module, of: Option<&GradientsParams>) -> Vec<Option<Vec<f32>>> {
+    let mut values = Values {
+        of,
+        values: Vec::new(),
+    };
+    model.visit(&mut values);
+    values.values
+}
+
+/// The parameters of another model, in the order of modules.
+struct Loaded(std::vec::IntoIter<Option<Vec<f32>>>);
+
+impl ModuleMapper for Loaded {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let values = self.0.next().flatten().expect("a model like this one");
+        param.map(|tensor| {
+            let wanted = tensor.is_require_grad();
+            let data = TensorData::new(values, tensor.shape());
+            Tensor::from_data(data, &tensor.device()).set_require_grad(wanted)
+        })
+    }
+}
+
+/// A model and a batch on a device, equal on all devices.
+fn on(device: &Device, like: &Mlp, rows: usize, width: usize) -> (Mlp, Batch) {
+    let loaded = &mut Loaded(parameters(like).into_iter());
+    let (mut model, plain) = (Mlp::new(width, like.layers.len(), device), Device::flex());
+    model.norm = like
+        .norm
+        .as_ref()
+        .map(|_| BatchNormConfig::new(width).init(device));
+    model.dropout.clone_from(&like.dropout);
+    let Batch { rows, targets } = Batch::new(rows, width, &plain);
+    let moved = Batch {
+        rows: Tensor::from_data(rows.into_data(), device),
+        targets: Tensor::from_data(targets.into_data(), device),
+    };
+    (model.map(loaded), moved)
+}
+
+/// The gradients of all parameters, by each way.
+fn gradients(like: &Mlp, rows: usize, width: usize) -> [Vec<Option<Vec<f32>>>; 3] {
+    Way::ALL.map(|way| {
+        let (model, batch) = on(&way.device(), like, rows, width);
+        let grads = GradientsParams::from_grads(way.loss(&model, &batch).backward(), &model);
+        values(&model, Some(&grads))
+    })
+}
+
+/// The norm of the difference over the norm, of all values.
+fn relative_error(of: &[Option<Vec<f32>>], exact: &[Option<Vec<f32>>]) -> f64 {
+    let (mut difference, mut norm) = (0.0, 0.0);
+    assert_eq!(of.len(), exact.len());
+    for (of, exact) in of.iter().zip(exact) {
+        let (of, exact) = (of.as_ref().unwrap(), exact.as_ref().unwrap());
+        assert_eq!(of.len(), exact.len());
+        for (of, exact) in of.iter().zip(exact) {
+            difference += f64::from(of - exact).powi(2);
+            norm += f64::from(*exact).powi(2);
+        }
+    }
+    (difference / norm).sqrt()
+}
+
+/// A rounding to bf16.
+const BF16: f64 = 1.0 / 256.0;
+
+#[test]
+fn gradients_are_those_of_fp32_within_the_roundings_of_bf16() {
+    let like = Mlp::new(32, 3, &Device::flex().autodiff());
+    let [burn, client, own] = gradients(&like, 64, 32);
+    let [of_client, of_own] = [&client, &own].map(|of| relative_error(of, &burn));
+    println!("relative error: client {of_client:.2e}, own {of_own:.2e}");
+    // Each of four layers rounds its operands, forward and backward.
+    assert!(of_own > 0.0 && of_own < 8.0 * BF16, "{of_own}");
+    assert!(of_own < 2.0 * of_client, "{of_own} {of_client}");
+}
+
+/// What a step keeps for its backward pass, and its peak, above parameters and batch.
+fn held(way: Way, like: &Mlp, rows: usize, width: usize) -> [isize; 2] {
+    let (model, batch) = on(&way.device(), like, rows, width);
+    drop(way.loss(&model, &batch).backward());
+    let before = LIVE.get();
+    PEAK.set(before);
+    let loss = way.loss(&model, &batch);
+    let kept = LIVE.get() - before;
+    let grads = loss.backward();
+    let peak = PEAK.get() - before;
+    drop(grads);
+    [kept, peak]
+}
+
+#[test]
+fn a_step_keeps_one_half_tensor_a_layer() {
+    let (rows, width, layers) = (512, 64, 4);
+    let like = Mlp::new(width, layers, &Device::flex().autodiff());
+    let [burn, client, own] = Way::ALL.map(|way| held(way, &like, rows, width)[0]);
+    println!("kept: Burn {burn}, client {client}, own {own} bytes");
+    // A layer's result in half, the batch in half, and little else.
+    let half = (rows * width * 2) as isize;
+    let least = (layers as isize) * half;
+    assert!(own >= least && own < least + 2 * half, "{own} {least}");
+    assert!(2 * own < client && 4 * own < burn, "{own} {client} {burn}");
+}
+
+#[test]
+fn an_overflow_leaves_no_gradient_and_the_step_is_skipped_exactly() {
+    let device = on_tape::<F16>().autodiff();
+    let like = Mlp::new(32, 2, &Device::flex().autodiff());
+    let (mut model, batch) = on(&device, &like, 64, 32);
+    let mut optimizer = AdamConfig::new().init();
+    let mut step = |model: Mlp, scale| {
+        let loss = loss(&model, scale, |model| model.loss(&batch));
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let count = grads.len();
+        (optimizer.step(1e-2, model, grads), count)
+    };
+    let before = parameters(&model);
+    let (stepped, count) = step(model, 1e30);
+    assert_eq!(count, 0);
+    assert_eq!(parameters(&stepped), before);
+    // Adam's first step moves each parameter by the rate, so its state is as it was.
+    let (stepped, count) = step(stepped, 1024.0);
+    assert_eq!(count, before.len());
+    let after = parameters(&stepped);
+    let moved = before
+        .iter()
+        .flatten()
+        .flatten()
+        .zip(after.iter().flatten().flatten());
+    let largest = moved.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!((largest - 1e-2).abs() < 1e-4, "{largest}");
+    model = stepped;
+    drop(model);
+}
+
+#[test]
+fn training_follows_fp32() {
+    let like = Mlp::new(32, 2, &Device::flex().autodiff());
+    let [burn, _, own] = Way::ALL.map(|way| {
+        let (mut model, batch) = on(&way.device(), &like, 64, 32);
+        let mut optimizer = SgdConfig::new().init();
+        let losses = (0..20).map(|_| {
+            let loss = way.loss(&model, &batch);
+            let value: f32 = loss.clone().into_scalar();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(0.5, model.clone(), grads);
+            value
+        });
+        losses.collect::<Vec<_>>()
+    });
+    println!("losses: Burn {burn:?}, own {own:?}");
+    assert!(own[19] < 0.7 * own[0]);
+    for (burn, own) in burn.iter().zip(&own) {
+        assert!(
+            (burn - own).abs() < 4.0 * BF16 as f32 * burn,
+            "{burn} {own}"
+        );
+    }
+}
+
+#[test]
+fn several_losses_factors_and_tensors_from_outside_have_their_gradients() {
+    let like = Mlp::new(32, 2, &Device::flex().autodiff());
+    let [burn, client, own] = Way::ALL.map(|way| {
+        let (model, batch) = on(&way.device(), &like, 64, 32);
+        let outside = Tensor::<1>::ones([1], &model.head.weight.device()).require_grad();
+        let losses = match way {
+            Way::Own => {
+                let first = loss(&model, 1.0, |model| model.loss(&batch) * outside.clone());
+                let second = loss(&model, 1.0, |model| model.loss(&batch).powi_scalar(2));
+                first * 0.5 + second + model.head.weight.val().powi_scalar(2).sum()
+            }
+            _ => {
+                let loss = model.loss(&batch);
+                let first = loss.clone() * outside.clone();
+                first * 0.5 + loss.powi_scalar(2) + model.head.weight.val().powi_scalar(2).sum()
+            }
+        };
+        let grads = losses.backward();
+        let of_outside: f32 = outside.grad(&grads).unwrap().into_scalar();
+        let grads = GradientsParams::from_grads(grads, &model);
+        (of_outside, values(&model, Some(&grads)))
+    });
+    assert!(
+        (own.0 - burn.0).abs() < BF16 as f32 * burn.0,
+        "{} {}",
+        own.0,
+        burn.0
+    );
+    let [of_client, of_own] = [&client.1, &own.1].map(|of| relative_error(of, &burn.1));
+    assert!(
+        of_own < 8.0 * BF16 && of_own < 2.0 * of_client,
+        "{of_own} {of_client}"
+    );
+}
+
+#[test]
+fn shared_and_frozen_parameters_dropout_and_batch_norm_are_as_on_todays_device() {
+    let like = Mlp {
+        norm: Some(BatchNormConfig::new(32).init(&Device::flex().autodiff())),
+        dropout: Some(DropoutConfig::new(0.5).init()),
+        ..Mlp::new(32, 2, &Device::flex().autodiff())
+    };
+    let [_, client, own] = Way::ALL.map(|way| {
+        let device = way.device();
+        let (mut model, batch) = on(&device, &like, 64, 32);
+        model.layers.push(model.layers[0].clone());
+        let weight = model.layers[1].weight.clone();
+        model.layers[1].weight = weight.set_require_grad(false);
+        device.seed(3);
+        let grads = way.loss(&model, &batch).backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        let mut all = values(&model, Some(&grads));
+        assert!(all.iter().filter(|values| values.is_none()).count() >= 1);
+        all.retain(Option::is_some);
+        let running = model.norm.as_ref().unwrap().running_mean.value_sync();
+        let running: Vec<f32> = running.into_data().iter().collect();
+        (all, running)
+    });
+    let error = relative_error(&own.0, &client.0);
+    println!("own against the client's, dropout and batch norm: {error:.2e}");
+    assert!(error < 8.0 * BF16, "{error}");
+    assert!(own.1.iter().any(|mean| *mean != 0.0));
+    let running = relative_error(&[Some(own.1)], &[Some(client.1)]);
+    assert!(running < 2.0 * BF16, "{running}");
+}
+
+/// `cargo test --release --lib --no-default-features --features burn-0-23,flex own_tape -- --ignored
+/// --nocapture`: the MLP of the example `memory`.
+#[test]
+#[ignore = "a measurement, in release"]
+fn figures() {
+    let (rows, width, layers) = (4096, 512, 6);
+    let like = Mlp::new(width, layers, &Device::flex().autodiff());
+    let mib = |bytes: isize| bytes as f64 / f64::from(1 << 20);
+    let all = Way::ALL.map(|way| held(way, &like, rows, width));
+    for (way, [kept, peak]) in Way::ALL.into_iter().zip(all) {
+        let [of_kept, of_peak] = [
+            kept as f64 / all[0][0] as f64,
+            peak as f64 / all[0][1] as f64,
+        ];
+        println!(
+            "{way:?}: kept {:.1} MiB, {of_kept:.3}; peak {:.1} MiB, {of_peak:.3}",
+            mib(kept),
+            mib(peak),
+        );
+    }
+    let [burn, client, own] = gradients(&like, rows, width);
+    println!(
+        "relative error to FP32: client {:.2e}, own {:.2e}; own to client {:.2e}",
+        relative_error(&client, &burn),
+        relative_error(&own, &burn),
+        relative_error(&own, &client),
+    );
+    for (rows, width, layers, steps) in [(4096, 512, 6, 5), (8, 16, 6, 300)] {
+        paired(rows, width, layers, steps);
+    }
+}
+
+/// Milliseconds of a step with an SGD, the ways in turn.
+fn paired(rows: usize, width: usize, layers: usize, steps: usize) {
+    let like = Mlp::new(width, layers, &Device::flex().autodiff());
+    let mut runs = Way::ALL.map(|way| {
+        let (model, batch) = on(&way.device(), &like, rows, width);
+        (way, model, batch, Vec::<Duration>::new())
+    });
+    for step in 0..=steps {
+        for (way, model, batch, times) in &mut runs {
+            let begin = Instant::now();
+            let grads = way.loss(model, batch).backward();
+            let grads = GradientsParams::from_grads(grads, &*model);
+            *model = SgdConfig::new().init().step(1e-3, model.clone(), grads);
+            if step > 0 {
+                times.push(begin.elapsed());
+            }
+        }
+    }
+    for (way, .., times) in &mut runs {
+        times.sort();
+        let median = times[times.len() / 2].as_secs_f64() * 1e3;
+        println!(
+            "{way:?}: {rows} rows, {layers} layers of {width}: {median:.3} ms a step, median of {steps}"
+        );
+    }
+}
