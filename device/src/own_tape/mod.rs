@@ -1,16 +1,14 @@
-//! A proof, for tests alone: `loss.backward()` with a tape of this crate behind one chain of the
+//! A proof, for tests alone: `loss.backward()` with a tape of this crate behind a chain of the
 //! client's nodes. `docs/own_tape.md` has what it shows.
 
 mod tests;
-
-use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Device, Tensor};
 use burn_backend::backend::AutodiffBackend;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::try_read_sync;
+use burn_backend::{TensorMetadata, try_read_sync};
 use burn_dispatch::backends::autodiff::checkpoint::base::Checkpointer;
 use burn_dispatch::backends::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn_dispatch::backends::autodiff::grads::Gradients;
@@ -32,29 +30,26 @@ fn on_tape<P: Session>() -> Device {
     Device::new(DispatchDevice::from(group))
 }
 
-/// The loss that `f` computes with the model, whose gradients the tape of the model's device computes.
-/// It is scaled by `scale` there. After an overflow its backward pass gives no gradient.
+/// The loss that `f` computes with the model, and its gradients, which the tape of the model's device
+/// computes at once: from the loss times `scale`, if there is one. The backward pass of the loss only
+/// hands them out; after an overflow it hands out none.
 ///
 /// `f` gets the model with parameters that the client's tape does not track, on the same autodiff
 /// device: dropout and batch norm train.
-fn loss<M: Module>(model: &M, scale: f32, f: impl FnOnce(M) -> Tensor<1>) -> Tensor<1> {
+fn loss<M: Module>(model: &M, scale: Option<f32>, f: impl FnOnce(M) -> Tensor<1>) -> Tensor<1> {
     let mut tracked = Tracked::default();
     let inside = model.clone().map(&mut tracked);
     let DispatchTensor { kind, autodiff } = f(inside).into_dispatch();
     let loss = recorded(kind);
-    let pass = Pass(Arc::new(Mutex::new(State::Ahead(Some(Ahead {
-        loss: loss.primitive().clone(),
-        leaves: tracked.leaves,
-        scale,
-    })))));
     let value = ask(loss.primitive().clone(), Ask::Detach);
+    let gradients = gradients(loss.primitive().clone(), tracked.leaves, scale);
     // Where `f` captured what the client's tape tracks, the first link hands that gradient on there.
-    let parameters = tracked.parameters.iter().enumerate();
-    let loss = parameters.fold(loss, |loss, (place, parameter)| {
-        let link =
-            Backward::<Group, 2>::prepare::<NoCheckpointing>(Link, [loss.node(), parameter.node()]);
+    let parameters = tracked.parameters.into_iter().zip(gradients);
+    let loss = parameters.fold(loss, |loss, (parameter, gradient)| {
+        let nodes = [loss.node(), parameter.node()];
+        let link = Backward::<Group, 2>::prepare::<NoCheckpointing>(Link, nodes);
         match link.compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((pass.clone(), place), value.clone()),
+            OpsKind::Tracked(prep) => prep.finish(gradient, value.clone()),
             OpsKind::UnTracked(prep) => prep.finish(value.clone()),
         }
     });
@@ -64,21 +59,19 @@ fn loss<M: Module>(model: &M, scale: f32, f: impl FnOnce(M) -> Tensor<1>) -> Ten
     })
 }
 
-/// One parameter's place in the chain that is the loss. The last link runs first.
+/// One parameter's place in the chain that is the loss. Its state is the gradient.
 #[derive(Debug)]
 struct Link;
 
 impl Backward<Group, 2> for Link {
-    type State = (Pass, usize);
+    type State = Option<FloatTensor<Group>>;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let seed = grads.consume::<Group>(&ops.node);
         let [before, parameter] = ops.parents;
-        let (pass, place) = ops.state;
-        if let Some(gradient) = pass.gradient(place, &seed)
-            && let Some(parameter) = parameter
-        {
-            grads.register::<Group>(parameter.id, gradient);
+        if let (Some(parameter), Some(gradient)) = (parameter, ops.state) {
+            let factor = Group::float_reshape(seed.clone(), vec![1; gradient.rank()].into());
+            grads.register::<Group>(parameter.id, Group::float_mul(gradient, factor));
         }
         if let Some(before) = before {
             grads.register::<Group>(before.id, seed);
@@ -86,64 +79,38 @@ impl Backward<Group, 2> for Link {
     }
 }
 
-/// A backward pass on the device's tape, which all links of a chain share.
-#[derive(Debug, Clone)]
-struct Pass(Arc<Mutex<State>>);
-
-#[derive(Debug)]
-enum State {
-    Ahead(Option<Ahead>),
-    /// The gradients, unscaled. None of them after an overflow.
-    Done(Vec<Option<FloatTensor<Group>>>),
-}
-
-impl Pass {
-    /// The gradient of the leaf at this place, where the gradient of the loss is `seed`. The first call
-    /// runs the backward pass.
-    fn gradient(&self, place: usize, seed: &FloatTensor<Group>) -> Option<FloatTensor<Group>> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let State::Ahead(ahead) = &mut *state {
-            let ahead = ahead.take().expect("a pass that runs once");
-            *state = State::Done(ahead.gradients(seed.clone()));
-        }
-        match &mut *state {
-            State::Done(gradients) => gradients.get_mut(place)?.take(),
-            State::Ahead(_) => unreachable!("the pass has run"),
-        }
-    }
-}
-
-/// What a backward pass needs.
-#[derive(Debug)]
-struct Ahead {
+/// The gradients of the leaves. None of them after an overflow.
+fn gradients(
     loss: FloatTensor<Group>,
     leaves: Vec<FloatTensor<Group>>,
-    scale: f32,
+    scale: Option<f32>,
+) -> Vec<Option<FloatTensor<Group>>> {
+    let times = |tensor, factor: f32| match scale {
+        Some(_) => Group::float_mul_scalar(tensor, factor.into()),
+        None => tensor,
+    };
+    let scale = scale.unwrap_or(1.0);
+    ask(times(loss, scale), Ask::Backward);
+    let gradients = leaves.into_iter().map(|leaf| {
+        let gradient = ask(leaf, Ask::Gradient);
+        take_found().then(|| times(gradient, 1.0 / scale))
+    });
+    let mut gradients: Vec<_> = gradients.collect();
+    forget_gradients();
+    if scale != 1.0 && !are_finite(&gradients) {
+        gradients.fill_with(|| None);
+    }
+    gradients
 }
 
-impl Ahead {
-    /// Runs the pass, where the gradient of the loss is `seed`.
-    fn gradients(self, seed: FloatTensor<Group>) -> Vec<Option<FloatTensor<Group>>> {
-        let seed = Group::float_mul_scalar(seed, self.scale.into());
-        ask(Group::float_mul(self.loss, seed), Ask::Backward);
-        let leaves = self.leaves.into_iter();
-        let mut unscaled: Vec<_> = leaves
-            .map(|leaf| {
-                let gradient = ask(leaf, Ask::Gradient);
-                take_found().then(|| Group::float_mul_scalar(gradient, (1.0 / self.scale).into()))
-            })
-            .collect();
-        forget_gradients();
-        let sums = unscaled.iter().flatten().cloned().map(Group::float_sum);
-        let total = sums.reduce(Group::float_add).map(|total| {
-            let data = try_read_sync(Group::float_into_data(total)).expect("a device that answers");
-            data.expect("a number").iter::<f32>().sum::<f32>()
-        });
-        if total.is_some_and(|total| !total.is_finite()) {
-            unscaled.clear();
-        }
-        unscaled
-    }
+/// Whether the sum of all values is finite.
+fn are_finite(gradients: &[Option<FloatTensor<Group>>]) -> bool {
+    let sums = gradients.iter().flatten().cloned().map(Group::float_sum);
+    let Some(total) = sums.reduce(Group::float_add) else {
+        return true;
+    };
+    let data = try_read_sync(Group::float_into_data(total)).expect("a device that answers");
+    data.expect("a number").iter::<f32>().all(f32::is_finite)
 }
 
 /// The parameters of a model that are trained, and their leaves on the device's tape.

@@ -2,6 +2,8 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -10,6 +12,17 @@ use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, Linea
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+
+use burn_backend::FloatDType;
+use burn_backend::backend::AutodiffBackend;
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::tensor::FloatTensor;
+use burn_dispatch::backends::autodiff::checkpoint::base::Checkpointer;
+use burn_dispatch::backends::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn_dispatch::backends::autodiff::grads::Gradients;
+use burn_dispatch::backends::autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_dispatch::backends::{Autodiff, Flex};
+use burn_dispatch::devices::FlexDevice;
 
 use super::{loss, on_tape};
 use crate::device::{Bf16, F16};
@@ -129,7 +142,7 @@ impl Way {
 
     fn loss(self, model: &Mlp, batch: &Batch) -> Tensor<1> {
         match self {
-            Self::Own => loss(model, 1.0, |model| model.loss(batch)),
+            Self::Own => loss(model, None, |model| model.loss(batch)),
             _ => model.loss(batch),
         }
     }
@@ -229,9 +242,9 @@ fn gradients_are_those_of_fp32_within_the_roundings_of_bf16() {
     let [burn, client, own] = gradients(&like, 64, 32);
     let [of_client, of_own] = [&client, &own].map(|of| relative_error(of, &burn));
     println!("relative error: client {of_client:.2e}, own {of_own:.2e}");
-    // Each of four layers rounds its operands, forward and backward.
-    assert!(of_own > 0.0 && of_own < 8.0 * BF16, "{of_own}");
-    assert!(of_own < 2.0 * of_client, "{of_own} {of_client}");
+    // Each of four layers rounds operands and results, forward and backward.
+    assert!(of_own > 0.0 && of_own < 16.0 * BF16, "{of_own}");
+    assert!(of_own < 1.5 * of_client, "{of_own} {of_client}");
 }
 
 /// What a step keeps for its backward pass, and its peak, above parameters and batch.
@@ -240,8 +253,16 @@ fn held(way: Way, like: &Mlp, rows: usize, width: usize) -> [isize; 2] {
     drop(way.loss(&model, &batch).backward());
     let before = LIVE.get();
     PEAK.set(before);
-    let loss = way.loss(&model, &batch);
-    let kept = LIVE.get() - before;
+    let mut kept = 0;
+    let mut computed = |model: &Mlp| {
+        let loss = model.loss(&batch);
+        kept = LIVE.get() - before;
+        loss
+    };
+    let loss = match way {
+        Way::Own => loss(&model, None, |model| computed(&model)),
+        _ => computed(&model),
+    };
     let grads = loss.backward();
     let peak = PEAK.get() - before;
     drop(grads);
@@ -250,15 +271,19 @@ fn held(way: Way, like: &Mlp, rows: usize, width: usize) -> [isize; 2] {
 
 #[test]
 fn a_step_keeps_one_half_tensor_a_layer() {
-    let (rows, width, layers) = (512, 64, 4);
+    let (rows, width, layers) = (1024, 128, 4);
     let like = Mlp::new(width, layers, &Device::flex().autodiff());
     let [burn, client, own] = Way::ALL.map(|way| held(way, &like, rows, width)[0]);
     println!("kept: Burn {burn}, client {client}, own {own} bytes");
-    // A layer's result in half, the batch in half, and little else.
-    let half = (rows * width * 2) as isize;
-    let least = (layers as isize) * half;
-    assert!(own >= least && own < least + 2 * half, "{own} {least}");
-    assert!(2 * own < client && 4 * own < burn, "{own} {client} {burn}");
+    // Each layer's result and weight in half, and the batch; a few tensors of the loss in FP32.
+    let half = |elements: usize| 2 * elements as isize;
+    let least = (layers as isize) * half(rows * width + width * width) + half(rows * width);
+    let of_loss = 4 * 2 * half(rows * CLASSES);
+    assert!(
+        least <= own && own < least + of_loss + 65_536,
+        "{own} {least}"
+    );
+    assert!(own < client && 2 * own < burn, "{own} {client} {burn}");
 }
 
 #[test]
@@ -268,7 +293,7 @@ fn an_overflow_leaves_no_gradient_and_the_step_is_skipped_exactly() {
     let (mut model, batch) = on(&device, &like, 64, 32);
     let mut optimizer = AdamConfig::new().init();
     let mut step = |model: Mlp, scale| {
-        let loss = loss(&model, scale, |model| model.loss(&batch));
+        let loss = loss(&model, Some(scale), |model| model.loss(&batch));
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         let count = grads.len();
         (optimizer.step(1e-2, model, grads), count)
@@ -308,7 +333,7 @@ fn training_follows_fp32() {
         losses.collect::<Vec<_>>()
     });
     println!("losses: Burn {burn:?}, own {own:?}");
-    assert!(own[19] < 0.7 * own[0]);
+    assert!(own[19] < 0.8 * own[0]);
     for (burn, own) in burn.iter().zip(&own) {
         assert!(
             (burn - own).abs() < 4.0 * BF16 as f32 * burn,
@@ -325,8 +350,8 @@ fn several_losses_factors_and_tensors_from_outside_have_their_gradients() {
         let outside = Tensor::<1>::ones([1], &model.head.weight.device()).require_grad();
         let losses = match way {
             Way::Own => {
-                let first = loss(&model, 1.0, |model| model.loss(&batch) * outside.clone());
-                let second = loss(&model, 1.0, |model| model.loss(&batch).powi_scalar(2));
+                let first = loss(&model, None, |model| model.loss(&batch) * outside.clone());
+                let second = loss(&model, None, |model| model.loss(&batch).powi_scalar(2));
                 first * 0.5 + second + model.head.weight.val().powi_scalar(2).sum()
             }
             _ => {
@@ -348,7 +373,7 @@ fn several_losses_factors_and_tensors_from_outside_have_their_gradients() {
     );
     let [of_client, of_own] = [&client.1, &own.1].map(|of| relative_error(of, &burn.1));
     assert!(
-        of_own < 8.0 * BF16 && of_own < 2.0 * of_client,
+        of_own < 16.0 * BF16 && of_own < 1.5 * of_client,
         "{of_own} {of_client}"
     );
 }
@@ -384,6 +409,61 @@ fn shared_and_frozen_parameters_dropout_and_batch_norm_are_as_on_todays_device()
     assert!(running < 2.0 * BF16, "{running}");
 }
 
+/// A step of a client's backward pass that itself records holds the lock of its graph and waits for
+/// the registry of graphs. A thread that merges this graph with another holds the registry and waits
+/// for the graph. So the device's pass runs before the client's, and not in a step of it.
+#[test]
+#[ignore = "ends in a deadlock of Burn's autodiff, which this shows"]
+fn a_pass_within_a_step_and_a_thread_with_the_same_parameter_wait_for_each_other() {
+    type Recorded = Autodiff<Flex>;
+
+    #[derive(Debug)]
+    struct Records;
+
+    impl Backward<Flex, 1> for Records {
+        type State = Sender<()>;
+
+        fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+            unary::<Flex, _>(ops.parents, ops.node, grads, |grad| {
+                ops.state.send(()).expect("a thread that waits");
+                thread::sleep(Duration::from_secs(1));
+                drop(leaf());
+                grad
+            });
+        }
+    }
+
+    fn leaf() -> FloatTensor<Recorded> {
+        let one = Flex::float_ones([1].into(), &FlexDevice, FloatDType::F32);
+        Recorded::float_set_require_grad(Recorded::from_inner(one), true)
+    }
+
+    let (begun, begins) = channel();
+    let (ended, ends) = channel();
+    let parameter = leaf();
+    let (of_pass, value) = (parameter.clone(), parameter.primitive().clone());
+    let pass_ended = ended.clone();
+    thread::spawn(move || {
+        let step = Backward::<Flex, 1>::prepare::<NoCheckpointing>(Records, [of_pass.node()]);
+        let OpsKind::Tracked(step) = step.compute_bound().stateful() else {
+            unreachable!("a leaf is tracked");
+        };
+        drop(Recorded::backward(step.finish(begun, value)));
+        pass_ended.send(()).expect("a test that waits");
+    });
+    begins.recv().expect("a pass that begins");
+    thread::spawn(move || {
+        drop(Recorded::float_mul(parameter, leaf()));
+        ended.send(()).expect("a test that waits");
+    });
+    let found = ends.recv_timeout(Duration::from_secs(10));
+    assert_eq!(
+        found,
+        Err(RecvTimeoutError::Timeout),
+        "no deadlock any more"
+    );
+}
+
 /// `cargo test --release --lib --no-default-features --features burn-0-23,flex own_tape -- --ignored
 /// --nocapture`: the MLP of the example `memory`.
 #[test]
@@ -411,9 +491,31 @@ fn figures() {
         relative_error(&own, &burn),
         relative_error(&own, &client),
     );
+    for (name, device) in [
+        ("Burn's autodiff", Way::Burn.device()),
+        ("client", flex(Precision::Bf16).unwrap()),
+        ("own", on_tape::<Bf16>()),
+    ] {
+        println!(
+            "{name}: {} bytes stay of each operation without a backward pass",
+            left(&device)
+        );
+    }
     for (rows, width, layers, steps) in [(4096, 512, 6, 5), (8, 16, 6, 300)] {
         paired(rows, width, layers, steps);
     }
+}
+
+/// The bytes that an operation leaves that nothing tracks and no backward pass follows.
+fn left(device: &Device) -> isize {
+    let count = 10_000;
+    let mut x = Tensor::<1>::ones([4], device);
+    x = x + 1.0;
+    let before = LIVE.get();
+    for _ in 0..count {
+        x = x + 1.0;
+    }
+    (LIVE.get() - before) / count
 }
 
 /// Milliseconds of a step with an SGD, the ways in turn.
