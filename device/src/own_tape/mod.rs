@@ -59,6 +59,15 @@ fn loss<M: Module>(model: &M, scale: Option<f32>, f: impl FnOnce(M) -> Tensor<1>
     })
 }
 
+/// A tensor that leaves the closure of a [`loss`], which metrics on another thread may go on with.
+#[cfg(feature = "train")]
+fn off_tape<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    let DispatchTensor { kind, autodiff } = tensor.into_dispatch();
+    let value = ask(recorded(kind).into_primitive(), Ask::Detach);
+    let kind = on_client(Autodiff::<Group>::from_inner(value));
+    Tensor::from_dispatch(DispatchTensor { kind, autodiff })
+}
+
 /// One parameter's place in the chain that is the loss. Its state is the gradient.
 #[derive(Debug)]
 struct Link;
