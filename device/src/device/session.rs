@@ -7,13 +7,23 @@ use std::fmt::Debug;
 use burn_amp_core::Precision;
 
 thread_local! {
-    static PRECISION: Cell<Option<Precision>> = const { Cell::new(None) };
+    static IN_FORCE: Cell<Option<InForce>> = const { Cell::new(None) };
+}
+
+/// How the policy applies to the operations of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InForce {
+    /// In this precision.
+    Precision(Precision),
+    /// Below a tape, where the layer above has decided on each dtype.
+    #[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
+    Above,
 }
 
 /// Which precision the operations of an [`Amp`](crate::Amp) are in. Of this crate alone.
 pub trait Session: Copy + Default + Debug + Send + Sync + 'static {
-    /// The precision of the operations; `None` where it is not the session's own.
-    const PRECISION: Option<Precision>;
+    /// That of the operations; `None` where it is not the session's own.
+    const IN_FORCE: Option<InForce>;
 }
 
 /// Operations are in the precision of the operation around them or, without one, of their device.
@@ -21,7 +31,7 @@ pub trait Session: Copy + Default + Debug + Send + Sync + 'static {
 pub struct OfDevice;
 
 impl Session for OfDevice {
-    const PRECISION: Option<Precision> = None;
+    const IN_FORCE: Option<InForce> = None;
 }
 
 /// Operations are in this precision.
@@ -31,31 +41,41 @@ macro_rules! sessions {
         pub(crate) struct $name;
 
         impl Session for $name {
-            const PRECISION: Option<Precision> = Some(Precision::$name);
+            const IN_FORCE: Option<InForce> = Some(InForce::Precision(Precision::$name));
         }
     )*};
 }
 
 sessions! { F16 Bf16 }
 
-/// The precision of an operation is in force on this thread until this is dropped.
-pub(crate) struct Entered {
-    before: Option<Precision>,
+/// Operations below a tape.
+#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct BelowTape;
+
+#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
+impl Session for BelowTape {
+    const IN_FORCE: Option<InForce> = Some(InForce::Above);
 }
 
-/// Puts the precision of `P` in force on this thread, if it has one.
+/// What an operation puts in force on this thread, until this is dropped.
+pub(crate) struct Entered {
+    before: Option<InForce>,
+}
+
+/// Puts in force what `P` has, if it has anything.
 pub(crate) fn enter<P: Session>() -> Option<Entered> {
-    P::PRECISION.map(|precision| Entered {
-        before: PRECISION.replace(Some(precision)),
+    P::IN_FORCE.map(|in_force| Entered {
+        before: IN_FORCE.replace(Some(in_force)),
     })
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        PRECISION.set(self.before);
+        IN_FORCE.set(self.before);
     }
 }
 
-pub(super) fn precision() -> Option<Precision> {
-    PRECISION.get()
+pub(super) fn in_force() -> Option<InForce> {
+    IN_FORCE.get()
 }

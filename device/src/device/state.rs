@@ -10,7 +10,8 @@ use burn_amp_core::{AmpError, Capabilities, Chosen, Precision, Registry};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
 use super::capabilities::capabilities;
-use super::{Anomalies, CastStatistics, name, session, trial};
+use super::session::{self, InForce};
+use super::{Anomalies, CastStatistics, name, trial};
 
 /// A backend and one of its devices.
 type DeviceKey = (TypeId, DeviceId);
@@ -116,8 +117,13 @@ impl DeviceState {
         device: &B::Device,
         region: Option<Precision>,
     ) -> Mode<DType> {
-        let precision = region.or_else(session::precision);
-        let precision = precision.unwrap_or_else(|| self.in_force::<B>(device).precision);
+        let precision = match (region, session::in_force()) {
+            (Some(region), _) => region,
+            (None, Some(InForce::Precision(precision))) => precision,
+            #[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
+            (None, Some(InForce::Above)) => return Mode::KeepDtypes,
+            (None, None) => self.in_force::<B>(device).precision,
+        };
         match precision.compute_dtype() {
             // A region's dtype was not checked before.
             Some(half)

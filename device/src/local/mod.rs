@@ -53,6 +53,23 @@ pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
     Some((local.on.clone(), local.in_force))
 }
 
+/// Makes a device of a proof one of this process, for regions.
+#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
+pub(crate) fn know(device: &Device, precision: Precision) {
+    let in_force = Chosen {
+        precision,
+        why: "asked for",
+    };
+    let list = &mut *this_burn::LOCAL
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    list.push(this_burn::Local {
+        on: device.clone(),
+        in_force,
+        device: device.clone(),
+    });
+}
+
 /// What anomaly detection found on a device of this process since the last call.
 pub(crate) fn anomalies(device: &Device) -> Vec<Anomaly> {
     let below = below(&device.clone().without_autodiff());

@@ -14,10 +14,11 @@ use burn_dispatch::backends::autodiff::grads::Gradients;
 use burn_dispatch::backends::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn_dispatch::backends::{Autodiff, Flex};
 
+use crate::device::BelowTape;
 use crate::{Amp, AmpTensor};
 
 /// Below the tape, where its formulas run.
-type Below = Amp<Flex>;
+type Below = Amp<Flex, BelowTape>;
 
 /// The tape. The layer above decides the precision of each operation, so its casts are recorded.
 type Tape = Autodiff<Below>;

@@ -18,7 +18,8 @@ use burn_dispatch::devices::FlexDevice;
 use burn_dispatch::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind};
 use burn_group::GroupDevice;
 
-use crate::device::Session;
+use crate::device::{InForce, Session};
+use crate::local;
 use crate::ops::own_tape::{Ask, OnTape, forget_gradients, take_found};
 
 /// A tensor of the client's own tape.
@@ -27,7 +28,11 @@ type Recorded = FloatTensor<Autodiff<Group>>;
 /// A device of this process whose backend has a tape of its own.
 fn on_tape<P: Session>() -> Device {
     let group = GroupDevice::new::<OnTape<P>>(&[FlexDevice]).expect("a group of one device");
-    Device::new(DispatchDevice::from(group))
+    let device = Device::new(DispatchDevice::from(group));
+    if let Some(InForce::Precision(precision)) = P::IN_FORCE {
+        local::know(&device, precision);
+    }
+    device
 }
 
 /// The loss that `f` computes with the model, and its gradients, which the tape of the model's device

@@ -28,6 +28,7 @@ use super::{loss, on_tape};
 use crate::Precision;
 use crate::device::{Bf16, F16};
 use crate::local::flex;
+use crate::region::full_precision;
 
 /// The system's allocator, which counts what a thread has: others of this process run beside it.
 struct Counting;
@@ -420,6 +421,27 @@ fn shared_and_frozen_parameters_dropout_and_batch_norm_are_as_on_todays_device()
     assert!(own.1.iter().any(|mean| *mean != 0.0));
     let running = relative_error(&[Some(own.1)], &[Some(client.1)]);
     assert!(running < 2.0 * BF16, "{running}");
+}
+
+#[test]
+fn a_region_in_fp32_is_exact_in_both_passes() {
+    let like = Mlp::new(32, 2, &Device::flex().autodiff());
+    let [burn, rounded] = [Way::Burn, Way::Own].map(|way| {
+        let (model, batch) = on(&way.device(), &like, 64, 32);
+        let region = |model: Mlp| {
+            full_precision(batch.rows.clone(), |rows| {
+                loss_of(model.forward(rows), batch.targets.clone())
+            })
+        };
+        let loss = match way {
+            Way::Own => loss(&model, None, region),
+            _ => region(model.clone()),
+        };
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        values(&model, Some(&grads))
+    });
+    let error = relative_error(&rounded, &burn);
+    assert!(error < 1e-6, "{error}");
 }
 
 #[cfg(feature = "train")]
