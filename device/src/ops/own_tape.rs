@@ -129,6 +129,7 @@ fn recorded_relu(tensor: FloatTensor<Tape>) -> FloatTensor<Tape> {
     #[derive(Debug)]
     struct Relu;
 
+    #[expect(clippy::missing_trait_methods)] // Burn's `prepare` is right.
     impl<B: Backend> Backward<B, 1> for Relu {
         type State = FloatTensor<B>;
 
