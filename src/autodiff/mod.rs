@@ -37,7 +37,7 @@ pub(crate) use recorded::masked_softmax;
 use replicas::Replicas;
 use tape::Node;
 
-use crate::device::DeviceContext;
+use crate::device::{self, DeviceContext};
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::Mode;
 use crate::precision::{half_wanted, in_kernel};
@@ -285,10 +285,19 @@ fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
     (grads, replicas)
 }
 
-/// Gradients divided by `scale`.
+/// Gradients in FP32 or wider.
+fn in_fp32<B: Backend>(grads: Vec<LeafGradient<B>>) -> Vec<LeafGradient<B>> {
+    let wide = |(id, leaf, grad)| (id, leaf, at_least_f32::<B>(grad));
+    grads.into_iter().map(wide).collect()
+}
+
+/// Gradients divided by `scale`, in FP32 or wider.
 fn unscaled<B: Backend>(grads: Vec<LeafGradient<B>>, scale: f32) -> Vec<LeafGradient<B>> {
     let factor = 1.0 / f64::from(scale);
-    let unscaled = |grad| in_kernel(|| B::float_mul_scalar(grad, factor.into()));
+    let unscaled = |grad| {
+        let grad = at_least_f32::<B>(grad);
+        in_kernel(|| B::float_mul_scalar(grad, factor.into()))
+    };
     let grads = grads.into_iter();
     grads
         .map(|(id, leaf, grad)| (id, leaf, unscaled(grad)))
@@ -301,11 +310,13 @@ fn of_leaves<B: Backend>(grads: Vec<LeafGradient<B>>) -> HashMap<u64, AmpTensor<
     grads.into_iter().map(finished).collect()
 }
 
-/// The node id of a leaf, the leaf, and its gradient in FP32 or wider.
+/// The node id of a leaf, the leaf, and its gradient.
 type LeafGradient<B> = (u64, LeafInfo, FloatTensor<B>);
 
-/// Takes the gradients of the leaves off the tape, in FP32 or wider: of all, or only of those with a
-/// half copy at which the pass ended. The gradient of such a copy is added to its leaf's.
+/// Takes the gradients of the leaves off the tape: of all, or only of those with a half copy at which
+/// the pass ended. The gradient of such a copy is added to its leaf's, in FP32 or wider.
+///
+/// A gradient that is half is cast by its reader: fusion then joins the cast with the reader's kernel.
 fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
     // Autodiff looks a gradient up by nothing but the tensor's node.
     mut tensor: FloatTensor<AutodiffLayer<B, C>>,
@@ -316,11 +327,13 @@ fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
 ) -> Vec<LeafGradient<B>> {
     let mut take = |node| {
         tensor.node = node;
-        AutodiffLayer::<B, C>::grad_remove(&tensor, tape)
+        AutodiffLayer::<B, C>::grad_remove(&tensor, tape).map(AmpTensor::into_primitive)
     };
-    let wide = |grad: AmpTensor<B>| at_least_f32::<B>(grad.into_primitive());
     let sum = |one, other| match (one, other) {
-        (Some(one), Some(other)) => Some(in_kernel(|| B::float_add(one, other))),
+        (Some(one), Some(other)) => {
+            let [one, other] = [one, other].map(at_least_f32::<B>);
+            Some(in_kernel(|| B::float_add(one, other)))
+        }
         (one, other) => one.or(other),
     };
     let (copies, leaves): (Vec<_>, Vec<_>) = leaves
@@ -330,7 +343,7 @@ fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
     let mut copied = HashMap::new();
     for (node, info) in copies {
         if let Some(leaf) = info.copy_of {
-            let grad = sum(copied.remove(&leaf), take(node).map(wide));
+            let grad = sum(copied.remove(&leaf), take(node));
             copied.extend(grad.map(|grad| (leaf, grad)));
         }
     }
@@ -341,7 +354,7 @@ fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
         if of_copy.is_none() && only_copied {
             continue;
         }
-        let grad = sum(take(node).map(wide), of_copy);
+        let grad = sum(take(node), of_copy);
         grads.extend(grad.map(|grad| (id, info, grad)));
     }
     grads
@@ -357,6 +370,10 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
     let scale = scaler.loss_scale();
     let (mut grads, replicas) = scaled_backward::<B, C>(loss, scale);
+    // Without fusion each cast is a kernel: one for the check and for the product.
+    if !device::is_fused::<B>(&device) {
+        grads = in_fp32::<B>(grads);
+    }
     // A scale below 1 could take a gradient beyond FP32.
     let is_unscaled_first = scale < 1.0;
     if is_unscaled_first {

@@ -1,7 +1,11 @@
 //! Checks whether tensors are finite: any number of tensors, with one read-back if all are.
 
+use burn_backend::ops::TransactionPrimitive;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, get_device_settings};
+use burn_backend::{
+    Backend, DType, ExecutionError, FloatDType, Shape, TensorData, TensorMetadata,
+    get_device_settings,
+};
 
 use crate::device::{self, DeviceState};
 use crate::precision::in_kernel;
@@ -12,7 +16,6 @@ pub(crate) struct FiniteCheck<B: Backend> {
     device: B::Device,
     /// Whether the backend joins additions to few kernels. Its concatenation is a kernel for each part.
     is_fused: bool,
-    /// FP32 or wider.
     tensors: Vec<FloatTensor<B>>,
 }
 
@@ -27,7 +30,7 @@ impl<B: Backend> FiniteCheck<B> {
 
     /// Adds a tensor. Reads nothing back.
     pub(crate) fn add(&mut self, tensor: FloatTensor<B>) {
-        self.tensors.push(at_least_f32::<B>(tensor));
+        self.tensors.push(tensor);
     }
 
     /// For each added tensor, whether all its values are finite.
@@ -39,13 +42,14 @@ impl<B: Backend> FiniteCheck<B> {
         in_kernel(|| self.finite())
     }
 
-    fn finite(self) -> Vec<bool> {
+    fn finite(mut self) -> Vec<bool> {
         if self.tensors.is_empty() {
             return Vec::new();
         }
-        if self.is_fused && self.total().is_finite() {
+        if self.is_fused && self.all_finite() {
             return vec![true; self.tensors.len()];
         }
+        self.tensors = self.tensors.into_iter().map(at_least_f32::<B>).collect();
         let sums: Vec<_> = self.tensors.iter().map(|t| self.sum(t.clone())).collect();
         let mut finite: Vec<_> = self.values(&sums).map(f32::is_finite).collect();
         let suspects: Vec<_> = (0..finite.len()).filter(|i| !finite[*i]).collect();
@@ -59,23 +63,38 @@ impl<B: Backend> FiniteCheck<B> {
         finite
     }
 
-    /// The sum of all values. Tensors of one shape are added up first, in one kernel with the sum of
-    /// their values. The total may overflow though all values are finite: the sums of the tensors
-    /// tell then.
-    fn total(&self) -> f32 {
-        let kind = |t: &FloatTensor<B>| (t.shape(), t.dtype(), B::float_device(t));
+    /// Whether all values of all tensors are finite. Tensors of one shape are added up, and the rows of
+    /// the sum: with the casts before, one kernel. All sums are one read-back. A sum may overflow though
+    /// all values are finite: the sums of the single tensors decide then.
+    fn all_finite(&self) -> bool {
         let mut groups: Vec<(_, FloatTensor<B>)> = Vec::new();
         for tensor in &self.tensors {
-            let of = kind(tensor);
-            match groups.iter_mut().find(|(kind, _)| *kind == of) {
-                Some((_, sum)) => *sum = B::float_add(sum.clone(), tensor.clone()),
-                None => groups.push((of, tensor.clone())),
+            let kind = (tensor.shape(), B::float_device(tensor));
+            let tensor = at_least_f32::<B>(tensor.clone());
+            match groups.iter_mut().find(|(of, _)| *of == kind) {
+                Some((_, sum)) => *sum = B::float_add(sum.clone(), tensor),
+                None => groups.push((kind, tensor)),
             }
         }
-        // All sums before the first addition: the additions are one kernel then.
-        let sums: Vec<_> = groups.into_iter().map(|(_, sum)| self.sum(sum)).collect();
-        let total = sums.into_iter().reduce(B::float_add).expect("a tensor");
-        self.values(&[total]).sum()
+        let sums = groups.into_iter().map(|((shape, device), sum)| {
+            let (elements, rows) = (shape.num_elements(), shape.first().copied().unwrap_or(1));
+            let sum = if elements <= READ {
+                sum
+            } else if rows <= ROWS && elements / rows <= READ {
+                B::float_sum_dim(sum, 0)
+            } else {
+                B::float_sum(sum)
+            };
+            if device == self.device {
+                sum
+            } else {
+                B::float_to_device(sum, &self.device)
+            }
+        });
+        let sums = TransactionPrimitive::new(sums.collect(), vec![], vec![], vec![]);
+        let data = self.read_back(B::tr_execute(sums));
+        let mut values = data.read_floats.iter().flat_map(TensorData::iter::<f64>);
+        values.all(f64::is_finite)
     }
 
     fn sum(&self, tensor: FloatTensor<B>) -> FloatTensor<B> {
@@ -90,16 +109,26 @@ impl<B: Backend> FiniteCheck<B> {
 
     /// The values of tensors `[1]`, with one read-back.
     fn values(&self, tensors: &[FloatTensor<B>]) -> impl Iterator<Item = f32> + use<B> {
-        DeviceState::of::<B>(&self.device).statistics().read_back();
         let all = match tensors {
             [one] => one.clone(),
             _ => B::float_cat(tensors.to_vec(), 0),
         };
-        let data = burn_backend::read_sync(B::float_into_data(all))
-            .expect("reading the finite check of the gradients back from the device");
+        let data = self.read_back(B::float_into_data(all));
         data.into_vec::<f32>().expect("sums in FP32").into_iter()
     }
+
+    fn read_back<T>(&self, data: impl Future<Output = Result<T, ExecutionError>>) -> T {
+        DeviceState::of::<B>(&self.device).statistics().read_back();
+        burn_backend::read_sync(data)
+            .expect("reading the finite check of the gradients back from the device")
+    }
 }
+
+/// The most numbers that are read back for a shape.
+const READ: usize = 8192;
+
+/// The most rows that are added up by columns: one thread of a device adds a column.
+const ROWS: usize = 512;
 
 /// A tensor's values that are not finite; zeros in the place of the others.
 ///
