@@ -9,9 +9,9 @@ use burn_backend::DType;
 
 use burn_amp_core::FloatDType;
 #[doc(inline)]
-pub use burn_amp_core::policy::{Case, Class, Row};
+pub use burn_amp_core::policy::{Case, Class, OpPrecision, Row};
 pub(crate) use burn_amp_core::policy::{
-    HalfSupport, Op, Site, Support, TERMS, holds, is_half, widest,
+    HalfSupport, Op, OpPrecisions, Site, Support, TERMS, holds, is_half, widest,
 };
 
 /// How the policy is applied.

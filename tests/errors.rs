@@ -13,6 +13,7 @@ use burn::module::Param;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::Tensor;
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim};
+use burn_amp::policy::OpPrecision;
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, AmpError, AmpTrainingExt, DynamicLossScale, GradScaler,
     LossScaleConfig, MixedPrecisionTrainer, Precision, StepProgress, WhenStuck, half_weights,
@@ -367,6 +368,46 @@ fn autodiff_below_amp_autodiff_is_refused() {
     type Twice = AmpAutodiff<Autodiff<Checked>>;
     let config = AmpConfig::new().with_precision(Precision::Bf16);
     config.apply::<Twice>(&CheckedDevice::new()).ok();
+}
+
+#[test]
+fn unknown_operation() {
+    let with = |op| AmpConfig::new().with_op(op, OpPrecision::Half);
+    assert_says(
+        with("sofmax"),
+        "unknown operation \"sofmax\": expected the name of an operation of the policy, such as \
+         softmax. The guide's page `ops` lists them, and `float_` may be left out",
+    );
+    assert_says(
+        with("banana"),
+        "unknown operation \"banana\": expected the name of an operation of the policy. The guide's \
+         page `ops` lists them, and `float_` may be left out",
+    );
+}
+
+#[test]
+fn operation_precision() {
+    let with = |op, precision| AmpConfig::new().with_op(op, precision);
+    assert_says(
+        with("float_reshape", OpPrecision::F32),
+        "the precision of the operation reshape: got \"f32\", expected none, because it moves or makes \
+         data and computes nothing",
+    );
+    assert_says(
+        with("neg", OpPrecision::Half),
+        "the precision of the operation neg: got \"half\", expected f32, because it computes in the \
+         dtype of its operand, in half where that is half",
+    );
+    assert_says(
+        with("conv2d_weight_backward", OpPrecision::F32),
+        "the precision of the operation conv2d_weight_backward: got \"f32\", expected none, because the \
+         backward pass follows the forward pass: set conv2d instead",
+    );
+    assert_says(
+        with("quantize", OpPrecision::Half),
+        "the precision of the operation quantize: got \"half\", expected f32, because its scales and \
+         rounding are calibrated in FP32",
+    );
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod common;
 
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
+use burn_amp::policy::OpPrecision;
 use burn_amp::{
     AmpAutodiff, AmpError, AmpReport, Casts, DynamicLossScale, GradScaler, LossScaleConfig,
     Precision, full_precision, with_precision,
@@ -161,6 +162,37 @@ fn the_precision_in_force_is_told_with_its_reason() {
         config.apply::<B>(&device).unwrap();
         assert!(told().contains(said));
     }
+}
+
+#[test]
+fn operations_that_the_configuration_changes_are_named_where_half_is_in_force() {
+    let device = CheckedDevice::new();
+    let config = checked::config().with_precision(Precision::Bf16);
+    let changed = config.with_op("softmax", OpPrecision::Half).unwrap();
+    let changed = changed.with_op("float_matmul", OpPrecision::F32).unwrap();
+    // No change.
+    let changed = changed.with_op("conv2d", OpPrecision::Half).unwrap();
+    changed.apply::<B>(&device).unwrap();
+    let report = AmpReport::of::<B>(&device).unwrap();
+    let operations = [("matmul", OpPrecision::F32), ("softmax", OpPrecision::Half)];
+    assert_eq!(
+        report.changed_operations,
+        operations
+            .map(|(op, precision)| (op.to_string(), precision))
+            .into()
+    );
+    let text = report.to_string();
+    let line = "\noperations  matmul in f32, softmax in half: changed by AmpConfig::with_op\n";
+    assert!(text.contains(line), "{text}");
+    let json = serde_json::to_string(&report).unwrap();
+    assert_eq!(serde_json::from_str::<AmpReport>(&json).unwrap(), report);
+
+    let region = full_precision(|| AmpReport::of::<B>(&device).unwrap());
+    assert!(region.changed_operations.is_empty());
+    config.apply::<B>(&device).unwrap();
+    let report = AmpReport::of::<B>(&device).unwrap();
+    assert!(report.changed_operations.is_empty());
+    assert!(!report.to_string().contains("operations"));
 }
 
 #[test]

@@ -171,6 +171,34 @@ pub enum AmpError {
         precision: Precision,
     },
 
+    /// An operation that the policy does not have, in a configuration.
+    #[error(
+        "unknown operation {given:?}: expected the name of an operation of the policy{near}. The guide's page \
+         `ops` lists them, and `float_` may be left out"
+    )]
+    UnknownOperation {
+        /// The given name.
+        given: String,
+        /// Names like it, after ", such as "; empty if there are none.
+        near: String,
+    },
+
+    /// A precision that an operation cannot have, in a configuration.
+    #[error(
+        "the precision of the operation {op}: got {given:?}, expected {expected}{}",
+        because(why)
+    )]
+    OperationPrecision {
+        /// The operation.
+        op: String,
+        /// The given precision.
+        given: String,
+        /// The precisions that the operation can have.
+        expected: String,
+        /// Why it can have no other; empty if it can have any.
+        why: String,
+    },
+
     /// A precision for weights that is not a half precision.
     #[error("weights in half precision: got {precision}, expected f16 or bf16")]
     NotHalf {
@@ -246,6 +274,15 @@ fn remedy(action: &str) -> &'static str {
              an older copy, or a new scaler: it finds its scale within some steps"
         }
         _ => "An existing file there is unchanged",
+    }
+}
+
+/// The reason at the end of a text, if there is one.
+fn because(why: &str) -> String {
+    if why.is_empty() {
+        String::new()
+    } else {
+        format!(", because {why}")
     }
 }
 

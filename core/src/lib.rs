@@ -37,4 +37,4 @@ pub use scaler::{
     SharedScaler, ShownStep, StepQueue, is_watched_by_environment,
 };
 #[doc(hidden)]
-pub use words::{bytes, counted, grouped};
+pub use words::{bytes, counted, grouped, line};

@@ -16,6 +16,22 @@ pub fn grouped(number: u64) -> String {
     String::from_utf8_lossy(&groups.join(&b',')).into_owned()
 }
 
+/// How many items a line of a report names. Its field has all.
+const SHOWN: usize = 5;
+
+/// A line of a report about items, with its end; empty without items.
+pub fn line(label: &str, items: &[String], field: &str, why: &str) -> String {
+    let first = items[..items.len().min(SHOWN)].join(", ");
+    match items.len() {
+        0 => String::new(),
+        1..=SHOWN => format!("{label:<12}{first}: {why}\n"),
+        all => {
+            let more = all - SHOWN;
+            format!("{label:<12}{first} and {more} more (see `{field}`): {why}\n")
+        }
+    }
+}
+
 /// A number of bytes, in powers of 1,024.
 pub fn bytes(number: u64) -> String {
     let mut size = number as f64;

@@ -1,15 +1,17 @@
 //! The configuration of a device.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use burn_amp_core::is_watched_by_environment;
 use burn_backend::Backend;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{DeviceState, name};
+use crate::policy::{OpPrecision, OpPrecisions};
 use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, WhenStuck};
 
-/// How a device computes: its precision and its loss scaling.
+/// How a device computes: its precision, that of single operations, and its loss scaling.
 ///
 /// ```
 /// use burn::backend::Flex;
@@ -25,6 +27,11 @@ use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, WhenSt
 #[serde(default, deny_unknown_fields)]
 pub struct AmpConfig {
     precision: Precision,
+    #[serde(
+        deserialize_with = "operations",
+        skip_serializing_if = "OpPrecisions::is_empty"
+    )]
+    operations: OpPrecisions,
     loss_scale: Option<LossScaleConfig>,
     when_stuck: WhenStuck,
     anomaly_detection: bool,
@@ -36,6 +43,7 @@ impl Default for AmpConfig {
     fn default() -> Self {
         Self {
             precision: Precision::Auto,
+            operations: OpPrecisions::default(),
             loss_scale: None,
             when_stuck: WhenStuck::Log,
             anomaly_detection: false,
@@ -55,6 +63,38 @@ impl AmpConfig {
     pub fn with_precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
+    }
+
+    /// Sets the precision of one operation, in the place of the policy's: the counterpart of
+    /// `register_half_function` and `register_float_function` of NVIDIA's Apex. The name is that of the
+    /// operation in [`policy::rows`](crate::policy::rows); `float_` may be left out. It holds for every
+    /// call of the operation in the forward pass where half precision is in force; its backward pass
+    /// follows. See [`OpPrecision`] for what the two precisions mean.
+    ///
+    /// ```
+    /// # use burn::backend::Flex;
+    /// # use burn_amp::{AmpAutodiff, AmpConfig, Precision, policy::OpPrecision};
+    /// let config = AmpConfig::new()
+    ///     .with_precision(Precision::Bf16)
+    ///     .with_op("softmax", OpPrecision::Half)?
+    ///     .with_op("conv2d", OpPrecision::F32)?;
+    /// config.apply::<AmpAutodiff<Flex>>(&Default::default())?;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// In FP32, in [`full_precision`](crate::full_precision) and on FP64 tensors nothing changes. An
+    /// operation stays as the policy has it where a scalar is out of the half dtype's range, or where
+    /// the device does not compute in half. The steps of another operation follow that operation: the
+    /// softmax inside of `attention` is not `softmax`.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::UnknownOperation`] if there is no such operation,
+    /// - [`AmpError::OperationPrecision`] if the operation cannot have the precision: it moves data, it
+    ///   belongs to the backward pass, or it computes in the dtype of its operand anyway.
+    pub fn with_op(mut self, op: &str, precision: OpPrecision) -> Result<Self, AmpError> {
+        self.operations = self.operations.with(BURN, op, precision)?;
+        Ok(self)
     }
 
     /// Sets how the loss is scaled in f16. Default [`DynamicLossScale`](crate::DynamicLossScale) with its defaults.
@@ -164,6 +204,7 @@ impl AmpConfig {
         Settings {
             precision,
             is_chosen: self.precision != Precision::Auto,
+            changes_operations: !self.operations.is_empty(),
             watched: self.anomaly_detection || is_watched_by_environment(),
             tried: self.trials,
             replica_timeout: self.replica_timeout,
@@ -186,7 +227,7 @@ impl AmpConfig {
         }
         GradScaler::of::<B>(device).configure(self.loss_scale.unwrap_or_default())?;
         state.statistics().reset();
-        state.put_in_force(settings);
+        state.put_in_force(settings, self.operations);
         Ok(precision)
     }
 
@@ -197,6 +238,14 @@ impl AmpConfig {
     }
 }
 
+/// The version of Burn.
+const BURN: &str = "0.21";
+
+fn operations<'de, D: Deserializer<'de>>(from: D) -> Result<OpPrecisions, D::Error> {
+    let named: BTreeMap<String, String> = Deserialize::deserialize(from)?;
+    OpPrecisions::parsed(BURN, named).map_err(serde::de::Error::custom)
+}
+
 /// A configuration that passed a device's checks, in the form that operations read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
@@ -204,6 +253,8 @@ pub(crate) struct Settings {
     pub precision: Precision,
     /// Whether the user asked for this precision; false if `Auto` selected it.
     pub is_chosen: bool,
+    /// Whether the configuration changes the precision of single operations.
+    pub changes_operations: bool,
     /// Whether operations look for values that are not finite.
     pub watched: bool,
     /// Whether operations are tried before they compute in half.

@@ -19,7 +19,7 @@ pub(crate) use config::Settings;
 pub(crate) use state::DeviceState;
 pub(crate) use statistics::CastStatistics;
 
-use crate::policy::{Mode, Support};
+use crate::policy::{Mode, Op, OpPrecision, Support};
 use crate::precision::{in_kernel, region};
 use crate::{AmpError, GradScaler, Precision};
 
@@ -89,6 +89,16 @@ impl DeviceContext {
 
     pub(crate) fn support<B: Backend>(&self, device: &B::Device) -> Support {
         self.state.support::<B>(device)
+    }
+
+    /// The precision that the configuration gives an operation in the place of the table's.
+    #[inline]
+    pub(crate) fn changed(&self, op: &Op) -> Option<OpPrecision> {
+        if self.in_force.changes_operations {
+            self.state.changed_to(op)
+        } else {
+            None
+        }
     }
 
     /// Whether the device is exact in an operation in `half`, if the configuration has operations

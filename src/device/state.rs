@@ -11,7 +11,7 @@ use burn_backend::{Backend, DType, DeviceOps};
 use super::auto::select;
 use super::capabilities::capabilities;
 use super::{AmpConfig, CastStatistics, DeviceKey, Settings, key, name};
-use crate::policy::Support;
+use crate::policy::{Op, OpPrecision, OpPrecisions, Support};
 use crate::precision::{in_kernel, want_half};
 use crate::{AmpError, GradScaler, Precision};
 
@@ -23,11 +23,19 @@ pub(crate) struct DeviceState {
     /// Unset until the device is first asked for its precision, unless that is configured.
     auto: OnceLock<Chosen>,
     /// Replaced as a whole. Absent until the device is configured or first computes.
-    in_force: ArcSwapOption<Settings>,
+    in_force: ArcSwapOption<InForce>,
     scaler: GradScaler,
     statistics: CastStatistics,
     /// In f16 and bf16.
     trials: [TrialResults; 2],
+}
+
+/// The configuration in force.
+#[derive(Debug)]
+struct InForce {
+    settings: Settings,
+    /// Read only where the settings say that there are any: an operation copies the settings.
+    operations: OpPrecisions,
 }
 
 /// The states of all devices. Process-wide, because a device outlives every tensor on it, and any
@@ -81,30 +89,52 @@ impl DeviceState {
     #[inline]
     pub(crate) fn in_force<B: Backend>(&self, device: &B::Device) -> Settings {
         match &*self.in_force.load() {
-            Some(settings) => **settings,
+            Some(in_force) => in_force.settings,
             None => self.in_auto::<B>(device),
         }
+    }
+
+    /// The operations whose precision the configuration changes.
+    pub(crate) fn changed(&self) -> OpPrecisions {
+        let in_force = self.in_force.load();
+        let in_force = in_force.as_deref();
+        in_force
+            .map(|in_force| in_force.operations)
+            .unwrap_or_default()
+    }
+
+    /// The precision that the configuration gives an operation.
+    #[inline(never)]
+    pub(super) fn changed_to(&self, op: &Op) -> Option<OpPrecision> {
+        self.in_force.load().as_ref()?.operations.of(op)
     }
 
     #[cold]
     fn in_auto<B: Backend>(&self, device: &B::Device) -> Settings {
         let auto = self.auto::<B>(device).precision;
-        let auto = Arc::new(AmpConfig::new().settings(auto));
-        let none: Option<Arc<Settings>> = None;
+        let auto = Arc::new(InForce {
+            settings: AmpConfig::new().settings(auto),
+            operations: OpPrecisions::default(),
+        });
+        let none: Option<Arc<InForce>> = None;
         let before = self.in_force.compare_and_swap(&none, Some(auto.clone()));
         match &*before {
             // Another thread was first.
-            Some(settings) => **settings,
+            Some(in_force) => in_force.settings,
             None => {
-                announce(&auto);
-                *auto
+                announce(&auto.settings);
+                auto.settings
             }
         }
     }
 
-    pub(super) fn put_in_force(&self, settings: Settings) {
+    pub(super) fn put_in_force(&self, settings: Settings, operations: OpPrecisions) {
         announce(&settings);
-        self.in_force.store(Some(settings.into()));
+        let in_force = InForce {
+            settings,
+            operations,
+        };
+        self.in_force.store(Some(in_force.into()));
     }
 
     pub(crate) fn scaler(&self) -> &GradScaler {

@@ -1,13 +1,15 @@
 //! The report of mixed precision on a device, to print or to keep.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use burn_amp_core::policy::trials::{TrialResults, report_lines};
-use burn_amp_core::{Casts, Chosen, counted, grouped};
+use burn_amp_core::{Casts, Chosen, counted, grouped, line};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{self, DeviceState};
+use crate::policy::OpPrecision;
 use crate::{AmpError, GradScaler, LossScaleConfig, Precision, ScaleHistory};
 
 /// A snapshot of a device's precision, loss scale, steps and casts. Printed, it is a short table;
@@ -65,6 +67,10 @@ pub struct AmpReport {
     pub skipped_in_a_row: u64,
     /// Which steps were skipped and why, and how the scale changed.
     pub history: ScaleHistory,
+    /// Operations to which the device's configuration gives another precision than the policy
+    /// ([`AmpConfig::with_op`](crate::AmpConfig::with_op)). Empty where FP32 is in force: nothing is
+    /// changed there.
+    pub changed_operations: BTreeMap<String, OpPrecision>,
     /// Operations that run in half by the policy, but in FP32 here: a trial found that the device is
     /// not exact in them in this precision. Of those that have run there so far. They return half
     /// ([`AmpConfig::with_trials`](crate::AmpConfig::with_trials)).
@@ -95,6 +101,8 @@ impl AmpReport {
         let Chosen { precision, why } = device::explained::<B>(device)?;
         let state = DeviceState::of::<B>(device);
         let tried = state.in_force::<B>(device).tried;
+        let changed = state.changed();
+        let changed = changed.iter().filter(|_| precision.is_half());
         let half = precision.compute_dtype().filter(|_| tried);
         let trials = half.map(|half| state.trials(half));
         let statistics = state.statistics();
@@ -109,6 +117,9 @@ impl AmpReport {
             non_finite_losses: 0,
             skipped_in_a_row: 0,
             history: ScaleHistory::default(),
+            changed_operations: changed
+                .map(|(op, precision)| (op.into(), precision))
+                .collect(),
             fp32_here: trials.map(TrialResults::fp32_here).unwrap_or_default(),
             half_here: trials.map(TrialResults::half_here).unwrap_or_default(),
             casts_to_half: statistics.to_half.casts(),
@@ -185,6 +196,10 @@ impl fmt::Display for AmpReport {
                 writeln!(f, "            the last {in_a_row} steps were skipped")?;
             }
         }
+        let changed = self.changed_operations.iter();
+        let changed: Vec<_> = changed.map(|(op, in_)| format!("{op} in {in_}")).collect();
+        let why = "changed by AmpConfig::with_op";
+        f.write_str(&line("operations", &changed, "changed_operations", why))?;
         f.write_str(&report_lines(
             self.precision,
             &self.fp32_here,

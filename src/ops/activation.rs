@@ -47,7 +47,8 @@ pub(super) fn sigmoidal<B: Backend>(kind: Sigmoidal, op: Op, tensor: AmpTensor<B
 fn softmin<B: Backend>(tensor: AmpTensor<B>, dim: usize) -> AmpTensor<B> {
     let call = Call::new(op!(softmin), [&tensor]);
     if call.recording::<B>().is_some() {
-        return Amp::<B>::softmax(Amp::<B>::float_neg(tensor), dim);
+        let negative = Amp::<B>::float_neg(tensor);
+        return probabilities(Softmax::Plain, op!(softmin), negative, dim, B::softmax);
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::softmin(tensor, dim)))
@@ -69,13 +70,14 @@ fn probabilities<B: Backend>(
     let call = Call::new(op, [&tensor]);
     if let Some((tape, half)) = call.recording::<B>() {
         call.watch(&tensor);
+        let tensor = call.recorded_operand(tensor);
         let kept = if kind == Softmax::Log && tensor.shape()[dim] <= FEW_CLASSES {
             DType::F32
         } else {
             kept(&tensor, half)
         };
         let tensor = tensor.into_primitive();
-        return call.recorded(call.run(|| tape.softmax(kind, tensor, dim, kept)));
+        return call.result(call.run(|| tape.softmax(kind, tensor, dim, kept)));
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| run(tensor, dim)))

@@ -85,13 +85,13 @@ pub(super) fn power<B: Backend>(op: Op, tensor: AmpTensor<B>, exponent: Scalar) 
     if exponent.elem::<f64>() == 2.0
         && let Some((tape, half)) = call.recording::<B>()
     {
-        let kept = kept(&tensor, half);
-        let operand = tensor.primitive.clone();
+        let operand = call.recorded_operand(tensor.clone());
+        let kept = kept(&operand, half);
         if is_half(kept)
-            && let Some(out) = call.run(|| tape.square(operand, kept))
+            && let Some(out) = call.run(|| tape.square(operand.into_primitive(), kept))
         {
             call.watch(&tensor);
-            return call.recorded(out);
+            return call.result(out);
         }
     }
     let tensor = call.operand(tensor);
@@ -112,10 +112,13 @@ pub(super) fn reduction<B: Backend>(
     // before it is expanded.
     if let Some(tape) = tape
         && tensor.shared_copy(DType::F32).is_none()
-        && let Some(out) = call.run(|| tape.reduction(kind, tensor.primitive.clone(), dim))
+        && let Some(out) = call.run(|| {
+            let operand = call.recorded_operand(tensor.clone());
+            tape.reduction(kind, operand.into_primitive(), dim)
+        })
     {
         call.watch(&tensor);
-        return call.recorded(out);
+        return call.result(out);
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| {

@@ -23,7 +23,7 @@ use crate::autodiff::reuse;
 use crate::autodiff::tape::{self, TapeExtension, cast};
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
-use crate::policy::{Decision, Mode, Op, Operand, Site, Support};
+use crate::policy::{Decision, Mode, Op, OpPrecision, Operand, Site, Support, is_half};
 use crate::precision::{half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
 use crate::tensor::AmpTensor;
@@ -92,6 +92,19 @@ impl Call {
             (None, _) => tensor.into_primitive(),
             (Some(dtype), None) => reuse::into_dtype(tensor, dtype),
             (Some(dtype), Some(half)) => cast::<B>(reuse::into_dtype(tensor, half), dtype),
+        }
+    }
+
+    /// Casts an operand for a formula of the policy's own, which widens half by itself: a cast to half
+    /// alone stands on the tape.
+    fn recorded_operand<B: Backend>(&self, tensor: AmpTensor<B>) -> AmpTensor<B> {
+        let half = self.decision.rounded.or(self.decision.operands);
+        match half.filter(|dtype| is_half(*dtype) && tensor.dtype() != *dtype) {
+            Some(half) => {
+                let flags = tensor.flags();
+                AmpTensor::new(reuse::into_dtype(tensor, half), flags)
+            }
+            None => tensor,
         }
     }
 
@@ -191,6 +204,10 @@ impl<B: Backend> Site<DType> for At<'_, B> {
 
     fn declared(&self) -> Option<DType> {
         None
+    }
+
+    fn changed(&self, op: &Op) -> Option<OpPrecision> {
+        self.context.changed(op)
     }
 }
 

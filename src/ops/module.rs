@@ -163,8 +163,10 @@ fn layer_norm<B: Backend>(
     let operands = [&tensor, &gamma, beta.as_ref().unwrap_or(&gamma)];
     let call = Call::new(op!(layer_norm), operands);
     if let Some((tape, half)) = call.recording::<B>() {
-        let kept = kept(&tensor, half);
         [&tensor, &gamma].into_iter().for_each(|t| call.watch(t));
+        let [tensor, gamma] = [tensor, gamma].map(|operand| call.recorded_operand(operand));
+        let beta = beta.map(|beta| call.recorded_operand(beta));
+        let kept = kept(&tensor, half);
         let channels = tensor.rank() - 1;
         let (tensor, gamma) = (tensor.into_primitive(), gamma.into_primitive());
         let out = call.run(|| tape.layer_norm(tensor, gamma, epsilon, kept));

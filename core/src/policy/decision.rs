@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::trials::TriedOp;
-use super::{Case, Class, Fits, Op, Role, TensorFlags};
+use super::{Case, Class, Fits, Op, OpPrecision, Role, TensorFlags};
 use crate::FloatDType;
 
 /// Whether a dtype is one of [`HALVES`](FloatDType::HALVES).
@@ -104,6 +104,9 @@ pub trait Site<D> {
 
     /// The dtype of operands and result in the user's program; `None` if that is the real one.
     fn declared(&self) -> Option<D>;
+
+    /// The precision that the configuration gives an operation in the place of the table's.
+    fn changed(&self, op: &Op) -> Option<OpPrecision>;
 }
 
 /// Everything that happens to an operation.
@@ -139,7 +142,10 @@ const SMALL: usize = 16;
 /// Decides an operation on these operands, of which there is at least one, and these scalars.
 ///
 /// - The mode is the site's, but gradients are never demoted.
-/// - The class is the row's, or the one that its row names for a case that holds.
+/// - The class is the row's, or the one that its row names for a case that holds. A configuration
+///   changes the class in the forward pass, where its half dtype is in force: the backward pass follows
+///   the dtypes of the forward pass, and the steps of a formula follow the table. Half is refused
+///   where the device does not compute in it or where it does not hold a scalar.
 /// - Casts follow from class, mode and dtypes. A device that is exact in an operation that the class
 ///   widens gets no casts. A device that is not exact in half computes in FP32, from operands that
 ///   are rounded to half, and gives half: the values of an exact device.
@@ -159,15 +165,17 @@ pub fn decide<D: FloatDType>(
     } else {
         site.mode()
     };
-    let call = Call {
+    let mut call = Call {
         op,
         operands,
         scalars,
         site,
         mode,
+        changed: None,
         seen: Seen::of(operands, mode, op.row.role),
         terms: terms(operands, site),
     };
+    call.changed = call.change();
     let class = call.class();
     let by_class = call.by_class(class);
     let (casts, rounded) = call.casts(class, by_class);
@@ -191,6 +199,8 @@ struct Call<'a, D, S> {
     scalars: &'a [f64],
     site: &'a S,
     mode: Mode<D>,
+    /// The precision that the configuration gives the operation here.
+    changed: Option<OpPrecision>,
     seen: Seen<D>,
     /// How many gradients a sum of two half gradients has in all.
     terms: Option<u8>,
@@ -205,8 +215,38 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         self.scalars.iter().all(|scalar| holds(half, *scalar))
     }
 
-    /// The row's class, or the one that the row names for a case that holds.
+    /// The precision that the configuration gives the operation, if it applies.
+    fn change(&self) -> Option<OpPrecision> {
+        let Mode::On(half) = self.mode else {
+            return None;
+        };
+        let precision = self.site.changed(self.op)?;
+        let applies = match precision {
+            OpPrecision::F32 => true,
+            OpPrecision::Half => {
+                // Arithmetic on two FP32 tensors may be an optimizer's, on parameters.
+                let follows = matches!(self.op.row.class, Class::Promote | Class::PromoteSum);
+                self.computes_in(half)
+                    && self.is_held(half)
+                    && (!follows || self.operands.iter().any(|o| o.dtype == half))
+            }
+        };
+        (applies && self.is_ours()).then_some(precision)
+    }
+
+    /// Whether every operand is FP32 or half.
+    fn is_ours(&self) -> bool {
+        let is_ours = |o: &Operand<D>| o.dtype == D::F32 || is_half(o.dtype);
+        self.operands.iter().all(is_ours)
+    }
+
+    /// The row's class, or the one that the row names for a case that holds, or the changed one.
     fn class(&self) -> Class {
+        match self.changed {
+            Some(OpPrecision::F32) => return Class::Fp32,
+            Some(OpPrecision::Half) => return Class::LowerPrecision,
+            None => {}
+        }
         let class = self.op.row.class;
         let Some((other, case)) = self.op.row.otherwise else {
             return class;
@@ -241,6 +281,11 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     fn casts(&self, class: Class, by_class: Casts<D>) -> (Casts<D>, Option<D>) {
         let mut casts = by_class;
         let role = self.op.row.role;
+        if self.changed == Some(OpPrecision::Half)
+            && matches!(self.op.row.class, Class::Fp32 | Class::Fp32Inside)
+        {
+            return self.narrowed(by_class);
+        }
         if class == Class::Fp32Inside {
             let is_taken_whole =
                 self.mode != Mode::Off && !self.site.is_kernel() && role != Role::Composed;
@@ -278,6 +323,25 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             result: casts.result.or(Some(computed)),
         };
         (casts, Some(computed))
+    }
+
+    /// The casts of an operation to half that the table computes in FP32. Below autodiff the table
+    /// holds, so that what autodiff passes down whole needs no more than half operands.
+    fn narrowed(&self, to_half: Casts<D>) -> (Casts<D>, Option<D>) {
+        let is_kernel = self.site.is_kernel();
+        let is_widened = match to_half.operands {
+            Some(half) if is_kernel => self.is_exact(half) != Some(true),
+            _ => self.op.row.role == Role::Composed,
+        };
+        let casts = Casts {
+            operands: if is_widened {
+                Some(D::F32)
+            } else {
+                to_half.operands
+            },
+            result: to_half.operands,
+        };
+        (casts, to_half.operands.filter(|_| is_widened))
     }
 
     /// Whether a trial showed the device to be exact in half; `None` if nothing is tried. Nothing
@@ -319,6 +383,10 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
 
     /// Whether the result fits in `half`, but for the scalars.
     fn fits(&self, half: D) -> bool {
+        // What a configuration asked for in FP32 is FP32 for good.
+        if self.changed.is_some() {
+            return false;
+        }
         // Where the policy is off, half tensors give FP32 for good.
         let flag = TensorFlags::fits(half);
         let is_fitting = |o: &Operand<D>| o.dtype == D::F32 && o.has(flag);
@@ -351,9 +419,10 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
 
     /// The half dtype in force, if the policy itself records the operation.
     fn recorded(&self) -> Option<D> {
-        let is_ours = |o: &Operand<D>| o.dtype == D::F32 || is_half(o.dtype);
         match self.mode {
-            Mode::On(half) if !self.site.is_kernel() && self.operands.iter().all(is_ours) => {
+            // Operands in FP32 are kept in FP32.
+            Mode::On(_) if self.changed == Some(OpPrecision::F32) => None,
+            Mode::On(half) if !self.site.is_kernel() && self.is_ours() => {
                 self.op.row.recorded.map(|_| half)
             }
             _ => None,
@@ -641,6 +710,7 @@ mod tests {
         /// Of each operand, its elements and whether it is tracked.
         sizes: [(usize, Option<bool>); 2],
         declared: Option<DType>,
+        changed: Option<OpPrecision>,
     }
 
     const ON: Here = Here {
@@ -653,6 +723,7 @@ mod tests {
         exact: None,
         sizes: [(1, Some(false)); 2],
         declared: None,
+        changed: None,
     };
     const BELOW: Here = Here {
         mode: Mode::KeepDtypes,
@@ -700,6 +771,10 @@ mod tests {
 
         fn declared(&self) -> Option<DType> {
             self.declared
+        }
+
+        fn changed(&self, _: &Op) -> Option<OpPrecision> {
+            self.changed
         }
     }
 
@@ -1157,6 +1232,135 @@ mod tests {
         assert!(of(Keep, &plain(&[F32]), ON).keeps_dtypes);
         assert!(!of(Keep, &plain(&[F32]), OFF).keeps_dtypes);
         assert!(!of(Keep, &plain(&[F32]), BELOW).keeps_dtypes);
+    }
+
+    /// A site whose configuration gives the operation this precision.
+    fn with_op(changed: OpPrecision, here: Here) -> Here {
+        Here {
+            changed: Some(changed),
+            ..here
+        }
+    }
+
+    #[test]
+    fn a_change_to_fp32_makes_every_class_fp32_and_records_nothing() {
+        for class in CLASSES {
+            let fp32 =
+                |dtypes: &[DType], here| casts(class, dtypes, with_op(OpPrecision::F32, here));
+            let kernel = Here {
+                is_kernel: true,
+                ..ON
+            };
+            for here in [ON, kernel] {
+                assert_eq!(fp32(&[F16, F32], here), (Some(F32), None), "{class:?}");
+                assert_eq!(fp32(&[F16], here), (Some(F32), None), "{class:?}");
+                assert_eq!(fp32(&[F32], here), NONE, "{class:?}");
+                assert_eq!(fp32(&[F64], here), NONE, "{class:?}");
+            }
+        }
+        let fp32 = with_op(OpPrecision::F32, ON);
+        for name in ["relu", "layer_norm", "float_mul", "linear", "attention"] {
+            let decision = named(name, &plain(&[F16]), fp32);
+            assert_eq!(decision.recorded, None, "{name}");
+            assert!(!decision.flags.intersects(TensorFlags::FITS), "{name}");
+        }
+        // A device that is not exact has nothing to say.
+        let inexact = Here {
+            is_kernel: true,
+            exact: Some(false),
+            ..fp32
+        };
+        let conv = named("conv2d", &plain(&[F16, F32]), inexact);
+        assert_eq!(
+            (conv.rounded, conv.operands, conv.result),
+            (None, Some(F32), None)
+        );
+    }
+
+    #[test]
+    fn a_change_to_half_rounds_once_where_the_table_has_fp32() {
+        let half = with_op(OpPrecision::Half, ON);
+        let of = |name, dtype, here| {
+            let decision = named(name, &plain(&[dtype]), here);
+            (decision.rounded, decision.operands, decision.result)
+        };
+        for name in [
+            "softmax",
+            "float_exp",
+            "float_sum",
+            "float_sqrt",
+            "float_powi_scalar",
+        ] {
+            for dtype in [F16, F32] {
+                // Above autodiff the tape keeps half, and the layer below widens.
+                assert_eq!(
+                    of(name, dtype, half),
+                    (None, Some(F16), Some(F16)),
+                    "{name}"
+                );
+                let kernel = |exact| Here {
+                    is_kernel: true,
+                    exact,
+                    ..half
+                };
+                let widened = (Some(F16), Some(F32), Some(F16));
+                for exact in [None, Some(false)] {
+                    assert_eq!(of(name, dtype, kernel(exact)), widened, "{name}");
+                }
+                if name == "float_sqrt" {
+                    let exact = of(name, dtype, kernel(Some(true)));
+                    assert_eq!(exact, (None, Some(F16), Some(F16)));
+                }
+            }
+            assert_eq!(of(name, F64, half), (None, None, None), "{name}");
+        }
+        // Autodiff composes it of steps, which would run in half.
+        let composed = of("layer_norm", F16, half);
+        assert_eq!(composed, (Some(F16), Some(F32), Some(F16)));
+        let recorded = |name| named(name, &plain(&[F32]), half).recorded;
+        assert_eq!(recorded("softmax"), Some(F16));
+        let flags = named("float_exp", &plain(&[F32]), half).flags;
+        assert!(flags.contains(TensorFlags::FROM_F16 | TensorFlags::DEMOTED));
+    }
+
+    #[test]
+    fn a_change_to_half_casts_an_activation_and_leaves_two_fp32_tensors_of_arithmetic() {
+        let half = with_op(OpPrecision::Half, ON);
+        let of = |name, dtypes: &[DType]| {
+            let decision = named(name, &plain(dtypes), half);
+            (decision.operands, decision.result)
+        };
+        for name in ["relu", "gelu", "max_pool2d"] {
+            assert_eq!(of(name, &[F32]), (Some(F16), None), "{name}");
+        }
+        for name in ["float_add", "float_mul", "float_cat"] {
+            assert_eq!(of(name, &[F16, F32]), (Some(F16), None), "{name}");
+            assert_eq!(of(name, &[F32, F32]), NONE, "{name}");
+            assert_eq!(of(name, &[BF16, F32]), (Some(F32), None), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_goes_before_a_change() {
+        let half = |here| with_op(OpPrecision::Half, here);
+        let fp32 = |here| with_op(OpPrecision::F32, here);
+        let exp = |here| casts(Fp32, &[F32], here);
+        // FP32 in force, the backward pass and a gradient.
+        for here in [OFF, BELOW, CONTRACTS] {
+            assert_eq!(exp(half(here)), NONE);
+        }
+        assert_eq!(
+            casts(LowerPrecision, &[F16], fp32(BELOW)),
+            (Some(F16), None)
+        );
+        let gradient = [with(F32, TensorFlags::GRADIENT)];
+        assert_eq!(of(Fp32, &gradient, half(ON)).operands, None);
+        // A scalar that half does not hold.
+        let leaky = |slope: f64| {
+            let op = Op::named("leaky_relu");
+            decide(&op, &plain(&[F32]), &[slope], &half(ON)).operands
+        };
+        assert_eq!((leaky(0.01), leaky(1e-8)), (Some(F16), None));
     }
 
     #[test]

@@ -30,6 +30,7 @@
 //! - FP32 that was never half keeps FP32 copies: the gradient of an operation that the policy does
 //!   not demote equals Burn's gradient, up to FP32 rounding.
 
+mod changes;
 mod decision;
 mod flags;
 mod op;
@@ -40,6 +41,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+pub use changes::{OpPrecision, OpPrecisions};
+pub(crate) use changes::{allowed, operations, short};
 pub use decision::{
     Decision, HalfSupport, Mode, Operand, Site, Support, TERMS, decide, holds, is_half, widest,
 };
@@ -152,6 +155,8 @@ pub struct Rows {
     pub fits: Fits,
     /// How many roundings may lie between an exact device's result in bf16 and the FP32 result.
     pub roundings: u8,
+    /// Whether no configuration changes the class.
+    pub is_fixed: bool,
     /// The methods of Burn's backend traits.
     pub ops: &'static [&'static str],
 }

@@ -1,6 +1,6 @@
 //! An operation as the decision needs it: a row of the table, found at compile time.
 
-use super::table::rows_of;
+use super::table::{place_of, rows_of};
 use super::trials::TriedOp;
 use super::{Case, Class, Fits, Role, Rows};
 
@@ -12,6 +12,8 @@ pub struct Op {
     pub(super) row: Rows,
     /// The operation in the trials of devices, if it is tried.
     pub(super) tried: Option<TriedOp>,
+    /// Its place among the operations of the table; none for the user's own.
+    pub(super) place: Option<u16>,
 }
 
 impl Op {
@@ -26,6 +28,10 @@ impl Op {
             name,
             row: rows_of(name),
             tried: TriedOp::named(name),
+            place: match place_of(name) {
+                Some(place) => Some(place as u16),
+                None => None,
+            },
         }
     }
 
@@ -36,6 +42,7 @@ impl Op {
             name,
             row,
             tried: None,
+            place: None,
         }
     }
 

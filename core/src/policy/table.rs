@@ -22,6 +22,7 @@ impl Rows {
             role: Role::Forward,
             fits,
             roundings: 1,
+            is_fixed: false,
             ops,
         }
     }
@@ -56,6 +57,11 @@ impl Rows {
         self.roundings = roundings;
         self
     }
+
+    const fn fixed(mut self) -> Self {
+        self.is_fixed = true;
+        self
+    }
 }
 
 const fn rows(class: Class, why: &'static str, ops: &'static [&'static str]) -> Rows {
@@ -68,18 +74,47 @@ const fn rows(class: Class, why: &'static str, ops: &'static [&'static str]) -> 
 ///
 /// If it has none.
 pub(super) const fn rows_of(op: &str) -> Rows {
-    let mut i = 0;
+    match place_of(op) {
+        Some(place) => *at(place).0,
+        None => panic!("this operation has no row in the policy table"),
+    }
+}
+
+/// How many operations the table has.
+pub(super) const OPERATIONS: usize = {
+    let (mut i, mut operations) = (0, 0);
+    while i < TABLE.len() {
+        operations += TABLE[i].ops.len();
+        i += 1;
+    }
+    operations
+};
+
+/// The place of an operation among all of the table.
+pub(super) const fn place_of(op: &str) -> Option<usize> {
+    let (mut i, mut place) = (0, 0);
     while i < TABLE.len() {
         let mut j = 0;
         while j < TABLE[i].ops.len() {
             if same(TABLE[i].ops[j], op) {
-                return TABLE[i];
+                return Some(place);
             }
             j += 1;
+            place += 1;
         }
         i += 1;
     }
-    panic!("this operation has no row in the policy table")
+    None
+}
+
+/// The operation at a place, with its rows.
+pub(super) const fn at(place: usize) -> (&'static Rows, &'static str) {
+    let (mut i, mut before) = (0, place);
+    while before >= TABLE[i].ops.len() {
+        before -= TABLE[i].ops.len();
+        i += 1;
+    }
+    (&TABLE[i], TABLE[i].ops[before])
 }
 
 /// Every operation of Burn that takes or returns a float tensor, from Burn 0.21 on. Integer, boolean and quantized
@@ -181,7 +216,7 @@ pub const TABLE: &[Rows] = &[
     ]),
     rows(Fp32, "its scales and rounding are calibrated in FP32", &[
         "quantize", "quantize_dynamic", "q_matmul",
-    ]),
+    ]).fixed(),
     rows(Fp32Inside, "sums and squares inside, a result bounded by its input", &[
         "layer_norm",
     ]).recorded("keeps one tensor, in half for a half operand").of_role(Composed),

@@ -2,6 +2,7 @@
 //! not on tensors or backends.
 
 mod device;
+mod operations;
 mod registry;
 
 use std::fmt;

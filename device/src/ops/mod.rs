@@ -29,7 +29,9 @@ use burn_0_22 as this_burn;
 #[cfg(feature = "burn-0-23")]
 use burn_0_23 as this_burn;
 use burn_amp_core::policy::trials::TriedOp;
-use burn_amp_core::policy::{Decision, Mode, Op, Operand, Site, Support, decide, widest};
+use burn_amp_core::policy::{
+    Decision, Mode, Op, OpPrecision, Operand, Site, Support, decide, widest,
+};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 
@@ -182,6 +184,11 @@ impl<B: Backend> Site<DType> for At<B> {
     /// The client's graph has dtypes of its own.
     fn declared(&self) -> Option<DType> {
         Some(self.declared.into())
+    }
+
+    /// The policy's table holds: a device cannot tell an operation from a step of a backward pass.
+    fn changed(&self, _op: &Op) -> Option<OpPrecision> {
+        None
     }
 }
 

@@ -21,6 +21,7 @@ use std::sync::OnceLock;
 use super::table::rows_of;
 use super::{Class, HalfSupport, class, same};
 use crate::FloatDType;
+use crate::words::line;
 
 pub use inputs::{N, SPREAD, TrialInputs};
 pub use list::TRIED;
@@ -193,21 +194,6 @@ pub fn report_lines(half: impl Display, fp32_here: &[String], half_here: &[Strin
     let exact = format!("as exact in {half} as in FP32, so without casts");
     line("FP32 here", fp32_here, "fp32_here", &fp32)
         + &line("half here", half_here, "half_here", &exact)
-}
-
-/// How many operations a line of a report names. Its field has all.
-const SHOWN: usize = 5;
-
-fn line(label: &str, ops: &[String], field: &str, why: &str) -> String {
-    let first = ops[..ops.len().min(SHOWN)].join(", ");
-    match ops.len() {
-        0 => String::new(),
-        1..=SHOWN => format!("{label:<12}{first}: {why}\n"),
-        all => {
-            let more = all - SHOWN;
-            format!("{label:<12}{first} and {more} more (see `{field}`): {why}\n")
-        }
-    }
 }
 
 /// Whether every value that `op` computed in `half` equals the rounded FP32 value.

@@ -1,0 +1,156 @@
+//! Operations whose precision a configuration changes. Depends on the table alone.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::table::{OPERATIONS, at, place_of};
+use super::{Class, Op, Rows};
+
+/// The precision that a configuration gives an operation, in the place of the table's.
+///
+/// serde writes the name that `Display` gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OpPrecision {
+    /// The half dtype in force. FP32 operands are rounded to half, and the result is half.
+    ///
+    /// An operation that the table computes in FP32, such as `softmax`, computes in FP32 inside: its
+    /// result is rounded once, as on a device that accumulates in FP32. Its gradient has the dtype of
+    /// the operand. Beside a half operand, arithmetic rounds FP32 to half; two FP32 operands stay FP32,
+    /// so that an optimizer keeps FP32 parameters.
+    Half,
+    /// FP32, in both passes. Half operands are cast to FP32, and the result is FP32.
+    F32,
+}
+
+impl OpPrecision {
+    /// Every name that parses, with what it means.
+    const NAMES: [(&'static str, Self); 4] = [
+        ("half", Self::Half),
+        ("f32", Self::F32),
+        ("fp32", Self::F32),
+        ("float32", Self::F32),
+    ];
+
+    /// The precision of this name; case and surrounding spaces do not matter.
+    pub(crate) fn named(given: &str) -> Option<Self> {
+        let given = given.trim().to_ascii_lowercase();
+        let found = Self::NAMES.iter().find(|(name, _)| *name == given);
+        found.map(|(_, precision)| *precision)
+    }
+}
+
+impl fmt::Display for OpPrecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Half => "half",
+            Self::F32 => "f32",
+        })
+    }
+}
+
+/// The operations whose precision a configuration changes. An operation that gets the table's own
+/// precision is not among them.
+///
+/// serde writes a map from names to precisions. To read one, see
+/// [`parsed`](OpPrecisions::parsed).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpPrecisions {
+    half: Places,
+    f32: Places,
+}
+
+/// Operations by their places in the table.
+type Places = [u64; OPERATIONS.div_ceil(64)];
+
+/// The word of a place, and the place's bit there.
+fn bit(place: usize) -> (usize, u64) {
+    (place / 64, 1 << (place % 64))
+}
+
+impl OpPrecisions {
+    /// The precision of an operation, if it is changed.
+    #[inline]
+    pub fn of(&self, op: &Op) -> Option<OpPrecision> {
+        self.at(usize::from(op.place?))
+    }
+
+    fn at(&self, place: usize) -> Option<OpPrecision> {
+        let (word, bit) = bit(place);
+        match (self.half[word] & bit != 0, self.f32[word] & bit != 0) {
+            (true, _) => Some(OpPrecision::Half),
+            (_, true) => Some(OpPrecision::F32),
+            _ => None,
+        }
+    }
+
+    /// Whether the table holds unchanged.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The names of the changed operations in the table's order, each with its precision.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, OpPrecision)> {
+        (0..OPERATIONS).filter_map(|place| Some((short(at(place).1), self.at(place)?)))
+    }
+
+    /// Gives an operation of the table a precision that it allows. The table's own takes a change back.
+    pub(crate) fn set(&mut self, op: &'static str, precision: OpPrecision) {
+        let place = place_of(op).expect("an operation of the table");
+        let (word, bit) = bit(place);
+        self.half[word] &= !bit;
+        self.f32[word] &= !bit;
+        match (precision, at(place).0.class) {
+            (OpPrecision::Half, Class::LowerPrecision) | (OpPrecision::F32, Class::Fp32) => {}
+            (OpPrecision::Half, _) => self.half[word] |= bit,
+            (OpPrecision::F32, _) => self.f32[word] |= bit,
+        }
+    }
+}
+
+impl Serialize for OpPrecisions {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+/// An operation as users write it: `exp` for `float_exp`.
+pub(crate) fn short(op: &str) -> &str {
+    op.strip_prefix("float_").unwrap_or(op)
+}
+
+/// The operations of a version of Burn, each with its rows.
+pub(crate) fn operations(burn: &str) -> impl Iterator<Item = (&'static Rows, &'static str)> {
+    let known = (0..OPERATIONS).map(at);
+    known.filter(move |(rows, _)| rows.since <= burn)
+}
+
+/// The precisions that a configuration may give an operation, and why there are no more.
+pub(crate) fn allowed(rows: &Rows, op: &str) -> (&'static [OpPrecision], String) {
+    use OpPrecision::{F32, Half};
+    if let Some(forward) = forward_of(op) {
+        let why = format!("the backward pass follows the forward pass: set {forward} instead");
+        return (&[], why);
+    }
+    let moves = [Some(rows.class), rows.otherwise.map(|(class, _)| class)];
+    if moves.contains(&Some(Class::Move)) {
+        return (&[], "it moves or makes data and computes nothing".into());
+    }
+    match rows.class {
+        Class::Keep => {
+            let why = "it computes in the dtype of its operand, in half where that is half";
+            (&[F32], why.into())
+        }
+        _ if rows.is_fixed => (&[F32], rows.why.into()),
+        _ => (&[Half, F32], String::new()),
+    }
+}
+
+/// The operation whose gradient a function of the backward pass computes.
+fn forward_of(op: &str) -> Option<&str> {
+    let op = op.strip_suffix("_backward")?;
+    let of = ["_x", "_weight", "_bias"];
+    let forward = of.iter().find_map(|of| op.strip_suffix(of));
+    Some(short(forward.unwrap_or(op)))
+}
