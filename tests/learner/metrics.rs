@@ -1,9 +1,15 @@
 //! What the dashboard shows is of its own step, however late Burn asks for it.
 
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 use burn::train::Learner;
-use burn::train::metric::{Metric, Numeric};
+use burn::train::logger::{FileMetricLogger, MetricLogger};
+use burn::train::metric::store::{EpochSummary, MetricsUpdate, Split};
+use burn::train::metric::{Metric, MetricDefinition, MetricId, Numeric, NumericEntry};
 use burn_amp::{
     AmpConfig, AmpTrainingExt, DynamicLossScale, GradScaler, LossScaleConfig, LossScaleMetric,
     Precision, PrecisionMetric, SkippedStepsMetric,
@@ -120,4 +126,85 @@ fn they_say_what_they_are() {
     assert_eq!(skipped.running_value().current(), 0.0);
     let precision = PrecisionMetric::new::<A>(&Default::default(), [scaler]);
     assert!(format!("{precision:?}").starts_with("PrecisionMetric"));
+}
+
+/// One CSV file of all numbers: split, epoch, step, metric and value.
+struct Csv {
+    file: fs::File,
+    names: HashMap<MetricId, String>,
+    steps: usize,
+}
+
+impl Csv {
+    fn new(path: &Path) -> Self {
+        Self {
+            file: fs::File::create(path).unwrap(),
+            names: HashMap::new(),
+            steps: 0,
+        }
+    }
+}
+
+impl MetricLogger for Csv {
+    fn log(&mut self, update: MetricsUpdate, epoch: usize, split: &Split) {
+        self.steps += usize::from(*split == Split::Train);
+        for metric in update.entries_numeric {
+            let name = &self.names[&metric.entry.metric_id];
+            let value = metric.numeric_entry.current();
+            let steps = self.steps;
+            writeln!(self.file, "{split},{epoch},{steps},{name},{value}").unwrap();
+        }
+    }
+
+    fn read_numeric(
+        &mut self,
+        _name: &str,
+        _epoch: usize,
+        _split: &Split,
+    ) -> Result<Vec<NumericEntry>, String> {
+        Ok(Vec::new())
+    }
+
+    fn log_metric_definition(&mut self, definition: MetricDefinition) {
+        self.names.insert(definition.metric_id, definition.name);
+    }
+
+    fn log_epoch_summary(&mut self, _summary: EpochSummary) {}
+}
+
+/// In the files of Burn's own logger, one for each metric and epoch, and in a logger of the user's.
+#[test]
+fn loggers_get_the_number_of_each_step() {
+    let _alone = alone();
+    let folder = folder("metrics-logged");
+    let csv = folder.join("metrics.csv");
+    let training: Training<A, f64, SgdOf<A>> = training(&folder, samples(BATCHES, &OVERFLOWS));
+    training
+        .num_epochs(2)
+        .with_metric_logger(FileMetricLogger::new(&folder))
+        .with_metric_logger(Csv::new(&csv))
+        .with_amp(config())
+        .launch(Learner::new(Model::new(), sgd(), 0.1))
+        .unwrap();
+    let (scales, skipped) = expected(2);
+    for (file, metric, expected) in [
+        ("Loss_Scale.log", "Loss Scale", scales),
+        ("Skipped_Steps.log", "Skipped Steps", skipped),
+    ] {
+        let of_epoch = |epoch: usize| {
+            let path = folder.join(format!("train/epoch-{epoch}")).join(file);
+            let text = fs::read_to_string(path).unwrap();
+            numbers(text.lines().map(str::to_string).collect())
+        };
+        assert_eq!([of_epoch(1), of_epoch(2)].concat(), expected);
+
+        let text = fs::read_to_string(&csv).unwrap();
+        let rows = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
+        let rows: Vec<_> = rows.filter(|row| row[3] == metric).collect();
+        let values = rows.iter().map(|row| row[4].to_string()).collect();
+        assert_eq!(numbers(values), expected);
+        let steps = rows.iter().map(|row| row[2].parse::<usize>().unwrap());
+        assert!(steps.eq(1..=2 * BATCHES));
+        assert!(rows.iter().all(|row| row[0] == "train"));
+    }
 }
