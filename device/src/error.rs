@@ -27,6 +27,19 @@ pub enum Error {
         device: String,
     },
 
+    /// A weight that its device cannot hold in half.
+    #[error(
+        "the weight {parameter} is on {device}: expected a device of burn-amp-device in f16 or bf16, \
+         without autodiff. Load the record into a model on `burn_amp_device::vulkan(kind, precision)`, or \
+         call `valid()` on a model that was trained there"
+    )]
+    HalfWeights {
+        /// The path of the parameter in its module.
+        parameter: String,
+        /// Its device.
+        device: String,
+    },
+
     /// Burn makes no device of the one that was given.
     #[cfg(feature = "burn-0-23")]
     #[error(transparent)]

@@ -123,6 +123,11 @@ impl Drop for Within {
 /// Whether this process has regions.
 static USED: AtomicBool = AtomicBool::new(false);
 
+/// A tensor that its device keeps in half from now on. For the client it is FP32, as before.
+pub(crate) fn in_half<const D: usize>(tensor: Tensor<D>, precision: Precision) -> Tensor<D> {
+    marked(tensor, Pair(Some(Mark::Half(precision)), None))
+}
+
 /// The loss that a backward pass begins with, marked where a device looks for the pass of an operation.
 pub(crate) fn begins_backward<const D: usize>(loss: Tensor<D>) -> Tensor<D> {
     if is_watched() {

@@ -16,6 +16,8 @@ pub(crate) enum Mark {
     Gradient,
     /// It is of no region and no backward pass.
     Clear,
+    /// The device keeps it in this half precision from now on.
+    Half(Precision),
 }
 
 /// How many regions may lie within each other: one that lies deeper has no effect.
@@ -39,7 +41,9 @@ impl Mark {
             enter.into_iter().chain([Self::Leave(depth)])
         };
         let without_depth = [Self::Gradient, Self::Clear].into_iter();
-        without_depth.chain((0..DEPTHS).flat_map(of_depth))
+        let halves = [Precision::F16, Precision::Bf16].map(Self::Half);
+        let regions = (0..DEPTHS).flat_map(of_depth);
+        without_depth.chain(regions).chain(halves)
     }
 
     /// The bounds of the clamp.
@@ -118,6 +122,7 @@ impl Marks {
                 ..self
             },
             Mark::Clear => Self::default(),
+            Mark::Half(_) => self,
         }
     }
 
@@ -156,7 +161,7 @@ mod tests {
     #[test]
     fn every_mark_comes_back_from_its_bounds_and_no_other_bounds_are_a_mark() {
         let marks = Mark::all().count();
-        assert_eq!(marks, 2 + 5 * DEPTHS as usize);
+        assert_eq!(marks, 4 + 5 * DEPTHS as usize);
         for mark in Mark::all() {
             let [lower, upper] = mark.bounds();
             assert_eq!(Mark::of(lower, upper), Some(mark));

@@ -7,7 +7,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use burn_amp_core::policy::{Operand, TensorFlags};
+use burn_amp_core::Precision;
+use burn_amp_core::policy::{HalfSupport, Operand, TensorFlags};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
@@ -129,9 +130,22 @@ impl<B: Backend> AmpTensor<B> {
                 tensor.with_flags(flags)
             }
             Mark::Gradient | Mark::Clear => self,
+            Mark::Half(precision) => self.in_half(precision),
         };
         // No longer the tensor that it was.
         Self::new(tensor.primitive, tensor.declared, tensor.flags).with_marks(marks)
+    }
+
+    /// The tensor in half, where it is FP32 and the device stores that half dtype.
+    fn in_half(self, precision: Precision) -> Self {
+        let support = DeviceState::of::<B>(&self.device()).support::<B>(&self.device());
+        match precision.compute_dtype() {
+            Some(half) if self.dtype() == DType::F32 && support.of(half) != HalfSupport::None => {
+                let (declared, flags) = (self.declared, self.flags);
+                Self::new(self.into_dtype(half, "float_clamp"), declared, flags)
+            }
+            _ => self,
+        }
     }
 
     /// The same values in another place, with all that is known of them.

@@ -1,0 +1,164 @@
+//! A model for inference with its weights in half behind the device: half the memory, the same
+//! results. The memory of this process is counted, and Flex computes in it.
+#![cfg(feature = "flex")]
+
+include!("../src/burn.rs");
+
+#[path = "../../xtask/src/bench/alloc.rs"]
+#[allow(dead_code)]
+mod alloc;
+mod client;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::module::Module;
+use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_amp_device::{AmpError, Error, Precision, flex, half_weights};
+
+use client::{HALVES, read, roundoff, tensor};
+
+#[derive(Module, Debug)]
+struct Model {
+    embedding: Embedding,
+    norm: LayerNorm,
+    linear: Linear,
+}
+
+const VOCABULARY: usize = 512;
+const WIDTH: usize = 512;
+/// The bytes of the weights in FP32.
+const BYTES: usize = (VOCABULARY * WIDTH + WIDTH * 1024) * 4;
+
+impl Model {
+    fn new(device: &Device) -> Self {
+        device.seed(1);
+        Self {
+            embedding: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
+            norm: LayerNormConfig::new(WIDTH).init(device),
+            linear: LinearConfig::new(WIDTH, 1024).init(device),
+        }
+    }
+
+    /// Of FP32 rows: those of the embedding are rounded.
+    fn forward(&self, device: &Device) -> Vec<f32> {
+        let x = tensor([4, WIDTH], 3, device);
+        read(self.linear.forward(self.norm.forward(x)))
+    }
+
+    fn rows(&self, device: &Device) -> Vec<f32> {
+        let rows = Tensor::<2, Int>::from_data([[0, 3, 1, 511]], device);
+        read(self.embedding.forward(rows))
+    }
+}
+
+/// The memory is that of the process: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn weights_take_half_the_memory_and_give_the_same_results() {
+    let _alone = alone();
+    for precision in HALVES {
+        let device = flex(precision).unwrap();
+        // What a first model sets up for good is not counted.
+        let computed = || device.sync().unwrap();
+        Model::new(&device).forward(&device);
+        computed();
+        let mark = alloc::Mark::set();
+        let model = Model::new(&device);
+        let rows = model.rows(&device);
+        // Parameters are there from their first use on. A use in an operation would cast them.
+        model.linear.weight.val();
+        computed();
+        let whole = mark.live();
+        let expected = model.forward(&device);
+
+        let model = half_weights(model, precision).unwrap();
+        assert_eq!(model.linear.weight.val().dtype(), DType::F32);
+        let found = model.forward(&device);
+        computed();
+        let halved = mark.live();
+        let saved = whole as f64 - halved as f64;
+        let expected_saved = BYTES as f64 / 2.0;
+        assert!(
+            (saved / expected_saved - 1.0).abs() < 0.05,
+            "{precision}: {whole} bytes, then {halved}"
+        );
+        // The linear layer rounds its weight anyway.
+        assert_eq!(found, expected);
+        let rounded = model.rows(&device);
+        let largest = rows
+            .iter()
+            .fold(0f32, |largest, row| largest.max(row.abs()));
+        for (rounded, row) in rounded.iter().zip(&rows) {
+            assert!((rounded - row).abs() <= largest * roundoff(precision));
+        }
+        assert_ne!(rounded, rows);
+
+        // A clone shares the weights; reading gives FP32 data of the rounded values.
+        let clone = model.clone();
+        let data = clone.linear.weight.val().into_data();
+        assert_eq!(data.dtype(), DType::F32);
+        let once: Vec<f32> = data.try_to_vec().unwrap();
+        let twice = half_weights(model, precision).unwrap();
+        assert_eq!(read(twice.linear.weight.val()), once);
+    }
+}
+
+#[test]
+fn a_record_has_the_rounded_values_and_loads_as_fp32() {
+    let _alone = alone();
+    let device = flex(Precision::Bf16).unwrap();
+    let model = half_weights(Model::new(&device), Precision::Bf16).unwrap();
+    let expected = model.forward(&device);
+    let weight = read(model.linear.weight.val());
+    let record = model.into_record();
+    device.seed(9);
+    let fresh = LinearConfig::new(WIDTH, 1024).init(&device);
+    assert_ne!(read(fresh.weight.val()), weight);
+    let loaded = Model::new(&device).load_record(record);
+    assert_eq!(read(loaded.linear.weight.val()), weight);
+    assert_eq!(loaded.forward(&device), expected);
+}
+
+#[test]
+fn what_is_no_weight_in_half_is_an_error_that_says_so() {
+    let _alone = alone();
+    let bf16 = flex(Precision::Bf16).unwrap();
+    let layer = |device: &Device| LinearConfig::new(8, 4).init(device);
+    let error = half_weights(layer(&bf16), Precision::Auto).unwrap_err();
+    assert!(matches!(
+        error,
+        Error::Amp(AmpError::NotHalf {
+            precision: Precision::Auto
+        })
+    ));
+    for device in [
+        Device::flex(),
+        flex(Precision::F32).unwrap(),
+        bf16.clone().autodiff(),
+    ] {
+        let error = half_weights(layer(&device), Precision::Bf16).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "the weight weight is on {device:?}: expected a device of burn-amp-device in f16 or \
+                 bf16, without autodiff. Load the record into a model on \
+                 `burn_amp_device::vulkan(kind, precision)`, or call `valid()` on a model that was \
+                 trained there"
+            )
+        );
+    }
+    let f16 = flex(Precision::F16).unwrap();
+    let mut large = layer(&f16);
+    large.weight = large.weight.map(|weight| weight * 0.0 + 1e5);
+    let error = half_weights(large, Precision::F16).unwrap_err();
+    assert!(
+        matches!(&error, Error::Amp(AmpError::WeightOverflow { parameter, value })
+            if parameter == "weight" && *value == 1e5),
+        "{error}"
+    );
+}
