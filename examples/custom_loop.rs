@@ -1,69 +1,64 @@
 //! The explicit protocol in a training loop of one's own: scale, backward, unscale, clip, step,
 //! update, as with PyTorch's `torch.amp.GradScaler`.
 //!
-//! A small network learns a wavy surface. The scale is made to grow every 50 steps, so that it soon
-//! overflows and steps are seen to be skipped.
+//! It trains the network of the example `digits`. The scale is made to grow every 50 steps, so that
+//! it soon overflows and steps are seen to be skipped.
 //!
 //! ```sh
 //! cargo run --release --example custom_loop
-//! cargo run --release --example custom_loop -- --precision bf16
+//! cargo run --release --example custom_loop -- --precision bf16 --seed 7
+//! cargo run --release --example custom_loop --features cuda,fusion,autotune -- --backend cuda
 //! ```
 
-use std::f32::consts::PI;
+mod backends;
+#[path = "digits/data.rs"]
+mod data;
+#[path = "digits/model.rs"]
+mod model;
+
+use std::error::Error;
 use std::process::ExitCode;
 
-use burn::backend::Flex;
-use burn::nn::loss::{MseLoss, Reduction};
-use burn::nn::{Linear, LinearConfig, Tanh};
+use burn::module::AutodiffModule;
+use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::prelude::*;
-use burn::tensor::Distribution;
 use burn_amp::{
-    AmpAutodiff, AmpConfig, AmpError, DynamicLossScale, GradScaler, LossScaleConfig, Precision,
+    AmpAutodiff, AmpConfig, DynamicLossScale, GradScaler, LossScaleConfig, Precision,
     clip_grad_norm,
 };
 use clap::Parser;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 
-type B = AmpAutodiff<Flex>;
+use backends::{Choice, on_backend};
+use data::{Digit, Digits, batch};
+use model::Model;
 
-const EPOCHS: usize = 20;
-const STEPS: usize = 32;
-const BATCH: usize = 64;
-const LEARNING_RATE: f64 = 5e-3;
+const BATCH: usize = 32;
+const LEARNING_RATE: f64 = 2e-3;
 
 #[derive(Parser)]
 #[command(about = "Loss scaling by hand, in a training loop of one's own")]
 struct Args {
+    /// What to train on.
+    #[arg(long, value_enum, default_value_t)]
+    backend: Choice,
     /// What to train in: auto, f32, f16 or bf16.
     #[arg(long, default_value_t = Precision::F16)]
     precision: Precision,
-}
-
-#[derive(Module, Debug)]
-struct Model<B: Backend> {
-    layers: [Linear<B>; 2],
-    output: Linear<B>,
-}
-
-impl<B: Backend> Model<B> {
-    fn new(device: &B::Device) -> Self {
-        Self {
-            layers: [(2, 64), (64, 64)].map(|(from, to)| LinearConfig::new(from, to).init(device)),
-            output: LinearConfig::new(64, 1).init(device),
-        }
-    }
-
-    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        let hidden = self
-            .layers
-            .iter()
-            .fold(x, |x, layer| Tanh::new().forward(layer.forward(x)));
-        self.output.forward(hidden)
-    }
+    /// How often each digit is seen.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    epochs: u16,
+    /// Seed of the weights, of dropout and of the order of the digits.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
 }
 
 fn main() -> ExitCode {
-    match train(Args::parse().precision) {
+    let args = Args::parse();
+    match on_backend!(args.backend, "--example custom_loop", train(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -72,15 +67,19 @@ fn main() -> ExitCode {
     }
 }
 
-fn train(precision: Precision) -> Result<(), AmpError> {
+fn train<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     let device = Default::default();
     let precision = AmpConfig::new()
-        .with_precision(precision)
-        .apply::<B>(&device)?;
-    B::seed(&device, 42);
+        .with_precision(args.precision)
+        .apply::<AmpAutodiff<B>>(&device)?;
+    AmpAutodiff::<B>::seed(&device, args.seed);
+    let mut order = StdRng::seed_from_u64(args.seed);
+    let digits = Digits::load();
+    let mut train: Vec<&Digit> = digits.train.iter().collect();
 
-    let mut model = Model::<B>::new(&device);
+    let mut model = Model::<AmpAutodiff<B>>::new(&device);
     let mut optimizer = AdamConfig::new().init();
+    let loss_fn = CrossEntropyLossConfig::new().init(&device);
     // As PyTorch's `GradScaler(enabled=...)`: a disabled scaler lets the loop stay as it is.
     let scaler = GradScaler::new(match precision.scales_loss() {
         true => DynamicLossScale::new().with_growth_interval(50).into(),
@@ -88,18 +87,14 @@ fn train(precision: Precision) -> Result<(), AmpError> {
     })?;
 
     println!("training in {precision}");
-    println!(
-        "{:>5} {:>10} {:>9} {:>7}",
-        "epoch", "loss", "scale", "skipped"
-    );
-    for epoch in 1..=EPOCHS {
+    println!("epoch    loss     scale  skipped");
+    for epoch in 1..=args.epochs {
+        train.shuffle(&mut order);
         let mut sum = 0.0;
-        for _ in 0..STEPS {
-            let x = Tensor::<B, 2>::random([BATCH, 2], Distribution::Uniform(-1.0, 1.0), &device);
-            let waves = (x.clone() * PI).sin();
-            let y = waves.clone().narrow(1, 0, 1) * waves.narrow(1, 1, 1);
-            let loss = MseLoss::new().forward(model.forward(x), y, Reduction::Mean);
-            sum += loss.clone().into_scalar().elem::<f64>();
+        for digits in train.chunks(BATCH) {
+            let (images, labels) = batch(digits, &device);
+            let loss = loss_fn.forward(model.forward(images), labels);
+            sum += loss.clone().into_scalar().elem::<f64>() * digits.len() as f64;
 
             let grads = scaler.scale(loss).backward();
             let mut grads = GradientsParams::from_grads(grads, &model);
@@ -114,11 +109,17 @@ fn train(precision: Precision) -> Result<(), AmpError> {
             scaler.update()?;
         }
         println!(
-            "{epoch:>5} {:>10.6} {:>9} {:>7}",
-            sum / STEPS as f64,
+            "{epoch:>5} {:>7.4} {:>9} {:>8}",
+            sum / train.len() as f64,
             scaler.loss_scale(),
             scaler.skipped_steps()
         );
     }
+
+    let (images, labels) = batch(&digits.test.iter().collect::<Vec<_>>(), &device);
+    let answers = model.valid().forward(images).argmax(1).squeeze_dim::<1>(1);
+    let right: i64 = answers.equal(labels).int().sum().into_scalar().elem();
+    let accuracy = 100.0 * right as f64 / digits.test.len() as f64;
+    println!("test accuracy: {accuracy:.2} %");
     Ok(())
 }

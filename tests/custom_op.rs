@@ -10,6 +10,7 @@ mod ops;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
+use burn::tensor::activation::sigmoid;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Amp, AmpAutodiff, AnomalyPass, GradScaler, Precision, with_precision};
 use burn_backend::DType;
@@ -17,19 +18,19 @@ use burn_backend::DType;
 use checked::{Checked, CheckedDevice};
 use common::mlp::{scaler, values};
 use common::{HALVES, assert_close};
-use ops::{MyOps, log_cosh, tanh_linear};
+use ops::{MyOps, gated_linear, log_cosh};
 
 impl MyOps for Checked {}
 
 /// Loss and gradients of both operations, one after the other.
 fn step<B: MyOps + AutodiffBackend>() -> Vec<f32> {
     let x = values::<B, 2>([6, 8], 1).require_grad();
-    let w = values::<B, 2>([8, 4], 2).require_grad();
+    let [w, v] = [2, 3].map(|seed| values::<B, 2>([8, 4], seed).require_grad());
     // Beyond 12 and back: what the loss is there to show.
-    let loss = log_cosh(tanh_linear(x.clone(), w.clone()) * 40.0).mean();
+    let loss = log_cosh(gated_linear(x.clone(), w.clone(), v.clone()) * 40.0).mean();
     let value = loss.clone().into_data();
     let grads = loss.backward();
-    let gradients = [x, w].map(|t| t.grad(&grads).unwrap().into_data());
+    let gradients = [x, w, v].map(|t| t.grad(&grads).unwrap().into_data());
     [value]
         .into_iter()
         .chain(gradients)
@@ -42,11 +43,12 @@ fn gradients_are_those_of_fp32_within_roundings() {
     let expected = step::<Autodiff<Flex>>();
     // The formulas are right: so says autodiff of what they are composed of.
     let x = values::<Autodiff<Flex>, 2>([6, 8], 1).require_grad();
-    let w = values::<Autodiff<Flex>, 2>([8, 4], 2).require_grad();
-    let y = x.clone().matmul(w.clone()).tanh() * 40.0;
+    let [w, v] = [2, 3].map(|seed| values::<Autodiff<Flex>, 2>([8, 4], seed).require_grad());
+    let gate = sigmoid(x.clone().matmul(v.clone()));
+    let y = x.clone().matmul(w.clone()) * gate * 40.0;
     let composed = (y.clone().exp() + (-y).exp()).mul_scalar(0.5).log().mean();
     let grads = composed.backward();
-    let composed: Vec<f32> = [x, w]
+    let composed: Vec<f32> = [x, w, v]
         .iter()
         .flat_map(|t| t.grad(&grads).unwrap().into_data().to_vec::<f32>().unwrap())
         .collect();
@@ -74,17 +76,17 @@ fn a_kernel_gets_the_dtype_of_its_class() {
         let config = checked::config().with_precision(precision);
         config.apply::<Checked>(&device).unwrap();
         let ones = || Tensor::<AmpAutodiff<Checked>, 2>::ones([4, 4], &device).require_grad();
-        let loss = log_cosh(tanh_linear(ones(), ones())).mean();
+        let loss = log_cosh(gated_linear(ones(), ones(), ones())).mean();
         let counts = device.counts();
-        assert_eq!(counts.ran_in("float_matmul", half), 1);
-        assert_eq!(counts.ran_in("float_tanh", half), 1);
+        assert_eq!(counts.ran_in("float_matmul", half), 2);
+        assert_eq!(counts.ran_in("sigmoid", half), 1);
         assert_eq!(counts.ran_in("float_exp", DType::F32), 2);
-        assert_eq!(counts.ran("float_matmul") + counts.ran("float_exp"), 3);
+        assert_eq!(counts.ran("float_matmul") + counts.ran("float_exp"), 4);
         device.reset();
         loss.backward();
         let counts = device.counts();
-        assert_eq!(counts.ran_in("float_matmul", half), 2);
-        assert_eq!(counts.ran("float_matmul"), 2);
+        assert_eq!(counts.ran_in("float_matmul", half), 4);
+        assert_eq!(counts.ran("float_matmul"), 4);
         // That of the loss.
         assert_eq!(counts.ran_in("float_tanh", DType::F32), 1);
     }
@@ -95,7 +97,7 @@ fn in_inference_the_kernels_are_reached_as_well() {
     let ones = Tensor::<Amp<Flex>, 2>::ones([4, 4], &Default::default());
     for precision in HALVES {
         let (layer, loss) = with_precision(precision, || {
-            let layer = tanh_linear(ones.clone(), ones.clone());
+            let layer = gated_linear(ones.clone(), ones.clone(), ones.clone());
             (layer.clone(), log_cosh(layer))
         });
         assert_eq!(Some(layer.dtype()), precision.compute_dtype());
@@ -114,10 +116,10 @@ fn a_device_without_the_dtype_gets_fp32() {
     let ones = || Tensor::<Amp<Checked>, 2>::ones([4, 4], &device);
     let config = checked::config().with_precision(Precision::F16);
     config.apply::<Checked>(&device).unwrap();
-    assert_eq!(tanh_linear(ones(), ones()).dtype(), DType::F16);
+    assert_eq!(gated_linear(ones(), ones(), ones()).dtype(), DType::F16);
     let config = checked::config();
     config.apply::<Checked>(&device).unwrap();
-    assert_eq!(tanh_linear(ones(), ones()).dtype(), DType::F32);
+    assert_eq!(gated_linear(ones(), ones(), ones()).dtype(), DType::F32);
 }
 
 #[test]

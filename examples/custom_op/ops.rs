@@ -8,6 +8,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn::tensor::TensorPrimitive;
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::ops::FloatTensor;
 use burn_amp::Amp;
 use burn_amp::policy::Class;
@@ -15,24 +16,33 @@ use burn_amp::policy::Class;
 /// The operations on any backend, composed of its own. One that has kernels for them overrides
 /// these.
 pub trait MyOps: Backend {
-    /// tanh(x w) of `[n, k]` and `[k, m]`.
-    fn tanh_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::float_tanh(Self::float_matmul(x, w))
-    }
-
-    /// The gradients of x and w, given the result and its gradient.
-    fn tanh_linear_backward(
+    /// A gated linear unit: (x w) σ(x v) of `[n, k]`, `[k, m]` and `[k, m]`. Gives it, x w and σ(x v).
+    fn gated_linear(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,
-        y: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-    ) -> [FloatTensor<Self>; 2] {
-        let square = Self::float_mul(y.clone(), y);
-        let slope = Self::float_add_scalar(Self::float_neg(square), 1.0.into());
-        let grad = Self::float_mul(grad, slope);
-        let of_x = Self::float_matmul(grad.clone(), Self::float_transpose(w));
-        let of_w = Self::float_matmul(Self::float_transpose(x), grad);
-        [of_x, of_w]
+        v: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 3] {
+        let value = Self::float_matmul(x.clone(), w);
+        let gate = Self::sigmoid(Self::float_matmul(x, v));
+        let y = Self::float_mul(value.clone(), gate.clone());
+        [y, value, gate]
+    }
+
+    /// The gradients of x, w and v, given x w, σ(x v) and the gradient of the result.
+    fn gated_linear_backward(
+        [x, w, v, value, gate, grad]: [FloatTensor<Self>; 6],
+    ) -> [FloatTensor<Self>; 3] {
+        let of_value = Self::float_mul(grad.clone(), gate.clone());
+        // σ' = σ (1 - σ)
+        let rest = Self::float_add_scalar(Self::float_neg(gate), 1.0.into());
+        let of_gate = Self::float_mul(Self::float_mul(of_value.clone(), value), rest);
+        let x = Self::float_transpose(x);
+        let of_x = Self::float_add(
+            Self::float_matmul(of_value.clone(), Self::float_transpose(w)),
+            Self::float_matmul(of_gate.clone(), Self::float_transpose(v)),
+        );
+        let of_w = Self::float_matmul(x.clone(), of_value);
+        [of_x, of_w, Self::float_matmul(x, of_gate)]
     }
 
     /// ln((eˣ + e⁻ˣ) / 2), whose exponential leaves f16 at 12.
@@ -55,26 +65,22 @@ impl MyOps for Flex {}
 /// In mixed precision: what has a matrix product computes in half, what has an exponential in FP32.
 /// The kernels are those of the backend below.
 impl<B: MyOps> MyOps for Amp<B> {
-    fn tanh_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [y] = Amp::custom_op("tanh_linear", Class::LowerPrecision, [x, w], |[x, w]| {
-            [B::tanh_linear(x, w)]
-        });
-        y
-    }
-
-    fn tanh_linear_backward(
+    fn gated_linear(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,
-        y: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-    ) -> [FloatTensor<Self>; 2] {
-        let name = "tanh_linear_backward";
-        Amp::custom_backward_op(
-            name,
-            Class::LowerPrecision,
-            [x, w, y, grad],
-            |[x, w, y, grad]| B::tanh_linear_backward(x, w, y, grad),
-        )
+        v: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 3] {
+        let class = Class::LowerPrecision;
+        Amp::custom_op("gated_linear", class, [x, w, v], |[x, w, v]| {
+            B::gated_linear(x, w, v)
+        })
+    }
+
+    fn gated_linear_backward(tensors: [FloatTensor<Self>; 6]) -> [FloatTensor<Self>; 3] {
+        let class = Class::LowerPrecision;
+        Amp::custom_backward_op("gated_linear_backward", class, tensors, |tensors| {
+            B::gated_linear_backward(tensors)
+        })
     }
 
     fn log_cosh(x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -93,16 +99,27 @@ impl<B: MyOps> MyOps for Amp<B> {
 
 /// On the tape: plain Burn, without any mixed-precision code.
 impl<B: MyOps, C: CheckpointStrategy> MyOps for Autodiff<B, C> {
-    fn tanh_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
-        let step = TanhLinear.prepare::<C>([x.node.clone(), w.node.clone()]);
-        match step.compute_bound().stateful() {
+    fn gated_linear(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 3] {
+        let parents = [&x, &w, &v].map(|tensor| tensor.node.clone());
+        let step = GatedLinear.prepare::<C>(parents);
+        let (y, value, gate) = match step.compute_bound().stateful() {
             OpsKind::Tracked(mut step) => {
-                let kept = (step.checkpoint(&x), step.checkpoint(&w));
-                let y = B::tanh_linear(x.primitive, w.primitive);
-                step.finish((kept.0, kept.1, y.clone()), y)
+                let kept = [&x, &w, &v].map(|tensor| step.checkpoint(tensor));
+                let [y, value, gate] = B::gated_linear(x.primitive, w.primitive, v.primitive);
+                let state = (kept, value.clone(), gate.clone());
+                (step.finish(state, y), value, gate)
             }
-            OpsKind::UnTracked(step) => step.finish(B::tanh_linear(x.primitive, w.primitive)),
-        }
+            OpsKind::UnTracked(step) => {
+                let [y, value, gate] = B::gated_linear(x.primitive, w.primitive, v.primitive);
+                (step.finish(y), value, gate)
+            }
+        };
+        // Only the result has a gradient.
+        [y, Self::from_inner(value), Self::from_inner(gate)]
     }
 
     fn log_cosh(x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -118,22 +135,21 @@ impl<B: MyOps, C: CheckpointStrategy> MyOps for Autodiff<B, C> {
 }
 
 #[derive(Debug)]
-struct TanhLinear;
+struct GatedLinear;
 
-impl<B: MyOps> Backward<B, 2> for TanhLinear {
-    type State = (NodeId, NodeId, FloatTensor<B>);
+impl<B: MyOps> Backward<B, 3> for GatedLinear {
+    type State = ([NodeId; 3], FloatTensor<B>, FloatTensor<B>);
 
     fn backward(
         self,
-        ops: Ops<Self::State, 2>,
+        ops: Ops<Self::State, 3>,
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        let (x, w, y) = ops.state;
-        let x = checkpointer.retrieve_node_output(x);
-        let w = checkpointer.retrieve_node_output(w);
+        let (kept, value, gate) = ops.state;
+        let [x, w, v] = kept.map(|node| checkpointer.retrieve_node_output(node));
         let grad = grads.consume::<B>(&ops.node);
-        let of_parents = B::tanh_linear_backward(x, w, y, grad);
+        let of_parents = B::gated_linear_backward([x, w, v, value, gate, grad]);
         for (parent, grad) in ops.parents.into_iter().zip(of_parents) {
             if let Some(parent) = parent {
                 grads.register::<B>(parent.id, grad);
@@ -157,9 +173,10 @@ impl<B: MyOps> Backward<B, 1> for LogCosh {
     }
 }
 
-/// tanh(x w) of `[n, k]` and `[k, m]`.
-pub fn tanh_linear<B: MyOps>(x: Tensor<B, 2>, w: Tensor<B, 2>) -> Tensor<B, 2> {
-    tensor(B::tanh_linear(primitive(x), primitive(w)))
+/// A gated linear unit: (x w) σ(x v) of `[n, k]`, `[k, m]` and `[k, m]`.
+pub fn gated_linear<B: MyOps>(x: Tensor<B, 2>, w: Tensor<B, 2>, v: Tensor<B, 2>) -> Tensor<B, 2> {
+    let [y, ..] = B::gated_linear(primitive(x), primitive(w), primitive(v));
+    tensor(y)
 }
 
 /// ln cosh x, element by element.

@@ -27,7 +27,7 @@ pub struct Corpus {
 impl Corpus {
     /// The Book of Genesis.
     pub fn load() -> Self {
-        let text = include_str!("../../../examples/text_classification/genesis.txt");
+        let text = include_str!("../../../examples/fine_tune/genesis.txt");
         let mut characters: Vec<char> = text.chars().collect();
         characters.sort_unstable();
         characters.dedup();

@@ -4,10 +4,13 @@
 //! ```sh
 //! cargo run --release -p gan
 //! cargo run --release -p gan -- --precision bf16 --epochs 40 --seed 7 --out target/mine
+//! cargo run --release -p gan --features cuda,fusion,autotune -- --backend cuda
 //! ```
 //!
 //! `samples.png` shows real digits on the left and generated ones on the right, a class a row.
 
+#[path = "../../backends/mod.rs"]
+mod backends;
 #[path = "../../digits/data.rs"]
 mod data;
 mod model;
@@ -20,17 +23,21 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn::backend::Flex;
+use burn::prelude::*;
 use burn_amp::{AmpAutodiff, AmpConfig, Precision};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use backends::{Choice, on_backend};
 use data::Digits;
 use train::{Trained, steps, train};
 
 #[derive(Parser)]
 #[command(about = "Learns to draw handwritten digits, with a loss scaler for each of two models")]
 struct Args {
+    /// What to train on.
+    #[arg(long, value_enum, default_value_t)]
+    backend: Choice,
     /// What to train in: auto, f32, f16 or bf16.
     #[arg(long, default_value_t = Precision::F16)]
     precision: Precision,
@@ -46,7 +53,8 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match gan(&Args::parse()) {
+    let args = Args::parse();
+    match on_backend!(args.backend, "-p gan", gan(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -55,13 +63,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn gan(args: &Args) -> Result<(), Box<dyn Error>> {
+fn gan<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(&args.out)
         .map_err(|error| format!("cannot make the folder {}: {error}", args.out.display()))?;
     let device = Default::default();
     let precision = AmpConfig::new()
         .with_precision(args.precision)
-        .apply::<AmpAutodiff<Flex>>(&device)?;
+        .apply::<AmpAutodiff<B>>(&device)?;
     let digits = Digits::load();
     let epochs = usize::from(args.epochs);
     let bar = ProgressBar::new(steps(&digits, epochs) as u64)
@@ -77,7 +85,7 @@ fn gan(args: &Args) -> Result<(), Box<dyn Error>> {
         bar.inc(1);
     };
     let scales = precision.scales_loss();
-    let trained = train::<AmpAutodiff<Flex>>(&digits, epochs, args.seed, scales, shown)?;
+    let trained = train::<AmpAutodiff<B>>(&digits, epochs, args.seed, scales, shown)?;
     bar.finish();
 
     table(&trained);

@@ -1,12 +1,6 @@
 //! The text: cut into windows of characters, split into training and validation set, and batched.
 
-use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use burn::data::dataloader::batcher::Batcher;
-use burn::data::dataloader::{DataLoader, DataLoaderBuilder, DataLoaderIterator};
-use burn::data::dataset::InMemDataset;
 use burn::prelude::*;
 
 /// Characters that the model sees at once.
@@ -28,7 +22,7 @@ impl Corpus {
     /// The Book of Genesis. Which windows are for validation does not depend on
     /// the seed of a run.
     pub fn load() -> Self {
-        let text = include_str!("../../text_classification/genesis.txt");
+        let text = include_str!("../../fine_tune/genesis.txt");
         let mut characters: Vec<char> = text.chars().collect();
         characters.sort_unstable();
         characters.dedup();
@@ -96,54 +90,5 @@ impl<B: Backend> Batcher<B, Window, Batch<B>> for WindowBatcher {
             tokens: tokens.clone().narrow(1, 0, CONTEXT),
             targets: tokens.narrow(1, 1, CONTEXT),
         }
-    }
-}
-
-/// A data loader with an order of its own for each epoch, known from the seed and the epoch alone:
-/// a run that is resumed sees what it would have seen. Burn's own goes from order to order by a
-/// random state that starts anew with the process.
-pub struct Epochs<B: Backend> {
-    loaders: Vec<Arc<dyn DataLoader<B, Batch<B>>>>,
-    next: AtomicUsize,
-}
-
-impl<B: Backend> Epochs<B> {
-    pub fn new(windows: Vec<Window>, batch_size: usize, seed: u64, epochs: Range<usize>) -> Self {
-        let windows = Arc::new(InMemDataset::new(windows));
-        let loader = |epoch| {
-            DataLoaderBuilder::new(WindowBatcher)
-                .batch_size(batch_size)
-                .shuffle(seed.wrapping_add(epoch as u64))
-                .build(windows.clone())
-        };
-        Self::of(epochs.map(loader))
-    }
-
-    fn of(loaders: impl Iterator<Item = Arc<dyn DataLoader<B, Batch<B>>>>) -> Self {
-        Self {
-            loaders: loaders.collect(),
-            next: AtomicUsize::new(0),
-        }
-    }
-}
-
-impl<B: Backend> DataLoader<B, Batch<B>> for Epochs<B> {
-    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<Batch<B>> + 'a> {
-        let epoch = self.next.fetch_add(1, Ordering::Relaxed);
-        self.loaders[epoch].iter()
-    }
-
-    fn num_items(&self) -> usize {
-        self.loaders.first().map_or(0, |loader| loader.num_items())
-    }
-
-    fn to_device(&self, device: &B::Device) -> Arc<dyn DataLoader<B, Batch<B>>> {
-        let loaders = self.loaders.iter();
-        Arc::new(Self::of(loaders.map(|loader| loader.to_device(device))))
-    }
-
-    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B, Batch<B>>> {
-        let loaders = self.loaders.iter();
-        Arc::new(Self::of(loaders.map(|loader| loader.slice(start, end))))
     }
 }

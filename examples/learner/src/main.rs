@@ -34,10 +34,12 @@ mod data;
 #[path = "../../epoch_lines/mod.rs"]
 mod epoch_lines;
 mod model;
-mod run;
+#[path = "../../resume/mod.rs"]
+mod resume;
 
 use std::error::Error;
 use std::f64::consts::LN_2;
+use std::fmt;
 use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -54,20 +56,22 @@ use burn::prelude::*;
 use burn::train::metric::LossMetric;
 use burn::train::{InferenceStep, Learner, SupervisedTraining};
 use burn_amp::{
-    Amp, AmpAutodiff, AmpConfig, AmpLrScheduler, AmpReport, AmpTrainingExt, GradScaler,
+    Amp, AmpAutodiff, AmpConfig, AmpLrScheduler, AmpReport, AmpTrainingExt, GradScaler, Precision,
 };
 use clap::Parser;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use backends::{Choice, on_backend};
-use data::{Batch, Corpus, Epochs, WindowBatcher};
+use data::{Batch, Corpus, WindowBatcher};
 use epoch_lines::EpochLines;
 use model::Model;
-use run::{FileRecorder, MetricFiles, Settings};
+use resume::{Checkpoints, Epochs, FileRecorder, MetricFiles};
+use serde::{Deserialize, Serialize};
 
 type Optim<B> = OptimizerAdaptor<AdamW, Model<B>, B>;
 type Schedule = AmpLrScheduler<CosineAnnealingLrScheduler>;
+type Saved<B> = Checkpoints<B, Model<B>, Optim<B>, Schedule>;
 
 const LEARNING_RATE: f64 = 4e-3;
 const PROMPT: &str = "And God said";
@@ -88,6 +92,38 @@ struct Args {
     resume: bool,
 }
 
+/// What stays the same until a run is done: with other epochs the learning rate would jump, with
+/// another seed windows would be seen twice, and another backend rounds otherwise.
+#[derive(clap::Args, Clone, PartialEq, Serialize, Deserialize)]
+struct Settings {
+    /// What to train on.
+    #[arg(long, value_enum, default_value_t)]
+    backend: Choice,
+    /// What to train in: auto, f32, f16 or bf16, also as 16-mixed and bf16-mixed.
+    #[arg(long, default_value_t = Precision::F16)]
+    precision: Precision,
+    /// How often the text is seen.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    epochs: u16,
+    /// Windows of the text in a step.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    batch_size: u16,
+    /// Seed of the weights, of the order of the windows and of the sample.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+}
+
+/// As they are given on the command line.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "--backend {} --precision {} --epochs {} --batch-size {} --seed {}",
+            self.backend, self.precision, self.epochs, self.batch_size, self.seed
+        )
+    }
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     match on_backend!(args.settings.backend, "-p learner", learn(&args)) {
@@ -104,8 +140,8 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     let epochs = usize::from(settings.epochs);
     let batch_size = usize::from(settings.batch_size);
     let done = match args.resume {
-        true => run::resume::<AmpAutodiff<B>>(output, settings)?,
-        false => run::begin(output, settings)?,
+        true => Saved::<AmpAutodiff<B>>::resume(output, settings)?,
+        false => resume::begin(output, settings)?,
     };
     if done >= epochs {
         println!("All {epochs} epochs are done: there is nothing to resume.");
@@ -117,7 +153,13 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     let corpus = Corpus::load();
     let windows = corpus.train.clone();
     let steps = epochs * windows.len().div_ceil(batch_size);
-    let train = Epochs::<AmpAutodiff<B>>::new(windows, batch_size, settings.seed, done..epochs);
+    let windows = Arc::new(InMemDataset::new(windows));
+    let train = Epochs::new((done..epochs).map(|epoch| {
+        DataLoaderBuilder::<AmpAutodiff<B>, _, _>::new(WindowBatcher)
+            .batch_size(batch_size)
+            .shuffle(settings.seed.wrapping_add(epoch as u64))
+            .build(windows.clone())
+    }));
     let valid = DataLoaderBuilder::<Amp<B>, _, _>::new(WindowBatcher)
         .batch_size(batch_size)
         .build(InMemDataset::new(corpus.valid.clone()));
@@ -154,7 +196,7 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
         .model;
     match interrupter.get_message() {
         Some(reason) if reason == BY_USER => {
-            stopped(run::last_epoch::<AmpAutodiff<B>>(output), epochs)
+            stopped(Saved::<AmpAutodiff<B>>::last_epoch(output), epochs)
         }
         Some(reason) => return Err(reason.into()),
         None => {
@@ -162,7 +204,7 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
             println!("\n{report}");
             // bf16 and FP32 need no loss scale, and count no steps.
             if report.taken_steps + report.skipped_steps > 0 {
-                let picture = output.join(run::LOSS_SCALE);
+                let picture = output.join(resume::LOSS_SCALE);
                 report.save_svg(&picture)?;
                 println!("loss scale over the steps: {}", picture.display());
             }

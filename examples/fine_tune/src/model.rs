@@ -1,0 +1,132 @@
+//! A small transformer encoder, and what it is trained for: first to guess masked words, then to
+//! classify verses. Written as for any backend.
+
+use burn::module::Param;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{
+    Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+};
+use burn::prelude::*;
+
+use crate::data::{LENGTH, Labelled, Masked};
+
+const WIDTH: usize = 64;
+
+/// What both have in common.
+#[derive(Module, Debug)]
+struct Encoder<B: Backend> {
+    words: Embedding<B>,
+    positions: Embedding<B>,
+    layers: TransformerEncoder<B>,
+    norm: LayerNorm<B>,
+}
+
+impl<B: Backend> Encoder<B> {
+    fn new(vocabulary: usize, device: &B::Device) -> Self {
+        let normal = Initializer::Normal {
+            mean: 0.0,
+            std: 0.1,
+        };
+        let embedding = |count| {
+            EmbeddingConfig::new(count, WIDTH)
+                .with_initializer(normal.clone())
+                .init(device)
+        };
+        Self {
+            words: embedding(vocabulary),
+            positions: embedding(LENGTH),
+            layers: TransformerEncoderConfig::new(WIDTH, 2 * WIDTH, 4, 2)
+                .with_norm_first(true)
+                .with_dropout(0.1)
+                .init(device),
+            norm: LayerNormConfig::new(WIDTH).init(device),
+        }
+    }
+
+    /// Tokens `[batch, length]` to `[batch, length, width]`.
+    fn forward(
+        &self,
+        tokens: Tensor<B, 2, Int>,
+        padding: Option<Tensor<B, 2, Bool>>,
+    ) -> Tensor<B, 3> {
+        let [_, length] = tokens.dims();
+        let positions = Tensor::arange(0..length as i64, &tokens.device()).unsqueeze::<2>();
+        let x = self.words.forward(tokens) + self.positions.forward(positions);
+        let input = TransformerEncoderInput::new(x);
+        let input = match padding {
+            Some(padding) => input.mask_pad(padding),
+            None => input,
+        };
+        self.norm.forward(self.layers.forward(input))
+    }
+}
+
+/// Guesses masked words. The weights of the output are those of the embedding.
+#[derive(Module, Debug)]
+pub struct WordGuesser<B: Backend> {
+    encoder: Encoder<B>,
+    bias: Param<Tensor<B, 1>>,
+}
+
+impl<B: Backend> WordGuesser<B> {
+    pub fn new(vocabulary: usize, device: &B::Device) -> Self {
+        Self {
+            encoder: Encoder::new(vocabulary, device),
+            bias: Initializer::Zeros.init([vocabulary], device),
+        }
+    }
+
+    /// The logits of the words at some places of the batch, `[places, vocabulary]`.
+    pub fn forward(&self, tokens: Tensor<B, 2, Int>, places: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+        let x = self.encoder.forward(tokens, None);
+        let masked = x.flatten::<2>(0, 1).select(0, places);
+        let words = self.encoder.words.weight.val().transpose();
+        masked.matmul(words) + self.bias.val().unsqueeze()
+    }
+
+    /// The mean cross entropy of a masked word, in nats.
+    pub fn loss(&self, batch: Masked<B>) -> Tensor<B, 1> {
+        let logits = self.forward(batch.tokens, batch.places);
+        let device = logits.device();
+        CrossEntropyLossConfig::new()
+            .init(&device)
+            .forward(logits, batch.words)
+    }
+}
+
+/// Is a verse from the first or the second half?
+#[derive(Module, Debug)]
+pub struct Classifier<B: Backend> {
+    encoder: Encoder<B>,
+    output: Linear<B>,
+}
+
+impl<B: Backend> Classifier<B> {
+    pub fn new(vocabulary: usize, device: &B::Device) -> Self {
+        Self {
+            encoder: Encoder::new(vocabulary, device),
+            output: LinearConfig::new(WIDTH, 2).init(device),
+        }
+    }
+
+    /// The logits of the two halves, `[batch, 2]`.
+    pub fn forward(&self, tokens: Tensor<B, 2, Int>, padding: Tensor<B, 2, Bool>) -> Tensor<B, 2> {
+        let x = self.encoder.forward(tokens, Some(padding.clone()));
+        // The mean over the words, without the padding.
+        let is_word = padding.bool_not().float();
+        let count = is_word.clone().sum_dim(1);
+        let sum = (x * is_word.unsqueeze_dim(2)).sum_dim(1);
+        self.output.forward(sum.squeeze_dim(1) / count)
+    }
+
+    pub fn loss(&self, batch: Labelled<B>) -> Tensor<B, 1> {
+        let logits = self.forward(batch.tokens, batch.padding);
+        let device = logits.device();
+        CrossEntropyLossConfig::new()
+            .init(&device)
+            .forward(logits, batch.halves)
+    }
+}
