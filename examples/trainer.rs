@@ -7,7 +7,7 @@
 //!
 //! ```sh
 //! cargo run --release --example trainer
-//! cargo run --release --example trainer -- --resume --epochs 6
+//! cargo run --release --example trainer -- --resume
 //! cargo run --release --example trainer -- --precision bf16 --seed 7 --out target/mine
 //! cargo run --release --example trainer --features cuda,fusion,autotune -- --backend cuda
 //! ```
@@ -46,7 +46,7 @@ const MICRO_BATCH: usize = 16;
 const ACCUMULATION: usize = 4;
 const MAX_NORM: f32 = 1.0;
 const LEARNING_RATE: f64 = 1e-2;
-const WIDTH: usize = 128;
+const WIDTH: usize = 64;
 
 /// One of half precision would cut the FP32 parameters short.
 type Recorder = NamedMpkFileRecorder<FullPrecisionSettings>;
@@ -61,7 +61,7 @@ struct Args {
     #[arg(long, default_value_t = Precision::F16)]
     precision: Precision,
     /// How often the text is seen.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1000))]
     epochs: u16,
     /// Seed of the weights and of the order of the text.
     #[arg(long, default_value_t = 42)]

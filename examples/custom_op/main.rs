@@ -123,7 +123,7 @@ fn main() -> Result<(), AmpError> {
     let digits = Digits::load();
     println!("precision  error with noise  error without");
     let row = |precision: Precision, [with, without]: [f64; 2]| {
-        println!("{precision:<9} {with:>17.3} {without:>14.3}");
+        println!("{precision:<9} {with:>17.4} {without:>14.4}");
     };
     row(Precision::F32, train::<Autodiff<Flex>>(&digits, seed));
     for precision in [Precision::F16, Precision::Bf16] {

@@ -61,8 +61,8 @@ type Schedule = AmpLrScheduler<ComposedLrScheduler>;
 type Saved<B> = Checkpoints<B, Model<B>, Optim<B>, Schedule>;
 
 const LEARNING_RATE: f64 = 0.1;
-/// Steps in which the learning rate rises.
-const WARM_UP: usize = 40;
+/// The learning rate rises in the first of so many parts of the steps.
+const WARM_UP: usize = 8;
 
 /// Trains a residual network on handwritten digits with Burn's Learner.
 #[derive(Parser)]
@@ -159,11 +159,12 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     let optimizer: Optim<AmpAutodiff<B>> = AmpOptimizer::new(sgd, [scaler.clone()]);
     // Burn leaves out what is less than a step at the end of an epoch.
     let steps = epochs * (digits.train.len().div_ceil(batch_size) / accumulation);
+    let warm_up = steps.div_ceil(WARM_UP);
     let schedule = ComposedLrSchedulerConfig::new()
         .linear(LinearLrSchedulerConfig::new(
-            1.0 / WARM_UP as f64,
+            1.0 / warm_up as f64,
             1.0,
-            WARM_UP,
+            warm_up,
         ))
         .cosine(CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, steps))
         .init()?;
