@@ -166,7 +166,7 @@ fn train<B: Backend>(
                     .init(&device)
                     .forward(model.forward(pictures), labels)
             })?;
-            sum += f64::from(metrics.loss) * digits.len() as f64;
+            sum += metrics.loss * digits.len() as f64;
         }
         final_loss = sum / train.len() as f64;
     }

@@ -159,7 +159,7 @@ fn train<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
         for windows in windows.chunks(MICRO_BATCH) {
             let batch = WindowBatcher.batch(windows.to_vec(), &device);
             let metrics = trainer.train_step(batch, (), |model, batch, ()| model.loss(batch))?;
-            sum += f64::from(metrics.loss) * windows.len() as f64;
+            sum += metrics.loss * windows.len() as f64;
         }
 
         let model = trainer.model().valid();

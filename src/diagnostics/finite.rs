@@ -69,14 +69,14 @@ impl<B: Backend> FiniteCheck<B> {
     fn all_finite(&self) -> bool {
         let mut groups: Vec<(_, FloatTensor<B>)> = Vec::new();
         for tensor in &self.tensors {
-            let kind = (tensor.shape(), B::float_device(tensor));
             let tensor = at_least_f32::<B>(tensor.clone());
+            let kind = (tensor.shape(), tensor.dtype(), B::float_device(&tensor));
             match groups.iter_mut().find(|(of, _)| *of == kind) {
                 Some((_, sum)) => *sum = B::float_add(sum.clone(), tensor),
                 None => groups.push((kind, tensor)),
             }
         }
-        let sums = groups.into_iter().map(|((shape, device), sum)| {
+        let sums = groups.into_iter().map(|((shape, _, device), sum)| {
             let (elements, rows) = (shape.num_elements(), shape.first().copied().unwrap_or(1));
             let sum = if elements <= READ {
                 sum
@@ -205,6 +205,26 @@ mod tests {
                     let found = finite(&[(&[1.0], dtype), (&values, dtype), (&[0.0], dtype)]);
                     assert_eq!(found, [true, false, true], "{bad} at {at} in {dtype:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn one_value_of_a_large_tensor_is_found() {
+        let device = Default::default();
+        // Read back whole, after a sum of its rows, and as one sum.
+        for shape in [[64, 128], [64, 256], [600, 128], [2, 10_000]] {
+            for bad in [f32::NAN, f32::INFINITY, f32::MAX] {
+                let mut check = FiniteCheck::<Flex>::new(device);
+                check.is_fused = true;
+                for value in [1.0, bad, 1.0] {
+                    let mut values = vec![1.0; shape[0] * shape[1]];
+                    *values.last_mut().unwrap() = value;
+                    let data = TensorData::new(values, shape).convert_dtype(DType::F32);
+                    check.add(Flex::float_from_data(data, &device));
+                }
+                let expected = [true, bad.is_finite(), true];
+                assert_eq!(check.read(), expected, "{bad} in {shape:?}");
             }
         }
     }
