@@ -497,8 +497,8 @@ mod learner {
         let item = item.sync().unwrap();
         assert_eq!(item.output.dims(), [64, CLASSES]);
         // Metrics go on with the logits in bf16.
-        let again = loss_of(item.output, batch.targets).into_scalar::<f32>();
-        let loss = item.loss.into_scalar::<f32>();
+        let [again, loss] = [loss_of(item.output, batch.targets), item.loss]
+            .map(|loss| f64::from(loss.into_scalar::<f32>()));
         assert!((again - loss).abs() < BF16 * loss, "{again} for {loss}");
         let before = parameters(&model);
         let stepped = model.optimize(&mut SgdConfig::new().init(), 0.5.into(), grads);
