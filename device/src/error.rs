@@ -7,7 +7,7 @@ use burn::remote::ConnectError;
 use burn::server::ServeError;
 use burn::tensor::ExecutionError;
 
-use crate::AmpError;
+use crate::{AmpError, Precision};
 
 /// Why a device is not there, or is not served.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ pub enum Error {
 
     /// A weight that its device cannot hold in half.
     #[error(
-        "the weight {parameter} is on {device}: expected a device of burn-amp-device in f16 or bf16, \
+        "the weight {parameter} is on {device}: expected a device of burn-amp-device in {precision}, \
          without autodiff. Load the record into a model on `burn_amp_device::vulkan(kind, precision)`, or \
          call `valid()` on a model that was trained there"
     )]
@@ -38,6 +38,8 @@ pub enum Error {
         parameter: String,
         /// Its device.
         device: String,
+        /// The precision that was asked for.
+        precision: Precision,
     },
 
     /// Burn makes no device of the one that was given.

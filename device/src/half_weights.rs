@@ -15,7 +15,8 @@ use crate::{AmpError, Error, Precision, local, region};
 /// dtype as they are. Linear layers, convolutions and attention give the results that they gave,
 /// since they round their weights anyway; an embedding gives rounded rows. The memory is free once
 /// nothing else holds the FP32 weights, such as a clone of the model. Use it after a record is
-/// loaded: loading replaces the weights by FP32. A record made of the model has the rounded values.
+/// loaded: loading replaces the weights by FP32. A record made of the model has the rounded values. Do
+/// not train the model: updates of half weights are rounded away.
 ///
 /// Behind a server, this needs burn-amp-server or [`AmpServer`](crate::AmpServer): another server
 /// keeps FP32, and so does a device that cannot store the precision.
@@ -25,8 +26,8 @@ use crate::{AmpError, Error, Precision, local, region};
 /// - [`Error::Amp`] with [`AmpError::NotHalf`] when the precision is neither f16 nor bf16, or with
 ///   [`AmpError::WeightOverflow`] when a finite weight is beyond the range of f16. One number is read
 ///   back for each weight.
-/// - [`Error::HalfWeights`] when a weight is on a device that this crate did not make, on one in FP32,
-///   or on one with autodiff.
+/// - [`Error::HalfWeights`] when a weight is on a device that this crate did not make, on one in another
+///   precision, or on one with autodiff. The precision of a server is the caller's to give.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -81,10 +82,11 @@ impl Weights {
     /// The weight, if its device can hold it in half.
     fn check<const D: usize>(&self, weight: &Tensor<D>) -> Result<(), Error> {
         let device = weight.device();
-        if !holds_half(&device) {
+        if !holds_half(&device, self.precision) {
             return Err(Error::HalfWeights {
                 parameter: self.parameter(),
                 device: format!("{device:?}"),
+                precision: self.precision,
             });
         }
         if self.precision != Precision::F16 {
@@ -104,11 +106,12 @@ impl Weights {
     }
 }
 
-/// Whether a device is one of this crate's in half, as far as a client can tell.
-fn holds_half(device: &Device) -> bool {
+/// Whether a device is one of this crate's in this precision, as far as a client can tell. In another one,
+/// each operation would round a weight twice.
+fn holds_half(device: &Device, precision: Precision) -> bool {
     !device.is_autodiff()
         && match local::below(device) {
-            Some((_, in_force)) => in_force.precision.is_half(),
+            Some((_, in_force)) => in_force.precision == precision,
             None => matches!(device.as_dispatch(), DispatchDevice::Remote(_)),
         }
 }

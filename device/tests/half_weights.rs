@@ -139,14 +139,15 @@ fn what_is_no_weight_in_half_is_an_error_that_says_so() {
     for device in [
         Device::flex(),
         flex(Precision::F32).unwrap(),
+        flex(Precision::F16).unwrap(),
         bf16.clone().autodiff(),
     ] {
         let error = half_weights(layer(&device), Precision::Bf16).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!(
-                "the weight weight is on {device:?}: expected a device of burn-amp-device in f16 or \
-                 bf16, without autodiff. Load the record into a model on \
+                "the weight weight is on {device:?}: expected a device of burn-amp-device in bf16, \
+                 without autodiff. Load the record into a model on \
                  `burn_amp_device::vulkan(kind, precision)`, or call `valid()` on a model that was \
                  trained there"
             )

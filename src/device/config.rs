@@ -27,10 +27,7 @@ use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, WhenSt
 #[serde(default, deny_unknown_fields)]
 pub struct AmpConfig {
     precision: Precision,
-    #[serde(
-        deserialize_with = "operations",
-        skip_serializing_if = "OpPrecisions::is_empty"
-    )]
+    #[serde(deserialize_with = "operations")]
     operations: OpPrecisions,
     loss_scale: Option<LossScaleConfig>,
     when_stuck: WhenStuck,

@@ -85,7 +85,7 @@ pub(super) fn power<B: Backend>(op: Op, tensor: AmpTensor<B>, exponent: Scalar) 
     if exponent.elem::<f64>() == 2.0
         && let Some((tape, half)) = call.recording::<B>()
     {
-        let operand = call.recorded_operand(tensor.clone());
+        let operand = call.recorded_operand(without_copies(&tensor));
         let kept = kept(&operand, half);
         if is_half(kept)
             && let Some(out) = call.run(|| tape.square(operand.into_primitive(), kept))
@@ -113,7 +113,7 @@ pub(super) fn reduction<B: Backend>(
     if let Some(tape) = tape
         && tensor.shared_copy(DType::F32).is_none()
         && let Some(out) = call.run(|| {
-            let operand = call.recorded_operand(tensor.clone());
+            let operand = call.recorded_operand(without_copies(&tensor));
             tape.reduction(kind, operand.into_primitive(), dim)
         })
     {
@@ -125,6 +125,11 @@ pub(super) fn reduction<B: Backend>(
         tape.and_then(|tape| tape.reduction(kind, tensor.clone(), dim))
             .unwrap_or_else(|| run(tensor))
     }))
+}
+
+/// The tensor without its cast copies: a clone that shares them allocates.
+fn without_copies<B: Backend>(tensor: &AmpTensor<B>) -> AmpTensor<B> {
+    AmpTensor::new(tensor.primitive.clone(), tensor.flags())
 }
 
 /// The dtype in which an operand is kept for the backward pass.

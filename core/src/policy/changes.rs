@@ -111,7 +111,9 @@ impl OpPrecisions {
 
 impl Serialize for OpPrecisions {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.iter())
+        // With its length, which formats without names of fields need.
+        let all: Vec<_> = self.iter().map(|(op, of)| (op, of.to_string())).collect();
+        serializer.collect_map(all)
     }
 }
 
@@ -130,7 +132,15 @@ pub(crate) fn operations(burn: &str) -> impl Iterator<Item = (&'static Rows, &'s
 pub(crate) fn allowed(rows: &Rows, op: &str) -> (&'static [OpPrecision], String) {
     use OpPrecision::{F32, Half};
     if let Some(forward) = forward_of(op) {
-        let why = format!("the backward pass follows the forward pass: set {forward} instead");
+        let follows = "the backward pass follows the forward pass";
+        let is_changed =
+            |(rows, op): (&Rows, &str)| short(op) == forward && !allowed(rows, op).0.is_empty();
+        let has_precision = (0..OPERATIONS).map(at).any(is_changed);
+        let why = if has_precision {
+            format!("{follows}: set {forward} instead")
+        } else {
+            follows.into()
+        };
         return (&[], why);
     }
     let moves = [Some(rows.class), rows.otherwise.map(|(class, _)| class)];

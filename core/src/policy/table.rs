@@ -159,13 +159,13 @@ pub const TABLE: &[Rows] = &[
     rows(Fp32, "a square overflows f16 at 256", &[
         "float_powf", "float_powi", "float_powi_scalar_impl", "float_powf_scalar",
         "float_powf_scalar_impl",
-    ]),
+    ]).of_role(Composed),
     rows(Fp32, "a square overflows f16 at 256", &[
         "float_hypot",
     ]).since("0.22"),
     rows(Fp32, "a square overflows f16 at 256", &[
         "float_powi_scalar",
-    ]).recorded("a square keeps its operand in half where half holds it"),
+    ]).of_role(Composed).recorded("a square keeps its operand in half where half holds it"),
     rows(Fp32, "a sum of unknown length: 4,096 ones make 2,048 in f16, 256 in bf16", &[
         "float_sum", "float_sum_dim",
     ]).recorded("expands its gradient, where autodiff multiplies ones"),

@@ -3,6 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -76,6 +77,12 @@ struct Batch {
 }
 
 const CLASSES: usize = 10;
+
+/// One test at a time: the random numbers of a device are the process's.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Mlp {
     fn new(width: usize, layers: usize, device: &Device) -> Self {
@@ -247,6 +254,7 @@ const BF16: f64 = 1.0 / 256.0;
 
 #[test]
 fn gradients_are_those_of_fp32_within_the_roundings_of_bf16() {
+    let _alone = alone();
     let like = Mlp::new(32, 3, &Device::flex().autodiff());
     let [burn, client, own] = gradients(&like, 64, 32);
     let [of_client, of_own] = [&client, &own].map(|of| relative_error(of, &burn));
@@ -280,6 +288,7 @@ fn held(way: Way, like: &Mlp, rows: usize, width: usize) -> [isize; 2] {
 
 #[test]
 fn a_step_keeps_one_half_tensor_a_layer() {
+    let _alone = alone();
     let (rows, width, layers) = (1024, 128, 4);
     let like = Mlp::new(width, layers, &Device::flex().autodiff());
     let all = Way::ALL.map(|way| held(way, &like, rows, width));
@@ -299,6 +308,7 @@ fn a_step_keeps_one_half_tensor_a_layer() {
 
 #[test]
 fn an_overflow_leaves_no_gradient_and_the_step_is_skipped_exactly() {
+    let _alone = alone();
     let device = on_tape::<F16>().autodiff();
     let like = Mlp::new(32, 2, &Device::flex().autodiff());
     let (mut model, batch) = on(&device, &like, 64, 32);
@@ -332,6 +342,7 @@ fn an_overflow_leaves_no_gradient_and_the_step_is_skipped_exactly() {
 /// adds to all of its operations: a full version has to pass untracked tensors below the tape.
 #[test]
 fn operations_without_a_backward_pass_leave_their_nodes() {
+    let _alone = alone();
     let today = left(&flex(Precision::Bf16).unwrap());
     let [burn, own] = [Way::Burn.device(), on_tape::<Bf16>()].map(|device| left(&device));
     println!(
@@ -343,6 +354,7 @@ fn operations_without_a_backward_pass_leave_their_nodes() {
 
 #[test]
 fn training_follows_fp32() {
+    let _alone = alone();
     let like = Mlp::new(32, 2, &Device::flex().autodiff());
     let [burn, _, own] = Way::ALL.map(|way| {
         let (mut model, batch) = on(&way.device(), &like, 64, 32);
@@ -368,6 +380,7 @@ fn training_follows_fp32() {
 
 #[test]
 fn several_losses_factors_and_tensors_from_outside_have_their_gradients() {
+    let _alone = alone();
     let like = Mlp::new(32, 2, &Device::flex().autodiff());
     let [burn, client, own] = Way::ALL.map(|way| {
         let (model, batch) = on(&way.device(), &like, 64, 32);
@@ -408,6 +421,7 @@ fn several_losses_factors_and_tensors_from_outside_have_their_gradients() {
 
 #[test]
 fn shared_and_frozen_parameters_dropout_and_batch_norm_are_as_on_todays_device() {
+    let _alone = alone();
     let like = Mlp {
         norm: Some(BatchNormConfig::new(32).init(&Device::flex().autodiff())),
         dropout: Some(DropoutConfig::new(0.5).init()),
@@ -439,6 +453,7 @@ fn shared_and_frozen_parameters_dropout_and_batch_norm_are_as_on_todays_device()
 
 #[test]
 fn a_region_in_fp32_is_exact_in_both_passes() {
+    let _alone = alone();
     let like = Mlp::new(32, 2, &Device::flex().autodiff());
     let [burn, rounded] = [Way::Burn, Way::Own].map(|way| {
         let (model, batch) = on(&way.device(), &like, 64, 32);
@@ -488,6 +503,7 @@ mod learner {
 
     #[test]
     fn a_train_step_gives_a_learner_its_gradients_and_its_item() {
+        let _alone = alone();
         let like = Mlp::new(32, 2, &Device::flex().autodiff());
         let [_, client, own] = gradients(&like, 64, 32);
         let (model, batch) = on(&on_tape::<Bf16>().autodiff(), &like, 64, 32);
