@@ -63,9 +63,9 @@ impl<B: Backend> FiniteCheck<B> {
         finite
     }
 
-    /// Whether all values of all tensors are finite. Tensors of one shape are added up, and the rows of
-    /// the sum: with the casts before, one kernel. All sums are one read-back. A sum may overflow though
-    /// all values are finite: the sums of the single tensors decide then.
+    /// Whether all values of all tensors are finite. Tensors of one shape are added up, in one kernel with
+    /// the casts before, and then the rows of their sum. All results are one read-back. A sum may overflow
+    /// though all values are finite: the sums of the single tensors decide then.
     fn all_finite(&self) -> bool {
         let mut groups: Vec<(_, FloatTensor<B>)> = Vec::new();
         for tensor in &self.tensors {
