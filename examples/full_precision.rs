@@ -24,8 +24,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn_amp::{
-    AmpAutodiff, AmpError, LossScaleConfig, MixedPrecisionTrainer, Precision, WhenStuck,
-    full_precision, with_precision,
+    AmpAutodiff, AmpError, MixedPrecisionTrainerConfig, Precision, WhenStuck, full_precision,
+    with_precision,
 };
 use clap::Parser;
 use rand::SeedableRng;
@@ -146,14 +146,11 @@ fn train<B: Backend>(
     let mut order = StdRng::seed_from_u64(seed);
     let mut train: Vec<&Digit> = digits.train.iter().collect();
     train.shuffle(&mut order);
-    let mut trainer = MixedPrecisionTrainer::new(
-        Model::<AmpAutodiff<B>>::new(&train, in_full, &device),
-        AdamConfig::new().init(),
-        precision,
-        LossScaleConfig::default(),
-    )?
-    .with_learning_rate(LEARNING_RATE)
-    .with_when_stuck(WhenStuck::Stop);
+    let model = Model::<AmpAutodiff<B>>::new(&train, in_full, &device);
+    let mut trainer = MixedPrecisionTrainerConfig::new()
+        .with_precision(precision)
+        .with_when_stuck(WhenStuck::Stop)
+        .init(model, AdamConfig::new().init(), LEARNING_RATE)?;
 
     let mut final_loss = f64::NAN;
     for _ in 0..EPOCHS {

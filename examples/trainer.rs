@@ -31,9 +31,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, Lstm, LstmConfi
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::record::{FileRecorder, FullPrecisionSettings, NamedMpkFileRecorder};
-use burn_amp::{
-    AmpAutodiff, LossScaleConfig, MixedPrecisionTrainer, Precision, WhenStuck, with_precision,
-};
+use burn_amp::{AmpAutodiff, MixedPrecisionTrainerConfig, Precision, WhenStuck, with_precision};
 use clap::Parser;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -125,16 +123,13 @@ fn train<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     let batches = usize::from(args.epochs) * train.len().div_ceil(MICRO_BATCH);
     let cosine = CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, batches / ACCUMULATION);
 
-    let mut trainer = MixedPrecisionTrainer::new(
-        Model::<AmpAutodiff<B>>::new(characters.len(), &device),
-        AdamConfig::new().init(),
-        args.precision,
-        LossScaleConfig::default(),
-    )?
-    .with_scheduler(cosine.init()?)
-    .with_grads_accumulation(ACCUMULATION as u32)
-    .with_grad_clipping_norm(MAX_NORM)
-    .with_when_stuck(WhenStuck::Stop);
+    let model = Model::<AmpAutodiff<B>>::new(characters.len(), &device);
+    let mut trainer = MixedPrecisionTrainerConfig::new()
+        .with_precision(args.precision)
+        .with_grads_accumulation(ACCUMULATION)
+        .with_grad_clipping_norm(Some(MAX_NORM))
+        .with_when_stuck(WhenStuck::Stop)
+        .init(model, AdamConfig::new().init(), cosine.init()?)?;
 
     let recorder = Recorder::new();
     let file = |epoch| args.out.join(format!("{}-epoch-{epoch}", args.precision));

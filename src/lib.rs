@@ -74,16 +74,23 @@ pub use burn_amp_core::{
 #[doc(inline)]
 pub use burn_amp_core::{StepMetrics, StepProgress};
 
-pub use autodiff::{AmpAutodiff, AmpGradients};
+pub use autodiff::AmpAutodiff;
+// Types that Burn's traits refer to, and that programs only pass on to Burn.
+#[doc(hidden)]
+pub use autodiff::AmpGradients;
 pub use device::{AmpConfig, precision_of};
 pub use diagnostics::AmpReport;
 pub use precision::{full_precision, with_precision};
 pub use scaler::GradScaler;
-pub use tensor::{Amp, AmpTensor};
+pub use tensor::Amp;
+#[doc(hidden)]
+pub use tensor::AmpTensor;
+#[doc(hidden)]
+#[cfg(feature = "train")]
+pub use train::{AccumulationRecord, AmpLrSchedulerItem, AmpLrSchedulerRecord, TrainerRecord};
 #[cfg(feature = "train")]
 pub use train::{
-    AccumulationRecord, AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord, AmpOptimizer,
-    AmpTraining, AmpTrainingExt, ConvertFloat, LossScaleMetric, MixedPrecision,
-    MixedPrecisionTrainer, PrecisionMetric, SkippedStepsMetric, TrainerRecord, clip_grad_norm,
-    half_weights,
+    AmpLrScheduler, AmpOptimizer, AmpTraining, AmpTrainingExt, ConvertFloat, LossScaleMetric,
+    MixedPrecision, MixedPrecisionTrainer, MixedPrecisionTrainerConfig, PrecisionMetric,
+    SkippedStepsMetric, clip_grad_norm, half_weights,
 };

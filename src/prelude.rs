@@ -41,7 +41,8 @@ pub use crate::{
 #[cfg(feature = "train")]
 pub use crate::{
     AmpLrScheduler, AmpOptimizer, AmpTrainingExt, LossScaleMetric, MixedPrecision,
-    MixedPrecisionTrainer, PrecisionMetric, SkippedStepsMetric, clip_grad_norm,
+    MixedPrecisionTrainer, MixedPrecisionTrainerConfig, PrecisionMetric, SkippedStepsMetric,
+    clip_grad_norm,
 };
 
 macro_rules! ready {

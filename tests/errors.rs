@@ -16,7 +16,7 @@ use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim};
 use burn_amp::policy::OpPrecision;
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, AmpError, AmpTrainingExt, DynamicLossScale, GradScaler,
-    LossScaleConfig, MixedPrecisionTrainer, Precision, StepProgress, WhenStuck, half_weights,
+    LossScaleConfig, MixedPrecisionTrainerConfig, Precision, StepProgress, WhenStuck, half_weights,
 };
 use burn_backend::{DTypeUsage, DTypeUsageSet};
 
@@ -210,8 +210,12 @@ fn stuck() {
     for ((loss_scale, factor, steps), text) in cases {
         let model = Mlp::<AmpAutodiff<Flex>>::new();
         let optimizer = SgdConfig::new().init();
-        let trainer = MixedPrecisionTrainer::new(model, optimizer, Precision::F16, loss_scale);
-        let mut trainer = trainer.unwrap().with_when_stuck(WhenStuck::Stop);
+        let mut trainer = MixedPrecisionTrainerConfig::new()
+            .with_precision(Precision::F16)
+            .with_loss_scale(loss_scale)
+            .with_when_stuck(WhenStuck::Stop)
+            .init(model, optimizer, 1e-3)
+            .unwrap();
         let mut step = || {
             let batch = (values([32, 8], 1), values([32, 4], 2));
             trainer.train_step(batch.0, batch.1, |model, x, y| model.loss_on(x, y) * factor)
@@ -226,14 +230,12 @@ fn stuck() {
 
 #[test]
 fn loss_shape() {
-    let mut trainer = MixedPrecisionTrainer::new(
-        Mlp::<AmpAutodiff<Flex>>::new(),
-        SgdConfig::new().init(),
-        Precision::F16,
-        DynamicLossScale::new().into(),
-    )
-    .unwrap()
-    .with_grads_accumulation(2);
+    let model = Mlp::<AmpAutodiff<Flex>>::new();
+    let mut trainer = MixedPrecisionTrainerConfig::new()
+        .with_precision(Precision::F16)
+        .with_grads_accumulation(2)
+        .init(model, SgdConfig::new().init(), 1e-3)
+        .unwrap();
     let per_sample = |model: &Mlp<_>, x, y| model.loss_on(x, y).repeat_dim(0, 32);
     assert_says(
         trainer.train_step(values([32, 8], 1), values([32, 4], 2), per_sample),

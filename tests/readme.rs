@@ -21,7 +21,7 @@ fn every_block_of_the_readme_is_a_test() {
         "rust",
         // The imports are those of the tests, on Flex.
         "use burn::backend::Vulkan;\nuse burn_amp::prelude::*;\n",
-        5,
+        6,
     );
 }
 
@@ -59,5 +59,25 @@ fn the_loop_and_the_explicit_loop_train_and_a_region_is_fp32() -> Result<(), Amp
     scaler.update()?;
     assert!(stepped);
     assert_ne!(parameters(&model), before);
+    Ok(())
+}
+
+#[test]
+fn the_loss_scale_is_saved_and_loaded() -> Result<(), AmpError> {
+    let device = Default::default();
+    let folder = std::env::temp_dir().join(format!("burn-amp-readme-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    // The README's paths are relative.
+    std::env::set_current_dir(&folder).unwrap();
+    GradScaler::of::<MyBackend>(&device).set_scale(128.0)?;
+    GradScaler::of::<MyBackend>(&device).save_file("scaler.json")?;
+    // In the process that resumes:
+    GradScaler::of::<MyBackend>(&device).load_file("scaler.json")?;
+    let resumed = GradScaler::new(LossScaleConfig::default())?;
+    resumed.load_file("scaler.json")?;
+    for scaler in [resumed, GradScaler::of::<MyBackend>(&device)] {
+        assert_eq!(scaler.loss_scale(), 128.0);
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
     Ok(())
 }

@@ -49,6 +49,17 @@ pub enum AmpError {
         expected: String,
     },
 
+    /// A setting of a `MixedPrecisionTrainer` that is out of its range.
+    #[error("trainer: {field} is {given}, expected {expected}")]
+    InvalidTrainer {
+        /// The setting.
+        field: &'static str,
+        /// The given value.
+        given: String,
+        /// The valid range.
+        expected: &'static str,
+    },
+
     /// A scaler's state that cannot be written, or cannot be read.
     #[error("cannot {action} the state {place}: {reason}. {}", remedy(action))]
     State {

@@ -43,6 +43,7 @@ mod train;
 mod trainer;
 mod wire;
 
+#[doc(hidden)]
 pub use backend::Amp;
 pub use burn_amp_core::{
     AmpError, Anomaly, AnomalyPass, Casts, DynamicLossScale, LastStep, LossScaleConfig, LossScaler,
@@ -50,7 +51,9 @@ pub use burn_amp_core::{
     StuckReason, Transition, WhenStuck, policy,
 };
 pub use client::connect;
-pub use device::{OpCasts, configure, precision_of, share_half_copies};
+pub use device::{OpCasts, precision_of};
+#[doc(hidden)]
+pub use device::{configure, share_half_copies};
 pub use error::Error;
 pub use grad_scaler::GradScaler;
 pub use gradients::clip_grad_norm;
@@ -59,9 +62,12 @@ pub use local::*;
 pub use region::{RegionTensors, full_precision, with_precision};
 pub use report::AmpReport;
 pub use server::AmpServer;
+#[doc(hidden)]
 pub use tensor::AmpTensor;
 #[cfg(feature = "train")]
 pub use train::{
     AmpTraining, AmpTrainingExt, LossScaleMetric, PrecisionMetric, SkippedStepsMetric,
 };
-pub use trainer::{AccumulationRecord, MixedPrecisionTrainer, TrainerRecord};
+#[doc(hidden)]
+pub use trainer::AccumulationRecord;
+pub use trainer::{MixedPrecisionTrainer, MixedPrecisionTrainerConfig, TrainerRecord};

@@ -4,39 +4,91 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
+use burn::config::Config;
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Bytes, Tensor, TensorData};
-use burn_amp_core::{PendingStepRecord, replace_file};
+use burn_amp_core::{PendingStepRecord, check_trainer, continues_window, replace_file};
 use burn_dispatch::DispatchDevice;
 use serde::{Deserialize, Serialize};
 
 use crate::gradients::{clip_grad_norm, widen};
 use crate::{
-    AmpError, Error, GradScaler, LossScaler, Precision, StepMetrics, StepProgress, Transition,
-    WhenStuck, local,
+    AmpError, Error, GradScaler, LossScaleConfig, LossScaler, Precision, StepMetrics, StepProgress,
+    Transition, WhenStuck, local,
 };
+
+/// The settings of a [`MixedPrecisionTrainer`]. The precision is that of the model's device.
+#[derive(Config, Debug, PartialEq)]
+pub struct MixedPrecisionTrainerConfig {
+    /// How the loss is scaled, whatever the precision of the device. Default `None`: as configured for
+    /// the scaler of the model's first device ([`GradScaler::of`]), which is disabled in bf16 and FP32.
+    pub loss_scale: Option<LossScaleConfig>,
+    /// Batches for each optimizer step, which is on the mean of their losses. Gradients are
+    /// accumulated in FP32. Default 1.
+    #[config(default = 1)]
+    pub grads_accumulation: usize,
+    /// Clips a step's unscaled gradients to this total L2 norm, computed in FP32; see
+    /// [`clip_grad_norm`]. Default `None`.
+    pub grad_clipping_norm: Option<f32>,
+    /// What to do when steps are skipped one after the other, and no change of the loss scale helps.
+    /// With [`WhenStuck::Stop`], [`train_step`](MixedPrecisionTrainer::train_step) returns
+    /// [`AmpError::Stuck`]. Default [`WhenStuck::Log`].
+    #[config(default = "WhenStuck::Log")]
+    pub when_stuck: WhenStuck,
+}
+
+impl MixedPrecisionTrainerConfig {
+    /// A trainer, from what Burn's `Learner::new` takes. A learning rate is a constant schedule. The
+    /// model's device has autodiff. The trainer has a scaler of its own.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::InvalidTrainer`] when `grads_accumulation` is 0, or `grad_clipping_norm` is not
+    ///   positive.
+    /// - [`AmpError::InvalidLossScale`] when a setting of `loss_scale` is out of its range.
+    pub fn init<M: Module>(
+        &self,
+        model: M,
+        optimizer: impl Into<ModuleOptimizer>,
+        lr_scheduler: impl Into<ModuleLrScheduler>,
+    ) -> Result<MixedPrecisionTrainer<M>, AmpError> {
+        check_trainer(self.grads_accumulation, self.grad_clipping_norm)?;
+        let device = model.devices().into_iter().next().unwrap_or_default();
+        let of_device = || *GradScaler::of(&device).state().config();
+        Ok(MixedPrecisionTrainer {
+            model: Some(model),
+            optimizer: optimizer.into(),
+            schedule: lr_scheduler.into(),
+            scaler: GradScaler::new(self.loss_scale.unwrap_or_else(of_device))?,
+            config: self.clone(),
+            micro_batches: 0,
+            accumulator: GradientsAccumulator::new(),
+        })
+    }
+}
 
 /// Trains a model with one call per batch: forward and backward pass, loss scaling, gradient
 /// accumulation, clipping and learning rate. One record holds the whole state.
 ///
-/// The precision is that of the model's device. Gradients reach the optimizer in FP32. An overflow anywhere in an accumulation window skips the whole window. The
-/// scale is updated once per optimizer step. The learning-rate schedule advances only when a step is
-/// taken.
+/// Gradients reach the optimizer in FP32. An overflow anywhere in an accumulation window skips the
+/// whole window. The scale is updated once per optimizer step. The learning-rate schedule advances
+/// only when a step is taken.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
 /// # use burn_amp_device::burn;
 /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Tensor};
-/// use burn_amp_device::{MixedPrecisionTrainer, Precision, flex};
+/// use burn_amp_device::{MixedPrecisionTrainerConfig, Precision, flex};
 ///
 /// let device = flex(Precision::F16)?.autodiff();
 /// let model = LinearConfig::new(4, 1).init(&device);
-/// let mut trainer = MixedPrecisionTrainer::new(model, SgdConfig::new().init())
-///     .with_learning_rate(0.1);
+/// let optimizer = SgdConfig::new().init();
+/// let mut trainer = MixedPrecisionTrainerConfig::new()
+///     .init(model, optimizer, 0.1)?; // a learning rate or a schedule
 /// let input = Tensor::<2>::ones([8, 4], &device);
 /// let target = Tensor::<2>::zeros([8, 1], &device);
 /// let metrics = trainer.train_step(input, target, |model, input, target| {
@@ -53,10 +105,8 @@ pub struct MixedPrecisionTrainer<M> {
     optimizer: ModuleOptimizer,
     schedule: ModuleLrScheduler,
     scaler: GradScaler,
-    accumulation: u32,
-    max_norm: Option<f32>,
-    when_stuck: WhenStuck,
-    micro_batches: u32,
+    config: MixedPrecisionTrainerConfig,
+    micro_batches: usize,
     accumulator: GradientsAccumulator<M>,
 }
 
@@ -87,8 +137,8 @@ pub struct TrainerRecord {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct AccumulationRecord {
     /// In a window, and of these so many are done.
-    batches: u32,
-    micro_batches: u32,
+    batches: usize,
+    micro_batches: usize,
     pending: PendingStepRecord,
     gradients: Vec<(u64, TensorData)>,
     /// What the gradients are multiplied by.
@@ -109,80 +159,6 @@ struct RecordFile {
 }
 
 impl<M: Module> MixedPrecisionTrainer<M> {
-    /// A trainer with a learning rate of 1e-3, unless
-    /// [`with_learning_rate`](MixedPrecisionTrainer::with_learning_rate) or
-    /// [`with_scheduler`](MixedPrecisionTrainer::with_scheduler) sets another, and with a scaler of its
-    /// own, configured as the one of the model's first device, unless
-    /// [`with_scaler`](MixedPrecisionTrainer::with_scaler) sets another. The device has autodiff.
-    pub fn new(model: M, optimizer: impl Into<ModuleOptimizer>) -> Self {
-        let device = model.devices().into_iter().next().unwrap_or_default();
-        Self {
-            model: Some(model),
-            optimizer: optimizer.into(),
-            schedule: ModuleLrScheduler::new(1e-3),
-            scaler: GradScaler::new(*GradScaler::of(&device).state().config())
-                .expect("a configuration in use is valid"),
-            accumulation: 1,
-            max_norm: None,
-            when_stuck: WhenStuck::Log,
-            micro_batches: 0,
-            accumulator: GradientsAccumulator::new(),
-        }
-    }
-
-    /// Sets a constant learning rate. Default 1e-3.
-    pub fn with_learning_rate(self, learning_rate: f64) -> Self {
-        self.with_scheduler(ModuleLrScheduler::new(learning_rate))
-    }
-
-    /// Sets a learning-rate scheduler.
-    pub fn with_scheduler(mut self, schedule: impl Into<ModuleLrScheduler>) -> Self {
-        self.schedule = schedule.into();
-        self
-    }
-
-    /// Sets another scaler, for example with another [`DynamicLossScale`](crate::DynamicLossScale).
-    /// Two trainers that share one would mix their steps.
-    pub fn with_scaler(mut self, scaler: GradScaler) -> Self {
-        self.scaler = scaler;
-        self
-    }
-
-    /// Takes one step per `batches` batches, on the mean of their losses. Default 1. Gradients are
-    /// accumulated in FP32. Another number than before drops a window that has begun.
-    ///
-    /// # Panics
-    ///
-    /// If `batches` is 0.
-    pub fn with_grads_accumulation(mut self, batches: u32) -> Self {
-        assert!(batches > 0, "a step needs at least 1 batch, got 0");
-        if batches != self.accumulation && self.micro_batches > 0 {
-            self.forget_window();
-        }
-        self.accumulation = batches;
-        self
-    }
-
-    /// Clips a step's unscaled gradients to a total L2 norm of `max_norm`, computed in FP32; see
-    /// [`clip_grad_norm`]. By default gradients are not clipped.
-    ///
-    /// # Panics
-    ///
-    /// If `max_norm` is not positive.
-    pub fn with_grad_clipping_norm(mut self, max_norm: f32) -> Self {
-        assert!(max_norm > 0.0, "max_norm must be positive, got {max_norm}");
-        self.max_norm = Some(max_norm);
-        self
-    }
-
-    /// Sets what to do when steps are skipped one after the other, and no change of the loss scale
-    /// helps. With [`WhenStuck::Stop`], [`train_step`](MixedPrecisionTrainer::train_step) returns
-    /// [`AmpError::Stuck`]. By default this is only logged.
-    pub fn with_when_stuck(mut self, when_stuck: WhenStuck) -> Self {
-        self.when_stuck = when_stuck;
-        self
-    }
-
     /// Trains on one batch. `loss_fn` computes the loss from the model, `input` and `target`, which
     /// may have any type. The loss has shape `[1]` and any float dtype.
     ///
@@ -191,7 +167,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
     ///   and its window are then dropped.
-    /// - [`AmpError::Stuck`] after `with_when_stuck(WhenStuck::Stop)`. The trainer can continue.
+    /// - [`AmpError::Stuck`] with [`WhenStuck::Stop`]. The trainer can continue.
     /// - [`Error::Read`] when the device gives no answer. The window is then dropped.
     ///
     /// # Panics
@@ -211,9 +187,9 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         }
         let value = loss.clone().inner();
         let scale = self.scaler.scale_of_step();
-        let loss = match self.accumulation {
+        let loss = match self.config.grads_accumulation {
             1 => loss,
-            batches => loss / batches,
+            batches => loss / batches as f64,
         };
         let mut grads = self.scaler.backward(loss, model);
         if grads.is_empty() {
@@ -235,7 +211,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         widen(model, &mut grads);
         self.accumulator.accumulate(model, grads);
         self.micro_batches += 1;
-        let progress = if self.micro_batches < self.accumulation {
+        let progress = if self.micro_batches < self.config.grads_accumulation {
             StepProgress::Accumulated
         } else {
             self.optimizer_step()?
@@ -262,7 +238,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         let model = present(&self.model);
         let unscaled = self.scaler.unscale(model, &mut grads);
         unscaled.inspect_err(|_| self.scaler.forget_step())?;
-        if let Some(max_norm) = self.max_norm {
+        if let Some(max_norm) = self.config.grad_clipping_norm {
             clip_grad_norm(model, &mut grads, max_norm)?;
         }
         let model = self.model.take().expect(MODEL_IS_PRESENT);
@@ -276,7 +252,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
             self.schedule = schedule;
         }
         if let Transition::Stuck(reason) = transition
-            && self.when_stuck == WhenStuck::Stop
+            && self.config.when_stuck == WhenStuck::Stop
         {
             let last = self.scaler.last_step().expect("there was a step");
             return Err(self.scaler.state().stuck_error(reason, &last).into());
@@ -360,7 +336,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
             optimizer: self.optimizer.to_record(),
             schedule: self.schedule.to_record(),
             accumulation: AccumulationRecord {
-                batches: self.accumulation,
+                batches: self.config.grads_accumulation,
                 micro_batches: self.micro_batches,
                 pending: self.scaler.pending_record(),
                 scale: self.scaler.carried_scale(),
@@ -371,8 +347,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     }
 
     /// Resumes from a record. Accumulation and clipping stay this trainer's own; a window of another
-    /// accumulation is dropped, and the log has a warning. The scaler's settings
-    /// come from the record, unless only one of the two scales the loss: the scaler then starts over,
+    /// accumulation is dropped, and the log has a warning. The scaler's settings come from the record, unless only one of the two scales the loss: the scaler then starts over,
     /// and the log has a line about it.
     ///
     /// # Errors
@@ -397,14 +372,8 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         }
         let accumulation = record.accumulation;
         self.model = Some(model);
-        if accumulation.batches != self.accumulation && accumulation.micro_batches > 0 {
-            log::warn!(
-                "burn-amp: {} of {} micro-batches in the trainer's record are dropped: this trainer \
-                 takes a step every {}",
-                accumulation.micro_batches,
-                accumulation.batches,
-                self.accumulation
-            );
+        let own = self.config.grads_accumulation;
+        if !continues_window(accumulation.micro_batches, accumulation.batches, own) {
             self.forget_window();
             return Ok(());
         }

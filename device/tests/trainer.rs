@@ -15,7 +15,8 @@ use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_amp_device::{
     AmpError, DynamicLossScale, Error, GradScaler, LossScaleConfig, MixedPrecisionTrainer,
-    Precision, StepMetrics, StepProgress, WhenStuck, clip_grad_norm, flex,
+    MixedPrecisionTrainerConfig, Precision, StepMetrics, StepProgress, WhenStuck, clip_grad_norm,
+    flex,
 };
 
 use StepProgress::{Accumulated, Skipped, Stepped};
@@ -43,8 +44,19 @@ fn scaler(scale: f32) -> GradScaler {
     GradScaler::new(DynamicLossScale::new().with_init_scale(scale).into()).unwrap()
 }
 
-fn adam(device: &Device, scale: f32) -> Trainer {
-    MixedPrecisionTrainer::new(layer(device), AdamConfig::new().init()).with_scaler(scaler(scale))
+fn config(scale: f32) -> MixedPrecisionTrainerConfig {
+    let scale = DynamicLossScale::new().with_init_scale(scale);
+    MixedPrecisionTrainerConfig::new().with_loss_scale(Some(scale.into()))
+}
+
+fn adam(device: &Device, config: MixedPrecisionTrainerConfig, rate: f64) -> Trainer {
+    let optimizer = AdamConfig::new().init();
+    config.init(layer(device), optimizer, rate).unwrap()
+}
+
+fn sgd(device: &Device, config: MixedPrecisionTrainerConfig, rate: f64) -> Trainer {
+    let optimizer = SgdConfig::new().init();
+    config.init(layer(device), optimizer, rate).unwrap()
 }
 
 fn loss(model: &Linear, x: Tensor<2>, y: Tensor<2>) -> Tensor<1> {
@@ -74,9 +86,8 @@ fn parameters(model: &Linear) -> Vec<f32> {
 fn the_trainer_trains_to_the_bits_of_the_protocol() {
     for precision in [Precision::F16, Precision::Bf16] {
         let device = device(precision);
-        let mut trainer = adam(&device, 1024.0)
-            .with_learning_rate(0.01)
-            .with_grad_clipping_norm(0.5);
+        let config = config(1024.0).with_grad_clipping_norm(Some(0.5));
+        let mut trainer = adam(&device, config, 0.01);
         let (mut model, mut optimizer) = (layer(&device), AdamConfig::new().init());
         let scaler = scaler(1024.0);
         for i in 0..6 {
@@ -111,12 +122,9 @@ fn the_trainer_trains_to_the_bits_of_the_protocol() {
 fn many_micro_batches_train_as_one_batch() {
     for precision in HALVES {
         let device = device(precision);
-        let trained = |batches: u32| {
-            let optimizer = SgdConfig::new().init();
-            let mut trainer = MixedPrecisionTrainer::new(layer(&device), optimizer)
-                .with_scaler(scaler(256.0))
-                .with_learning_rate(1.0)
-                .with_grads_accumulation(batches);
+        let trained = |batches| {
+            let config = config(256.0).with_grads_accumulation(batches);
+            let mut trainer = sgd(&device, config, 1.0);
             let before = parameters(trainer.model());
             let (x, y) = (tensor([8, 8], 3, &device), tensor([8, 4], 4, &device));
             for i in 1..=batches {
@@ -148,10 +156,7 @@ fn many_micro_batches_train_as_one_batch() {
 #[test]
 fn an_overflow_anywhere_skips_its_whole_window_and_the_schedule_waits() {
     let device = device(Precision::F16);
-    let schedule = LinearLrSchedulerConfig::new(0.1, 0.01, 10).init().unwrap();
-    let mut trainer = adam(&device, 1024.0)
-        .with_scheduler(schedule)
-        .with_grads_accumulation(2);
+    let mut trainer = run(&device, 1024.0);
     let rate = |trainer: &Trainer| trainer.scheduler().clone().step().base();
     let (before, first) = (parameters(trainer.model()), rate(&trainer));
     assert_eq!(train(&mut trainer, 1, OVERFLOW).progress, Accumulated);
@@ -174,11 +179,16 @@ fn go_on(trainer: &mut Trainer, from: u64) -> (Vec<f64>, Vec<f32>, f32) {
     (losses, parameters(trainer.model()), trainer.loss_scale())
 }
 
-fn run(device: &Device) -> Trainer {
+fn run(device: &Device, scale: f32) -> Trainer {
+    in_windows(device, scale, 2)
+}
+
+fn in_windows(device: &Device, scale: f32, batches: usize) -> Trainer {
     let schedule = LinearLrSchedulerConfig::new(0.1, 0.01, 10).init().unwrap();
-    adam(device, 4096.0)
-        .with_scheduler(schedule)
-        .with_grads_accumulation(2)
+    config(scale)
+        .with_grads_accumulation(batches)
+        .init(layer(device), AdamConfig::new().init(), schedule)
+        .unwrap()
 }
 
 /// A file in a folder of this process's own.
@@ -191,15 +201,15 @@ fn a_run_that_is_stopped_after_any_batch_goes_on_to_the_same_bits() {
     let device = device(Precision::F16);
     let path = file("run");
     for stopped in 1..9 {
-        let mut whole = run(&device);
+        let mut whole = run(&device, 4096.0);
         for i in 0..stopped {
             train(&mut whole, i, if i == 4 { OVERFLOW } else { 1.0 });
         }
-        let mut by_record = run(&device);
+        let mut by_record = run(&device, 4096.0);
         let record = whole.to_record().unwrap();
         by_record.load_record(record).unwrap();
         whole.save_file(&path).unwrap();
-        let mut by_file = run(&device);
+        let mut by_file = run(&device, 4096.0);
         by_file.load_file(&path).unwrap();
         let expected = go_on(&mut whole, stopped);
         assert_eq!(go_on(&mut by_record, stopped), expected, "after {stopped}");
@@ -212,7 +222,7 @@ fn a_run_that_is_stopped_after_any_batch_goes_on_to_the_same_bits() {
 fn a_damaged_file_and_another_models_record_change_nothing() {
     let device = device(Precision::F16);
     let path = file("damaged");
-    let mut trainer = run(&device);
+    let mut trainer = run(&device, 4096.0);
     train(&mut trainer, 0, 1.0);
     let before = parameters(trainer.model());
     trainer.save_file(&path).unwrap();
@@ -229,7 +239,9 @@ fn a_damaged_file_and_another_models_record_change_nothing() {
     assert!(trainer.save_file("/dev/null/file").is_err());
 
     let other = LinearConfig::new(3, 3).init(&device);
-    let mut other = MixedPrecisionTrainer::new(other, SgdConfig::new().init());
+    let mut other = MixedPrecisionTrainerConfig::new()
+        .init(other, SgdConfig::new().init(), 1e-3)
+        .unwrap();
     assert!(trainer.load_record(other.to_record().unwrap()).is_err());
     assert_eq!(parameters(trainer.model()), before);
     assert_eq!(train(&mut trainer, 1, 1.0).progress, Stepped);
@@ -239,12 +251,10 @@ fn a_damaged_file_and_another_models_record_change_nothing() {
 fn a_record_of_another_precision_leaves_the_scaler_fresh_and_rescales_the_window() {
     let [f16, bf16] = HALVES.map(device);
     let trained = |from: &Device, to: &Device| {
-        let mut first = MixedPrecisionTrainer::new(layer(from), SgdConfig::new().init())
-            .with_grads_accumulation(2);
+        let config = MixedPrecisionTrainerConfig::new().with_grads_accumulation(2);
+        let mut first = sgd(from, config.clone(), 1e-3);
         train(&mut first, 1, 1.0);
-        let mut second = MixedPrecisionTrainer::new(layer(to), SgdConfig::new().init())
-            .with_learning_rate(1.0)
-            .with_grads_accumulation(2);
+        let mut second = sgd(to, config, 1.0);
         second.load_record(first.to_record().unwrap()).unwrap();
         assert_eq!(train(&mut second, 2, 1.0).progress, Stepped);
         parameters(second.model())
@@ -263,7 +273,7 @@ fn a_record_of_another_precision_leaves_the_scaler_fresh_and_rescales_the_window
 #[test]
 fn bad_losses_are_errors_and_the_trainer_goes_on() {
     let device = device(Precision::F16);
-    let mut trainer = adam(&device, 1024.0).with_grads_accumulation(2);
+    let mut trainer = run(&device, 1024.0);
     let other = layer(&device);
     let x = || tensor::<2>([32, 8], 1, &device);
     let y = || tensor::<2>([32, 4], 2, &device);
@@ -289,10 +299,10 @@ fn bad_losses_are_errors_and_the_trainer_goes_on() {
 fn a_run_that_can_never_train_is_an_error_when_asked() {
     let device = device(Precision::F16);
     for when_stuck in [WhenStuck::Log, WhenStuck::Stop] {
-        let scaler = GradScaler::new(LossScaleConfig::Fixed(1024.0)).unwrap();
-        let mut trainer = adam(&device, 1.0)
-            .with_scaler(scaler)
+        let config = MixedPrecisionTrainerConfig::new()
+            .with_loss_scale(Some(LossScaleConfig::Fixed(1024.0)))
             .with_when_stuck(when_stuck);
+        let mut trainer = adam(&device, config, 1e-3);
         let step = |i| {
             let (x, y) = (tensor([32, 8], i, &device), tensor([32, 4], i + 1, &device));
             trainer.train_step(x, y, |model, x, y| loss(model, x, y) * OVERFLOW)
@@ -312,20 +322,20 @@ fn a_window_of_another_accumulation_is_dropped_and_trainers_share_no_window() {
         assert_eq!(train(trainer, i + 1, 1.0).progress, Stepped);
         parameters(trainer.model())
     };
-    let expected = step(&mut run(&device), 1);
-    let mut saved = run(&device).with_grads_accumulation(4);
+    let expected = step(&mut run(&device, 4096.0), 1);
+    let mut saved = in_windows(&device, 4096.0, 4);
     train(&mut saved, 0, 1.0);
-    let mut loaded = run(&device);
+    let mut loaded = run(&device, 4096.0);
     loaded.load_record(saved.to_record().unwrap()).unwrap();
     assert_eq!(step(&mut loaded, 1), expected);
-    let mut changed = saved.with_grads_accumulation(2);
-    assert_eq!(step(&mut changed, 1), expected);
 
     // One overflows within the window of the other.
-    let sgd = || SgdConfig::new().init();
-    let new = || MixedPrecisionTrainer::new(layer(&device), sgd()).with_grads_accumulation(2);
-    let expected = step(&mut new(), 1);
-    let (mut first, mut second) = (new(), new().with_grads_accumulation(1));
+    let new = |batches| {
+        let config = MixedPrecisionTrainerConfig::new().with_grads_accumulation(batches);
+        sgd(&device, config, 1e-3)
+    };
+    let expected = step(&mut new(2), 1);
+    let (mut first, mut second) = (new(2), new(1));
     assert_eq!(train(&mut first, 1, 1.0).progress, Accumulated);
     assert_eq!(train(&mut second, 1, OVERFLOW).progress, Skipped);
     assert_eq!(train(&mut first, 2, 1.0).progress, Stepped);
@@ -333,11 +343,32 @@ fn a_window_of_another_accumulation_is_dropped_and_trainers_share_no_window() {
 }
 
 #[test]
+fn settings_that_make_no_sense_are_errors() {
+    let device = device(Precision::F16);
+    let optimizer = || AdamConfig::new().init();
+    for config in [
+        MixedPrecisionTrainerConfig::new().with_grads_accumulation(0),
+        MixedPrecisionTrainerConfig::new().with_grad_clipping_norm(Some(-1.0)),
+    ] {
+        let error = config.init(layer(&device), optimizer(), 1e-3).err();
+        assert!(
+            matches!(error, Some(AmpError::InvalidTrainer { .. })),
+            "{error:?}"
+        );
+    }
+    let negative = LossScaleConfig::Fixed(-1.0);
+    let config = MixedPrecisionTrainerConfig::new().with_loss_scale(Some(negative));
+    let error = config.init(layer(&device), optimizer(), 1e-3).err();
+    assert!(
+        matches!(error, Some(AmpError::InvalidLossScale { .. })),
+        "{error:?}"
+    );
+}
+
+#[test]
 fn in_bf16_and_on_a_plain_device_it_trains_as_the_plain_loop() {
     for device in [Device::flex().autodiff(), device(Precision::Bf16)] {
-        let optimizer = AdamConfig::new().init();
-        let mut trainer =
-            MixedPrecisionTrainer::new(layer(&device), optimizer).with_learning_rate(0.01);
+        let mut trainer = adam(&device, MixedPrecisionTrainerConfig::new(), 0.01);
         let (mut model, mut optimizer) = (layer(&device), AdamConfig::new().init());
         for i in 0..4 {
             assert_eq!(train(&mut trainer, i, 1.0).scale, 1.0);

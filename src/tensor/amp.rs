@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 /// Each operation runs in the precision that the [policy](crate::policy) gives it: contractions in
 /// f16 or bf16, sensitive operations in FP32. Parameters, gradients and data read back are FP32.
 /// Operations on only F64 tensors, and on integer and boolean tensors, are `B`'s own, as are the
-/// devices. A float tensor is an [`AmpTensor`](crate::AmpTensor).
+/// devices. A float tensor is an `AmpTensor`.
 ///
 /// For inference use `Amp<B>`; for training [`AmpAutodiff<B>`](crate::AmpAutodiff).
 #[derive(Debug, Clone, Copy, Default)]

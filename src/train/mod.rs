@@ -21,4 +21,6 @@ pub use lr_scheduler::{AmpLrScheduler, AmpLrSchedulerItem, AmpLrSchedulerRecord}
 pub use metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
 pub use mixed_precision::MixedPrecision;
 pub use optimizer::AmpOptimizer;
-pub use trainer::{AccumulationRecord, MixedPrecisionTrainer, TrainerRecord};
+pub use trainer::{
+    AccumulationRecord, MixedPrecisionTrainer, MixedPrecisionTrainerConfig, TrainerRecord,
+};

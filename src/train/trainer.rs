@@ -1,6 +1,8 @@
 //! A trainer for hand-written loops.
 
-use burn_amp_core::{PendingStepRecord, replace_file};
+use burn_amp_core::{PendingStepRecord, check_trainer, continues_window, replace_file};
+use burn_core as burn;
+use burn_core::config::Config;
 use burn_core::module::AutodiffModule;
 use burn_core::record::{FileRecorder, PrecisionSettings, Record};
 use burn_core::tensor::backend::{AutodiffBackend, Backend};
@@ -21,6 +23,84 @@ use crate::{
     Transition, WhenStuck, precision_of, with_precision,
 };
 
+/// The settings of a [`MixedPrecisionTrainer`].
+#[derive(Config, Debug, PartialEq)]
+pub struct MixedPrecisionTrainerConfig {
+    /// The precision of the forward and the backward pass. Default [`Auto`](Precision::Auto).
+    #[config(default = "Precision::Auto")]
+    pub precision: Precision,
+    /// How the loss is scaled in f16. In bf16 and FP32 no loss is scaled: the only other value is then
+    /// [`Disabled`](LossScaleConfig::Disabled). Default [`LossScaleConfig::default`].
+    #[config(default = "LossScaleConfig::default()")]
+    pub loss_scale: LossScaleConfig,
+    /// Batches for each optimizer step, which is on the mean of their losses. Default 1.
+    #[config(default = 1)]
+    pub grads_accumulation: usize,
+    /// Clips a step's unscaled gradients to this total L2 norm, computed in FP32; see
+    /// [`clip_grad_norm`](crate::clip_grad_norm). Default `None`.
+    pub grad_clipping_norm: Option<f32>,
+    /// What to do when steps are skipped one after the other, and no change of the loss scale helps.
+    /// With [`WhenStuck::Stop`], [`train_step`](MixedPrecisionTrainer::train_step) returns
+    /// [`AmpError::Stuck`]. Default [`WhenStuck::Log`].
+    #[config(default = "WhenStuck::Log")]
+    pub when_stuck: WhenStuck,
+}
+
+impl MixedPrecisionTrainerConfig {
+    /// A trainer, from what Burn's `Learner::new` takes. A learning rate is a constant schedule.
+    ///
+    /// # Errors
+    ///
+    /// - [`AmpError::InvalidTrainer`] when `grads_accumulation` is 0, or `grad_clipping_norm` is not
+    ///   positive.
+    /// - [`AmpError::InvalidLossScale`] when a setting of `loss_scale` is out of its range.
+    /// - [`AmpError::LossScaleWithoutF16`] when `loss_scale` is neither the default nor disabled,
+    ///   with bf16 or FP32.
+    /// - [`AmpError::UnsupportedPrecision`] when a device of the model cannot do the precision.
+    pub fn init<B, M, O, S>(
+        &self,
+        model: M,
+        optimizer: O,
+        lr_scheduler: S,
+    ) -> Result<MixedPrecisionTrainer<B, M, O, S>, AmpError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+        S: LrScheduler,
+    {
+        check_trainer(self.grads_accumulation, self.grad_clipping_norm)?;
+        let precision = self.precision;
+        for device in model.devices().iter().filter(|device| is_amp::<B>(device)) {
+            with_precision(precision, || precision_of::<B>(device))?;
+        }
+        if let Some(device) = model.devices().iter().find(|device| !is_amp::<B>(device))
+            && precision != Precision::F32
+        {
+            log::warn!(
+                "burn-amp: the model is on {}, not on AmpAutodiff: nothing but its loss is in mixed \
+                 precision here",
+                B::name(device)
+            );
+        }
+        let scaler = GradScaler::new(self.loss_scale)?;
+        let scaler = match self.loss_scale == LossScaleConfig::default() {
+            true if !precision.scales_loss() && precision != Precision::Auto => None,
+            _ => Some(scaler),
+        };
+        Ok(MixedPrecisionTrainer {
+            model: Some(with_precision(precision, || with_masters(model))),
+            optimizer,
+            scheduler: lr_scheduler,
+            mixed: MixedPrecision::new(precision, scaler)?,
+            config: self.clone(),
+            micro_batches: 0,
+            accumulator: GradientsAccumulator::new(),
+            backend: std::marker::PhantomData,
+        })
+    }
+}
+
 /// Trains a model in mixed precision with one call per batch: forward and backward pass, loss
 /// scaling, gradient accumulation, clipping and learning rate. One record holds the whole state.
 ///
@@ -29,16 +109,16 @@ use crate::{
 ///
 /// ```
 /// use burn::{backend::Flex, nn::{Linear, LinearConfig}, optim::SgdConfig, tensor::Tensor};
-/// use burn_amp::{AmpAutodiff, LossScaleConfig, MixedPrecisionTrainer, Precision};
+/// use burn_amp::{AmpAutodiff, MixedPrecisionTrainerConfig, Precision};
 ///
 /// type B = AmpAutodiff<Flex>;
 ///
 /// let device = Default::default();
 /// let model: Linear<B> = LinearConfig::new(4, 1).init(&device);
 /// let optimizer = SgdConfig::new().init();
-/// let mut trainer =
-///     MixedPrecisionTrainer::new(model, optimizer, Precision::F16, LossScaleConfig::default())?
-///         .with_learning_rate(0.1);
+/// let mut trainer = MixedPrecisionTrainerConfig::new()
+///     .with_precision(Precision::F16)
+///     .init(model, optimizer, 0.1)?; // a learning rate or a schedule
 /// let input = Tensor::<B, 2>::ones([8, 4], &device);
 /// let target = Tensor::<B, 2>::zeros([8, 1], &device);
 /// let metrics = trainer.train_step(input, target, |model, input, target| {
@@ -54,10 +134,8 @@ pub struct MixedPrecisionTrainer<B, M, O, S = LearningRate> {
     optimizer: O,
     scheduler: S,
     mixed: MixedPrecision,
-    accumulation: u32,
-    max_norm: Option<f32>,
-    when_stuck: WhenStuck,
-    micro_batches: u32,
+    config: MixedPrecisionTrainerConfig,
+    micro_batches: usize,
     accumulator: GradientsAccumulator<M>,
     backend: std::marker::PhantomData<B>,
 }
@@ -81,13 +159,13 @@ pub type TrainerRecord<B, M, O, S> = (
 /// A trainer's incomplete accumulation window at the time of the record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AccumulationRecord {
-    micro_batches: u32,
-    #[serde(alias = "begun")]
+    /// In a window, and of these so many are done.
+    batches: usize,
+    micro_batches: usize,
     pending: PendingStepRecord,
     gradients: Vec<(u64, TensorData)>,
-    /// What the gradients are multiplied by. An older record does not have it.
-    #[serde(default)]
-    scale: Option<f32>,
+    /// What the gradients are multiplied by.
+    scale: f32,
 }
 
 /// Saved as it is, in every precision.
@@ -103,68 +181,6 @@ impl<B: Backend> Record<B> for AccumulationRecord {
     }
 }
 
-impl<B, M, O> MixedPrecisionTrainer<B, M, O>
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-    O: Optimizer<M, B>,
-{
-    /// A trainer with a learning rate of 1e-3, unless
-    /// [`with_learning_rate`](MixedPrecisionTrainer::with_learning_rate) or
-    /// [`with_scheduler`](MixedPrecisionTrainer::with_scheduler) sets another.
-    ///
-    /// `loss_scale` applies to f16. With bf16 and FP32 it must be the default or disabled, and is
-    /// not used.
-    ///
-    /// # Errors
-    ///
-    /// - [`AmpError::InvalidLossScale`] when a setting is out of its range.
-    /// - [`AmpError::LossScaleWithoutF16`] when `loss_scale` is neither the default nor disabled,
-    ///   with bf16 or FP32.
-    /// - [`AmpError::UnsupportedPrecision`] when a device of the model cannot do the precision.
-    pub fn new(
-        model: M,
-        optimizer: O,
-        precision: Precision,
-        loss_scale: LossScaleConfig,
-    ) -> Result<Self, AmpError> {
-        for device in model.devices().iter().filter(|device| is_amp::<B>(device)) {
-            with_precision(precision, || precision_of::<B>(device))?;
-        }
-        if let Some(device) = model.devices().iter().find(|device| !is_amp::<B>(device))
-            && precision != Precision::F32
-        {
-            log::warn!(
-                "burn-amp: the model is on {}, not on AmpAutodiff: nothing but its loss is in mixed \
-                 precision here",
-                B::name(device)
-            );
-        }
-        let scaler = GradScaler::new(loss_scale)?;
-        let scaler = match loss_scale == LossScaleConfig::default() {
-            true if !precision.scales_loss() && precision != Precision::Auto => None,
-            _ => Some(scaler),
-        };
-        Ok(Self {
-            model: Some(with_precision(precision, || with_masters(model))),
-            optimizer,
-            scheduler: 1e-3,
-            mixed: MixedPrecision::new(precision, scaler)?,
-            accumulation: 1,
-            max_norm: None,
-            when_stuck: WhenStuck::Log,
-            micro_batches: 0,
-            accumulator: GradientsAccumulator::new(),
-            backend: std::marker::PhantomData,
-        })
-    }
-
-    /// Sets a constant learning rate. Default 1e-3.
-    pub fn with_learning_rate(self, learning_rate: LearningRate) -> Self {
-        self.with_scheduler(learning_rate)
-    }
-}
-
 impl<B, M, O, S> MixedPrecisionTrainer<B, M, O, S>
 where
     B: AutodiffBackend,
@@ -172,53 +188,6 @@ where
     O: Optimizer<M, B>,
     S: LrScheduler,
 {
-    /// Sets a learning-rate scheduler.
-    pub fn with_scheduler<T: LrScheduler>(self, scheduler: T) -> MixedPrecisionTrainer<B, M, O, T> {
-        MixedPrecisionTrainer {
-            model: self.model,
-            optimizer: self.optimizer,
-            scheduler,
-            mixed: self.mixed,
-            accumulation: self.accumulation,
-            max_norm: self.max_norm,
-            when_stuck: self.when_stuck,
-            micro_batches: self.micro_batches,
-            accumulator: self.accumulator,
-            backend: self.backend,
-        }
-    }
-
-    /// Takes one step per `batches` batches, on the mean of their losses. Default 1.
-    ///
-    /// # Panics
-    ///
-    /// If `batches` is 0.
-    pub fn with_grads_accumulation(mut self, batches: u32) -> Self {
-        assert!(batches > 0, "a step needs at least 1 batch, got 0");
-        self.accumulation = batches;
-        self
-    }
-
-    /// Clips a step's unscaled gradients to a total L2 norm of `max_norm`, computed in FP32; see
-    /// [`clip_grad_norm`](crate::clip_grad_norm). By default gradients are not clipped.
-    ///
-    /// # Panics
-    ///
-    /// If `max_norm` is not positive.
-    pub fn with_grad_clipping_norm(mut self, max_norm: f32) -> Self {
-        assert!(max_norm > 0.0, "max_norm must be positive, got {max_norm}");
-        self.max_norm = Some(max_norm);
-        self
-    }
-
-    /// Sets what to do when steps are skipped one after the other, and no change of the loss scale
-    /// helps. With [`WhenStuck::Stop`], [`train_step`](MixedPrecisionTrainer::train_step) returns
-    /// [`AmpError::Stuck`]. By default this is only logged.
-    pub fn with_when_stuck(mut self, when_stuck: WhenStuck) -> Self {
-        self.when_stuck = when_stuck;
-        self
-    }
-
     /// Trains on one batch. `loss_fn` computes the loss from the model, `input` and `target`, which
     /// may have any type. The loss has shape `[1]` and any float dtype.
     ///
@@ -227,7 +196,7 @@ where
     /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
     ///   and its window are then dropped.
-    /// - [`AmpError::Stuck`] after `with_when_stuck(WhenStuck::Stop)`. The trainer can continue.
+    /// - [`AmpError::Stuck`] with [`WhenStuck::Stop`]. The trainer can continue.
     ///
     /// # Panics
     ///
@@ -248,15 +217,15 @@ where
             }
             let value = loss.clone().inner();
             let scale = self.mixed.scaler().scale_at::<B>(&loss.device());
-            let loss = match self.accumulation {
+            let loss = match self.config.grads_accumulation {
                 1 => loss,
-                batches => loss / batches,
+                batches => loss / batches as f64,
             };
             Ok((value, scale, self.mixed.backward(loss, model)))
         })?;
         self.accumulator.accumulate(model, grads);
         self.micro_batches += 1;
-        let progress = if self.micro_batches < self.accumulation {
+        let progress = if self.micro_batches < self.config.grads_accumulation {
             StepProgress::Accumulated
         } else {
             self.optimizer_step()?
@@ -276,7 +245,7 @@ where
         self.mixed
             .unscale::<B, M>(self.model(), &mut grads)
             .inspect_err(|_| self.mixed.scaler().forget_step())?;
-        if let Some(max_norm) = self.max_norm {
+        if let Some(max_norm) = self.config.grad_clipping_norm {
             gradients::clip_grad_norm::<B, M>(self.model(), &mut grads, max_norm)?;
         }
         let model = self.model.take().expect(MODEL_IS_PRESENT);
@@ -292,7 +261,7 @@ where
             self.scheduler = scheduler;
         }
         if let Transition::Stuck(reason) = transition
-            && self.when_stuck == WhenStuck::Stop
+            && self.config.when_stuck == WhenStuck::Stop
         {
             let last = scaler.last_step().expect("there was a step");
             return Err(scaler.state().stuck_error(reason, &last));
@@ -362,9 +331,10 @@ where
         let model = self.model().clone();
         let grads = self.accumulator.grads();
         let accumulation = AccumulationRecord {
+            batches: self.config.grads_accumulation,
             micro_batches: self.micro_batches,
             pending: self.mixed.scaler().pending_record(),
-            scale: Some(self.scaler().carried_scale::<B>(&self.device())),
+            scale: self.scaler().carried_scale::<B>(&self.device()),
             gradients: gradients::to_data::<B, M>(&model, &grads),
         };
         self.accumulator.accumulate(&model, grads);
@@ -376,9 +346,9 @@ where
         )
     }
 
-    /// Resumes from a record. Precision, accumulation and clipping stay this trainer's own. The
-    /// scaler's settings come from the record, unless only one of the two precisions scales the
-    /// loss: see [`MixedPrecision::load_state`].
+    /// Resumes from a record. The settings stay this trainer's own; a window of another accumulation is
+    /// dropped, and the log has a warning. The scaler's settings come from the record, unless only one
+    /// of the two precisions scales the loss: see [`MixedPrecision::load_state`].
     ///
     /// # Panics
     ///
@@ -391,15 +361,22 @@ where
         self.optimizer = self.optimizer.clone().load_record(optimizer);
         self.scheduler = self.scheduler.clone().load_record(scheduler);
         self.mixed.load_state(scaler);
+        self.model = Some(model);
+        self.accumulator = GradientsAccumulator::new();
+        self.micro_batches = 0;
         let (scaler, device) = (self.mixed.scaler(), self.device());
+        let own = self.config.grads_accumulation;
+        if !continues_window(accumulation.micro_batches, accumulation.batches, own) {
+            scaler.forget_step();
+            return;
+        }
         scaler.resume::<B>(accumulation.pending, &device);
         self.micro_batches = accumulation.micro_batches;
-        self.accumulator = GradientsAccumulator::new();
         let carried = scaler.carried_scale::<B>(&device);
-        let factor = f64::from(carried) / f64::from(accumulation.scale.unwrap_or(carried));
-        let grads = gradients::from_data::<B, M>(&model, accumulation.gradients, factor);
-        self.accumulator.accumulate(&model, grads);
-        self.model = Some(model);
+        let factor = f64::from(carried) / f64::from(accumulation.scale);
+        let model = present(&self.model);
+        let grads = gradients::from_data::<B, M>(model, accumulation.gradients, factor);
+        self.accumulator.accumulate(model, grads);
     }
 
     /// Saves [`to_record`](MixedPrecisionTrainer::to_record) to a file. The file ends up complete,

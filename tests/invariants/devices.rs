@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_amp::{
-    Amp, AmpConfig, AmpError, DynamicLossScale, GradScaler, LossScaleConfig, MixedPrecisionTrainer,
-    Precision, precision_of, with_precision,
+    Amp, AmpConfig, AmpError, DynamicLossScale, GradScaler, LossScaleConfig,
+    MixedPrecisionTrainerConfig, Precision, precision_of, with_precision,
 };
 use burn_amp_core::policy::{Class, class};
 use burn_backend::{Backend, DTypeUsage, DTypeUsageSet, TensorPrimitive};
@@ -401,11 +401,11 @@ fn a_model_on_two_devices_is_clipped_by_the_norm_of_both() {
             far: LinearConfig::new(8, 2).init(&far),
         };
         let optimizer = SgdConfig::new().init::<Keeping, Spanning<Keeping>>();
-        let loss_scale = LossScaleConfig::default();
-        let mut trainer = MixedPrecisionTrainer::new(model, optimizer, precision, loss_scale)
-            .unwrap()
-            .with_learning_rate(1.0)
-            .with_grad_clipping_norm(1e-3);
+        let mut trainer = MixedPrecisionTrainerConfig::new()
+            .with_precision(precision)
+            .with_grad_clipping_norm(Some(1e-3))
+            .init(model, optimizer, 1.0)
+            .unwrap();
         let weights = |model: &Spanning<Keeping>| {
             let parts = [&model.near, &model.far].map(|layer| {
                 let bias = layer.bias.as_ref().expect("a bias").val();

@@ -20,7 +20,7 @@ pub use handle::{Listener, Shared, SharedScaler};
 pub use history::{ScaleEntry, ScaleHistory, SkippedStep};
 pub use log::RecordedStep;
 pub use metrics::{ShownStep, StepQueue};
-pub use progress::{StepMetrics, StepProgress, WhenStuck};
+pub use progress::{StepMetrics, StepProgress, WhenStuck, check_trainer, continues_window};
 pub use protocol::{Parameter, PendingStep, PendingStepRecord};
 pub use state::{LossScaler, StepOutcome, Transition};
 pub use step::{Findings, LastStep};

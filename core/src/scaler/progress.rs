@@ -1,8 +1,8 @@
-//! What a trainer tells of a batch. Independent of tensors.
+//! A trainer's settings, and the metrics of a batch. Independent of tensors.
 
 use serde::{Deserialize, Serialize};
 
-use crate::Precision;
+use crate::{AmpError, Precision};
 
 /// What to do when steps are skipped one after the other and no change of the loss scale helps
 /// ([`Transition::Stuck`](crate::Transition)), whatever the reason.
@@ -15,6 +15,53 @@ pub enum WhenStuck {
     /// Log the error. A `Learner` stops after the step, and a `MixedPrecisionTrainer` returns the
     /// error. Elsewhere the same as `Log`.
     Stop,
+}
+
+/// Checks the settings of a trainer that both packages have.
+///
+/// # Errors
+///
+/// [`AmpError::InvalidTrainer`] when one is out of its range.
+pub fn check_trainer(
+    grads_accumulation: usize,
+    grad_clipping_norm: Option<f32>,
+) -> Result<(), AmpError> {
+    let invalid = |field, given, expected| {
+        Err(AmpError::InvalidTrainer {
+            field,
+            given,
+            expected,
+        })
+    };
+    if grads_accumulation == 0 {
+        return invalid(
+            "grads_accumulation",
+            "0".into(),
+            "at least 1 batch for a step",
+        );
+    }
+    match grad_clipping_norm {
+        Some(norm) if norm.is_nan() || norm <= 0.0 => invalid(
+            "grad_clipping_norm",
+            norm.to_string(),
+            "a number greater than 0, or None for no clipping",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the window of a trainer's record, of `micro_batches` of `recorded` batches, can go on in
+/// a trainer that takes a step every `own` batches. The gradients are means over `recorded` batches,
+/// so the window of another number is dropped, with a warning.
+pub fn continues_window(micro_batches: usize, recorded: usize, own: usize) -> bool {
+    let continues = micro_batches == 0 || recorded == own;
+    if !continues {
+        log::warn!(
+            "burn-amp: {micro_batches} of {recorded} micro-batches in the trainer's record are dropped: \
+             this trainer takes a step every {own}"
+        );
+    }
+    continues
 }
 
 /// What happened to a batch.
