@@ -20,7 +20,7 @@ use burn::optim::{
 use burn::prelude::*;
 use burn::record::{
     BinBytesRecorder, FileRecorder, FullPrecisionSettings, NamedMpkFileRecorder,
-    NamedMpkGzFileRecorder, PrettyJsonFileRecorder, Recorder,
+    NamedMpkGzFileRecorder, Recorder,
 };
 use burn::tensor::FloatDType;
 use burn::tensor::backend::AutodiffBackend;
@@ -537,7 +537,7 @@ fn the_metrics_say_what_happened() {
         assert_eq!(trainer.loss_scale(), if scales { 32768.0 } else { 1.0 });
         assert_eq!(trainer.skipped_steps(), u64::from(scales));
     }
-    let text = serde_json::to_string(&train(&mut adam::<A>(dynamic(8.0)), 1, 1.0)).unwrap();
+    let text = serde_json::to_string(&train(&mut adam::<A, _>(f16(8.0), 1e-3), 1, 1.0)).unwrap();
     assert!(
         text.contains(r#""progress":"Stepped""#) && text.contains(r#""scale":8.0"#),
         "{text}"
@@ -553,7 +553,7 @@ fn a_loss_of_any_float_dtype_trains() {
         FloatDType::BF16,
     ] {
         // The gradient of a half loss is the scale, which f16 has to hold.
-        let mut trainer = adam::<A>(dynamic(1024.0));
+        let mut trainer = adam::<A, _>(f16(1024.0), 1e-3);
         let before = parameters(trainer.model());
         let loss = |model: &Mlp<A>, x, y| model.loss_on(x, y).cast(dtype);
         let metrics = trainer
@@ -669,7 +669,7 @@ fn a_loss_that_reaches_no_parameter_is_an_error() {
             }
             assert_eq!(all(&mut trainer), before);
             let progress: Vec<_> = (0..batches)
-                .map(|i| train(&mut trainer, i.into(), 1.0).progress)
+                .map(|i| train(&mut trainer, i as u64, 1.0).progress)
                 .collect();
             assert_eq!(progress.last(), Some(&Stepped));
             assert_ne!(all(&mut trainer).0, before.0);
@@ -679,7 +679,7 @@ fn a_loss_that_reaches_no_parameter_is_an_error() {
 
 #[test]
 fn a_panic_in_the_loss_leaves_a_trainer_that_goes_on() {
-    let mut trainer = adam::<A>(dynamic(1024.0));
+    let mut trainer = adam::<A, _>(f16(1024.0), 1e-3);
     let before = all(&mut trainer);
     let panic = catch_unwind(AssertUnwindSafe(|| {
         trainer.train_step((), (), |_, (), ()| panic!("in the loss"))
