@@ -6,7 +6,8 @@
 #![cfg_attr(
     feature = "train",
     doc = "- [`from_pytorch`]: PyTorch's names and ours, and what is different on purpose.
-- [`coming_from`]: the names of Lightning, fastai, Keras, flodl and shrew, and ours."
+- [`coming_from`]: beside PyTorch, Accelerate, Lightning, fastai and Keras, and beside Burn's own half
+  switches; the names of these, of flodl and shrew, and ours."
 )]
 //! - [`precision`]: f16, bf16 or FP32, for a device or for a piece of code.
 #![cfg_attr(
