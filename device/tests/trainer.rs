@@ -1,5 +1,5 @@
-//! `MixedPrecisionTrainer`: what a hand-written loop gets from it, and that a run which is stopped
-//! anywhere goes on as if it had not been.
+//! `MixedPrecisionTrainer`: its results in a hand-written loop, and the resumption of a run that was stopped
+//! anywhere.
 #![cfg(feature = "flex")]
 
 include!("../src/burn.rs");
@@ -181,7 +181,7 @@ fn run(device: &Device) -> Trainer {
         .with_grads_accumulation(2)
 }
 
-/// A file in a folder of this process's own.
+/// A file in a folder that only this process uses.
 fn file(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("burn-amp-trainer-{}-{name}", std::process::id()))
 }
@@ -321,7 +321,7 @@ fn a_window_of_another_accumulation_is_dropped_and_trainers_share_no_window() {
     let mut changed = saved.with_grads_accumulation(2);
     assert_eq!(step(&mut changed, 1), expected);
 
-    // One overflows within the window of the other.
+    // One trainer overflows within the window of the other.
     let sgd = || SgdConfig::new().init();
     let new = || MixedPrecisionTrainer::new(layer(&device), sgd()).with_grads_accumulation(2);
     let expected = step(&mut new(), 1);
