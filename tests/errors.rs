@@ -158,8 +158,8 @@ fn state() {
     assert_says(
         scaler.load_file("Cargo.toml"),
         "cannot read the state from Cargo.toml: expected value at line 1 column 2. Nothing was \
-         changed. Was this file written by `GradScaler::save_file`? If it is damaged, use an older copy, \
-         or a new scaler: it finds its scale within some steps",
+         changed. Was this file written by `GradScaler::save_file`? If the file is damaged, use an older \
+         copy, or a new scaler, which finds its scale within a few steps",
     );
     assert_says(
         scaler.save_file("missing/scaler.json"),
@@ -378,12 +378,12 @@ fn unknown_operation() {
     assert_says(
         with("sofmax"),
         "unknown operation \"sofmax\": expected the name of an operation of the policy, such as \
-         softmax. The guide's page `ops` lists them, and `float_` may be left out",
+         softmax. The guide's page `ops` lists all names; the prefix `float_` is optional",
     );
     assert_says(
         with("banana"),
         "unknown operation \"banana\": expected the name of an operation of the policy. The guide's \
-         page `ops` lists them, and `float_` may be left out",
+         page `ops` lists all names; the prefix `float_` is optional",
     );
 }
 
@@ -392,13 +392,13 @@ fn operation_precision() {
     let with = |op, precision| AmpConfig::new().with_op(op, precision);
     assert_says(
         with("float_reshape", OpPrecision::F32),
-        "the precision of the operation reshape: got \"f32\", expected none, because it moves or makes \
-         data and computes nothing",
+        "the precision of the operation reshape: got \"f32\", expected none, because the operation \
+         moves or creates data and computes nothing",
     );
     assert_says(
         with("neg", OpPrecision::Half),
-        "the precision of the operation neg: got \"half\", expected f32, because it computes in the \
-         dtype of its operand, in half where that is half",
+        "the precision of the operation neg: got \"half\", expected f32, because the operation \
+         computes in its operand's dtype, which may already be half",
     );
     assert_says(
         with("conv2d_weight_backward", OpPrecision::F32),

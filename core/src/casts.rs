@@ -1,4 +1,4 @@
-//! How many casts there were, and of how many bytes.
+//! The number of casts and their bytes.
 
 use std::fmt;
 use std::ops::AddAssign;

@@ -2,15 +2,15 @@
 
 use std::fmt::Debug;
 
-/// A dtype of Burn's. Every dtype other than these five is treated as [`F32`](FloatDType::F32).
+/// Burn's dtype. Every dtype other than these five is treated as [`F32`](FloatDType::F32).
 ///
-/// Each version of Burn has a type of its own for it.
+/// Each version of Burn has its own dtype type.
 pub trait FloatDType: Copy + Eq + Debug {
     /// IEEE double.
     const F64: Self;
     /// IEEE single.
     const F32: Self;
-    /// Stored as F32, computed in what the device has.
+    /// Stored as F32, computed in a precision that the device chooses.
     const FLEX32: Self;
     /// IEEE half.
     const F16: Self;
@@ -45,7 +45,7 @@ burns!(burn_std_0_23::DType);
 pub(crate) mod tests {
     use super::FloatDType;
 
-    /// A dtype for tests, which need no Burn.
+    /// A dtype for tests without Burn.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(crate) enum DType {
         F64,

@@ -26,13 +26,13 @@ pub enum AmpError {
          here: {possible}. Choose one of these, or \"auto\"{hint}"
     )]
     UnsupportedPrecision {
-        /// The precision that was asked for.
+        /// The requested precision.
         precision: Precision,
         /// The backend and its device.
         device: String,
         /// The uses of the dtype that the backend reports, for example `Storage`.
         reported: String,
-        /// The precisions that this device can do.
+        /// The precisions that the device supports.
         possible: String,
         /// A further hint, empty or starting with a comma.
         hint: &'static str,
@@ -65,7 +65,7 @@ pub enum AmpError {
     State {
         /// "read" or "write".
         action: &'static str,
-        /// "from" or "to" a file.
+        /// The source after "from", or the target after "to".
         place: String,
         /// What is wrong.
         reason: String,
@@ -80,8 +80,8 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// Steps are skipped one after the other, and no change of the loss scale helps. Returned only
-    /// by a trainer set to return this error.
+    /// Steps are skipped one after the other, and the scaler cannot help by changing the loss scale. Returned
+    /// only by a trainer set to return this error.
     #[error("{}{STUCK_OR}", reason.explained(*steps, *scale, parameters))]
     Stuck {
         /// Why the last of these steps was skipped.
@@ -109,7 +109,8 @@ pub enum AmpError {
     #[error(
         "{call} was called, but no loss was scaled since the last update. Call \
          scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. With \
-         AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is skipped without them"
+         AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is \
+         skipped without them"
     )]
     NothingScaled {
         /// The method that was called.
@@ -157,7 +158,7 @@ pub enum AmpError {
         of_model: usize,
     },
 
-    /// A batch of several devices or micro-batches, part of which could be applied alone.
+    /// A batch of several devices or micro-batches, of which the optimizer could apply only a part.
     #[error(
         "a batch is split across {}. If the gradients of one part overflow, Burn applies those of \
          the others as if they were the whole batch. Give the Learner \
@@ -172,29 +173,29 @@ pub enum AmpError {
         micro_batches: usize,
     },
 
-    /// Loss scaling was configured together with a precision that does not scale.
+    /// A loss scale was configured with a precision that does not scale the loss.
     #[error(
         "a loss scale was configured with {precision}, which needs none: only f16 has a smaller \
          range than FP32. Remove the loss scale, or choose f16"
     )]
     LossScaleWithoutF16 {
-        /// The precision that was asked for.
+        /// The requested precision.
         precision: Precision,
     },
 
-    /// An operation that the policy does not have, in a configuration.
+    /// A configuration names an operation that the policy does not have.
     #[error(
         "unknown operation {given:?}: expected the name of an operation of the policy{near}. The guide's page \
-         `ops` lists them, and `float_` may be left out"
+         `ops` lists all names; the prefix `float_` is optional"
     )]
     UnknownOperation {
         /// The given name.
         given: String,
-        /// Names like it, after ", such as "; empty if there are none.
+        /// Similar names, after ", such as "; empty if there are none.
         near: String,
     },
 
-    /// A precision that an operation cannot have, in a configuration.
+    /// A configuration gives an operation a precision that the operation cannot have.
     #[error(
         "the precision of the operation {op}: got {given:?}, expected {expected}{}",
         because(why)
@@ -206,7 +207,7 @@ pub enum AmpError {
         given: String,
         /// The precisions that the operation can have.
         expected: String,
-        /// Why it can have no other; empty if it can have any.
+        /// Why the operation can have no other precision; empty if it can have any.
         why: String,
     },
 
@@ -230,8 +231,8 @@ pub enum AmpError {
     },
 }
 
-/// Why a skipped step leaves the scale as it is. An overflow at a dynamic scale that can still back
-/// off is no such reason.
+/// Why a skipped step leaves the scale unchanged. An overflow at a dynamic scale that can still back off is
+/// not one of these reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StuckReason {
     /// The gradients overflowed at the minimum of a dynamic scale.
@@ -246,8 +247,8 @@ pub(crate) const NOT_THE_SCALE: &str = "The loss scale is not the cause: check t
      and the forward pass for values beyond 65504, which f16 cannot hold. For such values try bf16";
 
 impl StuckReason {
-    /// What is wrong and what helps, up to a last "bf16". `scale` is that of the last step, and
-    /// `gradients` names those that are not finite, as far as known.
+    /// The problem and the remedy, as a text that ends in "bf16". `scale` is the last step's. `gradients`
+    /// names the known non-finite gradients.
     pub(crate) fn explained(self, steps: u64, scale: f32, gradients: &str) -> String {
         let colon = if gradients.is_empty() { "" } else { ": " };
         let (last, help) = match self {
@@ -274,15 +275,15 @@ impl StuckReason {
     }
 }
 
-/// What may help a run that is stuck, beside bf16.
+/// A further remedy for a stuck run, after bf16.
 const STUCK_OR: &str = ", or full_precision around the layers that overflow";
 
-/// What remains after a state could not be read or written, and what helps.
+/// The consequence of a state that could not be read or written, and the remedy.
 fn remedy(action: &str) -> &'static str {
     match action {
         "read" => {
-            "Nothing was changed. Was this file written by `GradScaler::save_file`? If it is damaged, use \
-             an older copy, or a new scaler: it finds its scale within some steps"
+            "Nothing was changed. Was this file written by `GradScaler::save_file`? If the file is damaged, use \
+             an older copy, or a new scaler, which finds its scale within a few steps"
         }
         _ => "An existing file there is unchanged",
     }
@@ -305,7 +306,7 @@ fn parts(devices: usize, micro_batches: usize) -> String {
     parts.join(" and ")
 }
 
-/// What is wrong with gradients that do not, or do not all, belong to a model.
+/// The problem with gradients that do not all belong to a model.
 fn foreign(given: usize, of_model: usize) -> String {
     let unreached = "the loss does not depend on its parameters. Are they frozen or detached?";
     match given {

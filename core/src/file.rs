@@ -5,13 +5,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Replaces the file at `path` with the one that `write` creates at the path it is given, which has
-/// the same file name. Several threads and processes may do so at once. On failure the old file
-/// stays as it was, and the new one is removed.
+/// Replaces the file at `path`. `write` gets a temporary path with the same file name, and creates the new
+/// file there. Several threads and processes may replace one file at once. On failure the old file is
+/// unchanged, and the new file is removed.
 ///
 /// # Errors
 ///
-/// Those of `write`, and of creating a folder beside `path` and renaming a file.
+/// The errors of `write`, of creating a folder beside `path` and of renaming a file.
 pub fn replace_file<E: From<io::Error>>(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), E>,
@@ -24,21 +24,21 @@ pub fn replace_file<E: From<io::Error>>(
         Ok(fs::rename(&part, path)?)
     };
     let replaced = replace();
-    // Empty, unless the replacement failed.
+    // The folder is empty unless the replacement failed.
     fs::remove_dir_all(&folder).ok();
     replaced
 }
 
-/// A folder that did not exist, so that nobody else writes in it, and no link leads out of it.
+/// Creates a folder that did not exist: no other program writes in it, and no link leads out of it.
 fn new_folder_beside(path: &Path) -> io::Result<PathBuf> {
-    /// The process's, as its id is in the name.
+    /// One counter for the process: the folder's name contains the process id.
     static FOLDERS: AtomicU64 = AtomicU64::new(0);
     loop {
         let (process, number) = (std::process::id(), FOLDERS.fetch_add(1, Ordering::Relaxed));
         let mut folder = path.as_os_str().to_owned();
         folder.push(format!(".{process}-{number}.part"));
         match fs::create_dir(&folder) {
-            // A killed process of the same id left it.
+            // A killed process with the same id left this folder.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
             created => return created.map(|()| folder.into()),
         }

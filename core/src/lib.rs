@@ -1,9 +1,9 @@
 //! The op policy, the precision and the loss scale of
 //! [burn-amp](https://docs.rs/burn-amp), without tensors.
 //!
-//! Use burn-amp, which re-exports what its users need. This crate is what stays the same from one
-//! version of Burn to the next; the features `burn-0-21`, `burn-0-22` and `burn-0-23`
-//! implement [`FloatDType`] for the dtypes of that version.
+//! Use burn-amp, which re-exports what its users need. This crate contains the parts that do not depend on
+//! the version of Burn. The features `burn-0-21`, `burn-0-22` and `burn-0-23` implement [`FloatDType`] for
+//! the dtypes of these versions.
 
 #![warn(missing_docs)]
 

@@ -1,11 +1,11 @@
 //! Operations that every version of Burn has with the same signature, and that need only their
 //! policy row: one line each, for all packages.
 //!
-//! Each list is handed to a macro of the package, inside the `impl` of a trait of its Burn, where the
-//! names of types are resolved. A list ends where a version of Burn differs: the other operations
-//! stand in the packages themselves. `[x]` is a float tensor, `[?x]` an optional one, `{x}` a scalar.
+//! Each package passes a list to its own macro, inside the `impl` of a trait of its Burn, where type names
+//! are resolved. Operations that differ between versions of Burn are in the packages themselves. `[x]` is a
+//! float tensor, `[?x]` an optional one, `{x}` a scalar.
 
-/// Of `IntTensorOps`.
+/// Operations of `IntTensorOps`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! int_operations {
@@ -105,7 +105,7 @@ macro_rules! int_operations {
     };
 }
 
-/// Of `BoolTensorOps`.
+/// Operations of `BoolTensorOps`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! bool_operations {
@@ -144,7 +144,7 @@ macro_rules! bool_operations {
     };
 }
 
-/// Of `QTensorOps` with a quantized result.
+/// Operations of `QTensorOps` with a quantized result.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! quantized_operations {
@@ -188,7 +188,7 @@ macro_rules! quantized_operations {
     };
 }
 
-/// Of `QTensorOps` with a result that is quantized or float.
+/// Operations of `QTensorOps` with a result that is quantized or float.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! dequantizing_operations {
@@ -236,7 +236,7 @@ macro_rules! dequantizing_operations {
     };
 }
 
-/// Of `FloatTensorOps` that follow their row.
+/// Operations of `FloatTensorOps` that follow their row.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! float_operations {
@@ -341,7 +341,7 @@ macro_rules! float_operations {
     };
 }
 
-/// Of `ModuleOps` that follow their row.
+/// Operations of `ModuleOps` that follow their row.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! module_operations {
@@ -379,7 +379,7 @@ macro_rules! module_operations {
     };
 }
 
-/// Of `ActivationOps` that follow their row.
+/// Operations of `ActivationOps` that follow their row.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! activation_operations {

@@ -1,5 +1,5 @@
-//! A scaler's state as a record of Burn 0.21. Independent of tensors and backends: it is saved as
-//! it is, in every precision.
+//! A scaler's state as a record of Burn 0.21. Independent of tensors and backends: every precision setting
+//! saves the state unchanged.
 
 use burn_core_0_21::record::{PrecisionSettings, Record};
 use burn_core_0_21::tensor::backend::Backend;

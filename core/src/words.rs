@@ -1,4 +1,4 @@
-//! Numbers as texts have them.
+//! Numbers and lists in texts.
 
 /// A count with its noun; `None` for zero.
 pub fn counted(count: u64, one: &str, many: &str) -> Option<String> {
@@ -16,10 +16,10 @@ pub fn grouped(number: u64) -> String {
     String::from_utf8_lossy(&groups.join(&b',')).into_owned()
 }
 
-/// How many items a line of a report names. Its field has all.
+/// How many items a line of a report lists. The report's field has all of them.
 const SHOWN: usize = 5;
 
-/// A line of a report about items, with its end; empty without items.
+/// A line of a report that lists items, with its newline. Empty without items.
 pub fn line(label: &str, items: &[String], field: &str, why: &str) -> String {
     let first = items[..items.len().min(SHOWN)].join(", ");
     match items.len() {

@@ -1,7 +1,6 @@
-//! What it costs that a device is behind a server (Burn 0.22) or in a group (Burn 0.23): the time of a
-//! small operation, the time of a training step of a transformer, and on Flex the peak of the memory
-//! that the step takes; on one of Burn's devices, and on the same in FP32 and in the half precisions.
-//! Each is measured in turn, round by round.
+//! Measures the cost of a device behind a server (Burn 0.22) or in a group (Burn 0.23): the time of a small
+//! operation, the time of a training step of a transformer, and on Flex the step's peak memory. Compares a
+//! Burn device with the same device in FP32 and in the half precisions, in turn, round by round.
 //!
 //! ```sh
 //! cargo run --release --example loopback
@@ -35,7 +34,7 @@ use clap::Parser;
 
 use backends::Backend;
 
-/// How this Burn reaches a device that computes in mixed precision.
+/// How this version of Burn reaches a device that computes in mixed precision.
 const HOW: &str = if cfg!(feature = "burn-0-22") {
     "served"
 } else {
@@ -53,14 +52,14 @@ struct Args {
     /// How often each device is measured.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-    /// Of the transformer.
+    /// The width of the transformer.
     #[arg(long, default_value_t = 128)]
     width: usize,
     #[arg(long, default_value_t = 4)]
     batch: usize,
     #[arg(long, default_value_t = 64)]
     length: usize,
-    /// Also measures this precision; by default those that the device computes in.
+    /// Also measures this precision; by default all precisions that the device computes in.
     #[arg(long, value_delimiter = ',')]
     precision: Option<Vec<Precision>>,
     /// Casts a weight once for all its uses, and keeps the half copy (Flex).
@@ -132,7 +131,7 @@ struct Contender {
     operation: Vec<f64>,
     /// Milliseconds.
     step: Vec<f64>,
-    /// MiB of this process, above those before the step. A GPU has a memory of its own.
+    /// MiB of this process, without those before the step. A GPU has its own memory.
     peak: Vec<f64>,
 }
 
@@ -151,7 +150,7 @@ impl Contender {
             step: Vec::new(),
             peak: Vec::new(),
         };
-        // What is compiled or tried once is not what an operation costs.
+        // The first measurement also compiles and tries kernels, so it is discarded.
         contender.measure();
         contender.operation.clear();
         contender.step.clear();

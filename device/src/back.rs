@@ -1,5 +1,6 @@
-//! Burn's own WebSocket server, on a port of the loopback interface where nobody but the front
-//! reaches it. What it does not check before it authorizes, the [front](crate::front) has checked.
+//! Burn's own WebSocket server, on a port of the loopback interface that only the front connects to. Before
+//! Burn's server authorizes a connection, the [front](crate::front) has made the checks that Burn's server
+//! omits.
 
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -21,21 +22,21 @@ pub(crate) type WebSocket = WebSocketStream<TcpStream>;
 /// How long Burn's server in the same process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What Burn sends in one message at most.
+/// The most bytes that Burn sends in one message.
 const MESSAGE: usize = 1 << 30;
 
-/// 32 bytes that nobody guesses.
+/// 32 bytes that cannot be guessed.
 pub(crate) fn random() -> Result<[u8; 32], Error> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(Error::Token)?;
     Ok(bytes)
 }
 
-/// A server of Burn's that has accepted its connections, and accepts no others: the future that
-/// accepts them is kept, because the sessions end with it, but is not polled any more.
+/// A Burn server that has accepted its connections, and accepts no others. The future that accepts
+/// connections is kept, because the sessions end with it, but is no longer polled.
 pub(crate) struct Closed {
     _serving: Serving,
-    /// What its sessions are authorized by.
+    /// The secret that authorizes the server's sessions.
     pub(crate) secret: [u8; 32],
 }
 
@@ -49,7 +50,7 @@ impl Closed {
         loop {
             attempts -= 1;
             match Self::try_start(host, routes).await {
-                // Another program was at the port.
+                // Another program connected to the port.
                 Err(Error::Listen(_)) if attempts > 0 => {}
                 other => return other,
             }
@@ -92,8 +93,8 @@ impl Closed {
     }
 }
 
-/// A server of Burn's that accepts connections as long as it lives. Devices of one server exchange
-/// tensors within it, so the sessions of several devices need the same.
+/// A Burn server that accepts connections as long as it lives. Devices of one server exchange tensors within
+/// the server, so the sessions of several devices need the same server.
 pub(crate) struct Open {
     address: SocketAddr,
     pub(crate) secret: [u8; 32],
@@ -123,7 +124,7 @@ impl Open {
     }
 }
 
-/// A free port, with room for as many connections that nobody has accepted yet.
+/// A free port, with a queue for `waiting` connections that are not accepted yet.
 fn listen(waiting: usize) -> Result<(TcpListener, SocketAddr), Error> {
     let listener = || {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -158,5 +159,5 @@ async fn open(address: SocketAddr, route: &str) -> Result<WebSocket, Error> {
 }
 
 fn interrupted() -> Error {
-    Error::Listen(io::Error::other("the server ended while it started"))
+    Error::Listen(io::Error::other("the server ended during its start"))
 }

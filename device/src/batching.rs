@@ -1,13 +1,13 @@
-//! How many operations Burn's client sends to a device at once. Four by default, which costs a
-//! device of the same process more than the operations themselves.
+//! Sets how many operations Burn's client sends to a device at once. Burn's default is 4: on a device of the
+//! same process, sending then costs more than the operations themselves.
 
 use std::sync::Once;
 
 /// Eight times Burn's default.
 const OPERATIONS: usize = 32;
 
-/// Has Burn's clients send more operations at once, unless the user's configuration sets the number,
-/// or the program has set or read the configuration before.
+/// Makes Burn's clients send more operations at once, unless the user's configuration sets the number, or the
+/// program has already set or read the configuration.
 pub(crate) fn enlarge() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -21,7 +21,7 @@ pub(crate) fn enlarge() {
     });
 }
 
-/// Where Burn reads its configuration from a file.
+/// For platforms on which Burn reads its configuration from a file.
 #[cfg(any(
     target_os = "windows",
     target_os = "linux",
@@ -55,7 +55,7 @@ mod file {
         if written.pointer("/remote/flush_threshold").is_some() {
             return;
         }
-        // As Burn itself would load it.
+        // The configuration that Burn itself would load.
         let config = BurnConfig::from_current_dir().override_from_env();
         if let Some(config) = with_threshold(&config, operations) {
             BurnConfig::try_set(config);

@@ -1,5 +1,5 @@
-// The crates of the Burn that is on, by Burn's own names. The library, each of its tests and its
-// examples include this file at their root: a dev-dependency could not be of one version alone.
+// The crates of the selected version of Burn, by Burn's own names. The library and each of its tests and
+// examples include this file at their root: a dev-dependency would compile both versions.
 
 /// The Burn that this crate is compiled for, by the feature `burn-0-22`.
 #[cfg(feature = "burn-0-22")]

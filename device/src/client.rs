@@ -1,4 +1,4 @@
-//! Connecting to a server, with a limit to the time it takes.
+//! Connecting to a server within a time limit.
 
 use std::panic::resume_unwind;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -12,17 +12,17 @@ use crate::Error;
 
 /// Connects to the first device of `host`, within `patience`.
 ///
-/// Burn's own `Device::remote_options(host).init()` does the same, but waits forever for something
-/// that listens and never answers. It tries for 16 seconds where nothing listens yet.
+/// Burn's own `Device::remote_options(host).init()` does the same, but waits forever if a program listens and
+/// never answers. If nothing listens yet, it tries for 16 seconds.
 ///
-/// Where the server ends later, a read gives an error (`try_into_data`, `Device::sync`) or panics
-/// with it (`into_data`, `into_scalar`), and no operation waits for an answer that cannot come.
+/// If the server ends later, a read returns an error (`try_into_data`, `Device::sync`) or panics
+/// (`into_data`, `into_scalar`). No operation waits for an answer that cannot come.
 ///
 /// # Errors
 ///
-/// - [`Error::NoAnswer`] after `patience`. A thread of Burn's then still waits.
-/// - [`Error::Connect`] where Burn's client does not connect: a wrong token, a server of another
-///   version, something that is no server, or nothing that listens.
+/// - [`Error::NoAnswer`] after `patience`. A thread of Burn then still waits.
+/// - [`Error::Connect`] where Burn's client does not connect: because of a wrong token, a server of another
+///   version, a program that is not a Burn server, or no listener.
 pub fn connect(host: &RemoteHost, patience: Duration) -> Result<Device, Error> {
     let options = Device::remote_options(host);
     match within(patience, move || options.init()) {
@@ -31,7 +31,7 @@ pub fn connect(host: &RemoteHost, patience: Duration) -> Result<Device, Error> {
     }
 }
 
-/// What `f` gives, within `patience`. Afterwards a thread still waits for it.
+/// The result of `f`; `None` after `patience`. A thread then still waits for `f`.
 ///
 /// # Panics
 ///
@@ -42,7 +42,7 @@ pub(crate) fn within<T: Send + 'static>(
 ) -> Option<T> {
     let (sender, receiver) = channel();
     let thread = thread::spawn(move || {
-        // Nobody may wait for it any more.
+        // The receiver may have stopped waiting.
         let _ = sender.send(f());
     });
     match receiver.recv_timeout(patience) {

@@ -1,4 +1,5 @@
-//! How a server that blocks its caller ends: at a signal, within a bound, and at once at the second.
+//! How a server that blocks its caller ends: within a time limit after a signal, and at once at a second
+//! signal.
 
 use std::io;
 use std::thread;
@@ -9,20 +10,20 @@ use tokio::time::sleep;
 
 use crate::Error;
 
-/// How long sessions may take to end what they compute.
+/// How long sessions may take to finish computing.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Runs `serving` until it ends, or the process receives Ctrl+C or `SIGTERM`.
 pub(crate) fn until_signal(
     serving: impl Future<Output = Result<(), Error>> + Send,
 ) -> Result<(), Error> {
-    // A thread of its own, since the caller's may be one of a runtime, which nobody may block.
+    // Uses its own thread: the caller's thread may belong to a runtime, and must then not be blocked.
     thread::scope(|scope| {
         let served = scope.spawn(|| {
             let runtime = Builder::new_multi_thread().enable_all().build();
             let runtime = runtime.map_err(Error::Listen)?;
             let served = runtime.block_on(serve(serving));
-            // What has not ended by now does not keep the process.
+            // Tasks that have not ended by now do not keep the process alive.
             runtime.shutdown_background();
             served
         });
@@ -47,7 +48,7 @@ async fn serve(serving: impl Future<Output = Result<(), Error>>) -> Result<(), E
             log::info!("ending");
             tokio::select! {
                 () = sessions_end() => {}
-                () = sleep(PATIENCE) => log::warn!("a session still computes"),
+                () = sleep(PATIENCE) => log::warn!("ending while a session computes"),
                 () = signals.next() => {}
             }
             Ok(())

@@ -1,4 +1,4 @@
-//! What can go wrong between a program and its device.
+//! The errors between a program and its device.
 
 use std::io;
 use std::time::Duration;
@@ -9,25 +9,25 @@ use burn::tensor::ExecutionError;
 
 use crate::{AmpError, Precision};
 
-/// Why a device is not there, or is not served.
+/// Why a device is not available, or cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The precision is not one that the device computes in.
+    /// The device does not compute in the precision, or another error of the core.
     #[error(transparent)]
     Amp(#[from] AmpError),
 
     /// A device whose backend is not compiled in here, or cannot be served.
     #[error(
-        "{device} cannot compute in mixed precision: expected a device of Flex or of CubeCL (CUDA, \
-         ROCm, Metal, Vulkan, WebGPU, CPU), with the feature of burn-amp-device of that name"
+        "{device} cannot compute in mixed precision: expected a device of Flex or CubeCL (CUDA, ROCm, \
+         Metal, Vulkan, WebGPU, CPU), and burn-amp-device's feature for that backend"
     )]
     UnsupportedDevice {
         /// The device that was given.
         device: String,
     },
 
-    /// A weight that its device cannot hold in half.
+    /// A weight that its device cannot store in half.
     #[error(
         "the weight {parameter} is on {device}: expected a device of burn-amp-device in {precision}, \
          without autodiff. Load the record into a model on `burn_amp_device::vulkan(kind, precision)`, or \
@@ -38,23 +38,23 @@ pub enum Error {
         parameter: String,
         /// Its device.
         device: String,
-        /// The precision that was asked for.
+        /// The requested precision.
         precision: Precision,
     },
 
-    /// Burn makes no device of the one that was given.
+    /// Burn cannot make a group of the given device.
     #[cfg(feature = "burn-0-23")]
     #[error(transparent)]
     Group(#[from] burn_group::GroupError),
 
-    /// A server of this process cannot listen, or cannot be reached from within.
+    /// A server of this process cannot listen, or cannot be reached from this process.
     #[error(
-        "no connection on the loopback interface: {0}. Is the loopback interface up, and are there descriptors left?"
+        "no connection on the loopback interface: {0}. Is the interface up, and has the process free file descriptors?"
     )]
     Listen(#[source] io::Error),
 
-    /// No token: the operating system gave no random bytes.
-    #[error("the operating system gives no random token: {0}")]
+    /// No token: the operating system returned no random bytes.
+    #[error("the operating system returned no random bytes for a token: {0}")]
     Token(#[source] getrandom::Error),
 
     /// The server did not start, or failed later.
@@ -69,8 +69,8 @@ pub enum Error {
     #[error("cannot read from the device: {0}. Has its server ended?")]
     Read(#[source] ExecutionError),
 
-    /// Something listens at the address, but does not answer as a server would.
-    #[error("no answer within {patience:?}: is this a server of Burn's?")]
+    /// A program listens at the address, but does not answer like a Burn server.
+    #[error("no answer within {patience:?}: is this the address of a Burn server?")]
     NoAnswer {
         /// How long the client waited.
         patience: Duration,

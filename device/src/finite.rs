@@ -11,9 +11,9 @@ pub(crate) struct FiniteCheck {
 }
 
 struct Checked {
-    /// Of its values, in FP32.
+    /// The sum of the tensor's values, in FP32.
     sum: Tensor<1>,
-    /// Gives the sum of its non-finite values, in FP32. Zero if there are none.
+    /// Returns the sum of the tensor's non-finite values, in FP32. Zero if there are none.
     rest: Box<dyn FnOnce() -> Tensor<1> + Send>,
 }
 
@@ -28,10 +28,10 @@ impl FiniteCheck {
         });
     }
 
-    /// For each added tensor, whether all its values are finite. One number is read back: a sum that
-    /// has met an infinity or NaN is never finite again, so a finite sum of all is proof. Any other
-    /// may also come from large finite values; a second read-back then decides by the values
-    /// themselves.
+    /// For each added tensor, whether all its values are finite. One number is read back: the sum of all
+    /// values. A finite sum proves that all values are finite, because an infinity or NaN makes every sum
+    /// non-finite. A non-finite sum may also come from large finite values; a second read-back then decides
+    /// by the values themselves.
     pub fn read(self) -> Result<Vec<bool>, Error> {
         let sums = self.checked.iter().map(|checked| checked.sum.clone());
         let Some(total) = sums.reduce(|a, b| a + b) else {
@@ -55,10 +55,10 @@ fn sum<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<1> {
     sum.to_device(device)
 }
 
-/// A tensor's values that are not finite; zeros in the place of the others.
+/// A tensor's values that are not finite, with zeros in place of the finite values.
 ///
-/// A value is finite if its magnitude is at most the dtype's largest. NaN never is, and non-finite
-/// values never sum to zero. Compilers that assume finite values fold `x - x == 0`.
+/// A value is finite if its magnitude is at most the dtype's largest. NaN fails this comparison, and
+/// non-finite values never sum to zero. Compilers that assume finite values fold `x - x == 0`.
 fn non_finite<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     let largest = match tensor.dtype() {
         DType::F64 => f64::MAX,

@@ -1,5 +1,5 @@
-//! What listens before Burn's server does: it reads the little that a session begins with, under
-//! limits of connections, time and bytes, and forwards the connections that are authorized.
+//! The front of Burn's server. It reads the first message of each session, under limits of connections, time
+//! and bytes, and forwards authorized connections.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,25 +26,24 @@ use crate::host::Host;
 use crate::sockets;
 use crate::wire::{Init, Refusal};
 
-/// How many connections may be between their first byte and their authorization. One more ends
-/// the oldest.
+/// How many connections may be waiting for authorization. One more connection ends the oldest.
 const GREETED: usize = 64;
 
-/// How long that may take.
+/// How long a connection may take until its authorization.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The bytes of a first message: a credential and little else.
 const FIRST: usize = 16 << 10;
 
-/// What a forwarded connection is read in.
+/// The size of the read buffer of a forwarded connection.
 const BUFFER: usize = 64 << 10;
 
-/// A peer that vanished is noticed after about a minute.
+/// Detects a peer that vanished after about a minute.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(10))
     .with_interval(Duration::from_secs(5));
 
-/// Whom a front lets in.
+/// The connections that a front admits.
 pub(crate) struct Door {
     pub(crate) authorizer: Arc<dyn PeerAuthorizer>,
     /// Whether only this process is admitted. Burn's route `/data`, which needs no token, is open
@@ -52,15 +51,15 @@ pub(crate) struct Door {
     pub(crate) private: bool,
 }
 
-/// A connection that was let in.
+/// An admitted connection.
 pub(crate) enum Guest {
     /// A session that is authorized.
     Session(WebSocket, Init),
-    /// Another server of this process, which fetches tensors. On Burn 0.23 there is none.
+    /// Another server of this process, which fetches tensors. Only on Burn 0.22.
     Data(#[cfg_attr(feature = "burn-0-23", expect(dead_code))] WebSocket),
 }
 
-/// Accepts connections, and finds out what they want.
+/// Accepts connections, and reads their requests.
 pub(crate) struct Front {
     listener: TcpListener,
     door: Arc<Door>,
@@ -81,14 +80,15 @@ impl Front {
         })
     }
 
-    /// The next connection that is let in. Loses none if it is dropped.
+    /// The next admitted connection. Dropping the future loses no connection.
     pub(crate) async fn guest(&mut self) -> Guest {
         loop {
             tokio::select! {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, peer)) => self.greet(stream, peer),
                     Err(error) => {
-                        // As for want of descriptors: those of strangers end soon.
+                        // For example because no file descriptors are free. Unauthorized connections end soon
+                        // and free some.
                         log::warn!("burn-amp-device: cannot accept a connection: {error}");
                         sleep(Duration::from_millis(100)).await;
                     }
@@ -104,7 +104,7 @@ impl Front {
 
     fn greet(&mut self, stream: TcpStream, peer: SocketAddr) {
         if self.door.private && !self.is_ours(&stream, peer) {
-            log::debug!("burn-amp-device: {peer} is another program");
+            log::debug!("burn-amp-device: {peer} is refused: it is another program");
             return;
         }
         self.ages.retain(|greeting| !greeting.is_finished());
@@ -118,11 +118,11 @@ impl Front {
             match timeout(PATIENCE, greet(stream, peer, &door)).await {
                 Ok(Ok(guest)) => Some(guest),
                 Ok(Err(reason)) => {
-                    log::debug!("burn-amp-device: {peer} is not let in: {reason}");
+                    log::debug!("burn-amp-device: {peer} is refused: {reason}");
                     None
                 }
                 Err(_) => {
-                    log::debug!("burn-amp-device: {peer} asked for nothing within {PATIENCE:?}");
+                    log::debug!("burn-amp-device: {peer} sent no request within {PATIENCE:?}");
                     None
                 }
             }
@@ -130,31 +130,28 @@ impl Front {
         self.ages.push_back(greeting);
     }
 
-    /// Whether a connection comes from this process. Where the operating system does not tell, the
-    /// token decides.
+    /// Whether a connection comes from this process. True if the operating system does not report it: then
+    /// the token decides.
     fn is_ours(&self, stream: &TcpStream, peer: SocketAddr) -> bool {
         let own = stream.local_addr();
         own.is_ok_and(|own| sockets::is_within(own, peer).unwrap_or(true))
     }
 }
 
-/// Reads what a connection requests, and whether that is allowed.
+/// Reads a connection's request and checks whether it is allowed.
 #[allow(clippy::result_large_err)] // The type is tungstenite's.
 async fn greet(stream: TcpStream, peer: SocketAddr, door: &Door) -> Result<Guest, String> {
     stream
         .set_nodelay(true)
         .map_err(|error| error.to_string())?;
-    // A connection works without it.
+    // A connection also works without keepalive.
     let _ = SockRef::from(&stream).set_tcp_keepalive(&KEEPALIVE);
-    // Where nobody can tell this process from others, nobody fetches tensors without a token.
+    // Where connections of this process cannot be recognized, no tensor is sent without a token.
     let data_is_open = door.private && sockets::of_this_process().is_some();
     let mut wants_data = false;
     let look = |request: &Request, response: Response| {
         if request.headers().contains_key("origin") {
-            return refuse(
-                StatusCode::FORBIDDEN,
-                "a web page is no client of this server",
-            );
+            return refuse(StatusCode::FORBIDDEN, "this server refuses web pages");
         }
         match request.uri().path() {
             "/session" => {}
@@ -195,7 +192,7 @@ async fn greet(stream: TcpStream, peer: SocketAddr, door: &Door) -> Result<Guest
     match admitted {
         Ok(init) => Ok(Guest::Session(client, init)),
         Err(refusal) => {
-            // It is refused whether it hears so or not.
+            // The connection is refused even if the reply does not arrive.
             let _ = client.send(Message::Binary(refusal.encode().into())).await;
             let _ = client.close(None).await;
             Err(format!("{refusal:?}"))
@@ -223,8 +220,8 @@ pub(crate) async fn message(socket: &mut WebSocket) -> Result<Bytes, String> {
     }
 }
 
-/// Sends the first message of a session to Burn's server, and forwards what follows until either
-/// end closes.
+/// Sends the first message of a session to Burn's server, and forwards all later bytes until either end
+/// closes.
 pub(crate) async fn forward(client: WebSocket, first: Vec<u8>, mut server: WebSocket) {
     if server.send(Message::Binary(first.into())).await.is_err() {
         return;
@@ -237,7 +234,7 @@ pub(crate) async fn forward(client: WebSocket, first: Vec<u8>, mut server: WebSo
         BufReader::with_capacity(BUFFER, from_client),
         BufReader::with_capacity(BUFFER, from_server),
     );
-    // A connection that breaks has ended.
+    // A broken connection counts as ended.
     tokio::select! {
         _ = copy_buf(&mut from_client, &mut to_server) => {}
         _ = copy_buf(&mut from_server, &mut to_client) => {}

@@ -1,4 +1,4 @@
-//! Loss scaling in the client: on a device that computes in f16 it works as it does in PyTorch.
+//! Loss scaling in the client. On a device that computes in f16, loss scaling works as in PyTorch.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,8 +20,8 @@ use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 /// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For
 /// training on a device that computes in f16: bf16 and FP32 have the range to train without.
 ///
-/// Its methods are those of PyTorch's `torch.amp.GradScaler`. Cheap to clone; all clones share one
-/// state, on any thread. They also share the step: from `scale` to `update` it is one thread's, since
+/// Its methods are those of PyTorch's `torch.amp.GradScaler`. Cheap to clone; all clones share one state, on
+/// any thread. The clones also share the step, so run each step from `scale` to `update` on one thread:
 /// threads that step at once mix their losses and gradients.
 ///
 /// ```
@@ -54,11 +54,11 @@ use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 /// # Ok::<(), burn_amp_device::Error>(())
 /// ```
 ///
-/// Where a device of this process computes the gradient of an activation, a convolution, a pool or an
-/// embedding in f16 before any loss was scaled, the log warns once.
+/// The log warns once if a device of this process computes the gradient of an activation, a convolution, a
+/// pool or an embedding in f16 before any loss was scaled.
 ///
-/// With [`LossScaleConfig::Disabled`](crate::LossScaleConfig::Disabled) it scales and checks nothing,
-/// and every step is taken: for a loop that trains in any precision.
+/// With [`LossScaleConfig::Disabled`](crate::LossScaleConfig::Disabled) the scaler scales and checks nothing,
+/// and every step is taken. Use this setting in a loop that trains in any precision.
 #[derive(Clone, Default)]
 pub struct GradScaler {
     pub(crate) shared: SharedScaler<FiniteCheck>,
@@ -66,17 +66,17 @@ pub struct GradScaler {
 
 scaler_handle!(GradScaler);
 
-/// Process-wide, as the device and its precision are. In the order of the first calls.
+/// Process-wide, like a device and its precision. In the order of the first calls.
 static OF_DEVICES: Mutex<Vec<(Device, Precision, GradScaler)>> = Mutex::new(Vec::new());
 
 impl GradScaler {
     /// The scaler of a device: the same one at each call, on any thread, for the life of the process.
     ///
-    /// In f16 it begins with the default [`DynamicLossScale`](crate::DynamicLossScale);
-    /// [`load_state`](GradScaler::load_state) gives it another. In bf16 and in FP32, and so for a
-    /// plain device of Burn's, it is disabled: the same loop trains in any precision. It also scales
-    /// for a device on another machine, whose precision a client does not have: in bf16 and FP32 that
-    /// does no harm.
+    /// In f16 the scaler begins with the default [`DynamicLossScale`](crate::DynamicLossScale);
+    /// [`load_state`](GradScaler::load_state) sets another state. In bf16 and FP32, and so on a plain Burn
+    /// device, the scaler is disabled: the same loop trains in any precision. The scaler of a device behind a
+    /// server always scales, because the device's precision is not known to the client. In bf16 and FP32
+    /// scaling does no harm.
     pub fn of(device: &Device) -> Self {
         let (on, precision) = of_device(device);
         // A panic leaves the list as it was.
@@ -94,13 +94,13 @@ impl GradScaler {
         scaler
     }
 
-    /// Whether the scaler of a device scales, unless it is configured otherwise.
+    /// Whether the scaler of a device scales by default.
     #[cfg(feature = "train")]
     pub(crate) fn scales_on(device: &Device) -> bool {
         of_device(device).1.scales_loss()
     }
 
-    /// Ends a step that is under way, without a step, and counts anew towards a stuck run.
+    /// Drops a step that is under way, and restarts the count towards a stuck run.
     #[cfg(feature = "train")]
     pub(crate) fn begin_run(&self) {
         let shared = &mut *self.shared.lock();
@@ -108,7 +108,7 @@ impl GradScaler {
         shared.scaler.forget_stuck();
     }
 
-    /// What the losses of the step under way were multiplied by, or the next one will be.
+    /// The scale that the losses of the step under way are multiplied by, or else the next loss.
     pub(crate) fn scale_of_step(&self) -> f32 {
         let shared = self.shared.lock();
         let given = shared.pending.scale_given();
@@ -118,8 +118,8 @@ impl GradScaler {
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. A loss in
     /// half precision becomes FP32. The counterpart of PyTorch's `GradScaler.scale`.
     ///
-    /// Then call [`step`](GradScaler::step), and not the optimizer itself: its gradients carry the
-    /// scale. The log warns once 1,000 losses were scaled without an [`update`](GradScaler::update).
+    /// Then call [`step`](GradScaler::step), and not the optimizer itself: the gradients are multiplied by
+    /// the scale. The log warns once 1,000 losses were scaled without an [`update`](GradScaler::update).
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         let (scale, many) = {
             let shared = &mut *self.shared.lock();
@@ -135,7 +135,7 @@ impl GradScaler {
             self.read_losses();
         }
         let loss = at_least_f32(loss);
-        // The device may hold the loss in half precision, where the largest f32 is infinite.
+        // The device may store the loss in half precision, where the largest f32 is infinite.
         let value = loss.clone().inner();
         let one = factor(1.0, &value);
         let value = times(value, &one);
@@ -146,7 +146,7 @@ impl GradScaler {
     /// Reads back the checks of the losses, and frees them.
     fn read_losses(&self) {
         let losses = std::mem::take(&mut self.shared.lock().pending.losses);
-        // What nobody can read is not known to be finite.
+        // Losses that cannot be read count as not finite.
         let are_finite = losses.read().is_ok_and(|finite| !finite.contains(&false));
         self.shared.lock().pending.set_losses(are_finite);
     }
@@ -168,7 +168,7 @@ impl GradScaler {
         shared.pending.resume(record, &shared.scaler, true);
     }
 
-    /// What the gradients of the step under way carry: 1 if there is none.
+    /// The scale that the gradients of the step under way are multiplied by; 1 if there is no step.
     pub(crate) fn carried_scale(&self) -> f32 {
         self.shared.lock().pending.scale_given().unwrap_or(1.0)
     }
@@ -187,10 +187,10 @@ impl GradScaler {
         GradientsParams::from_grads(self.scale(loss).backward(), model)
     }
 
-    /// Unscales the gradients in FP32 or wider, to inspect or clip them before
-    /// [`step`](GradScaler::step). Without this call, `step` unscales them. Each keeps its shape,
-    /// dtype and device. Costs the step's one read-back, plus a second one after an overflow. The
-    /// counterpart of PyTorch's `GradScaler.unscale_`.
+    /// Unscales the gradients in FP32 or wider, to inspect or clip them before [`step`](GradScaler::step).
+    /// Without this call, `step` unscales them. Each gradient keeps its shape, dtype and device. Costs the
+    /// step's one read-back, plus a second read-back after an overflow. The counterpart of PyTorch's
+    /// `GradScaler.unscale_`.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Unscales the gradients and checks them. Those that were already unscaled stay as they are.
+    /// Unscales the gradients and checks them. Gradients that are already unscaled stay unchanged.
     fn unscaled<'a>(
         &self,
         model: &impl Module,
@@ -219,7 +219,7 @@ impl GradScaler {
     ) -> Result<Checked<'a>, Error> {
         let to_unscale = self.shared.lock().pending.to_unscale(found);
         let Some((scale, parameters)) = to_unscale else {
-            // Where nothing is scaled, no gradient has been looked at.
+            // Where nothing is scaled, the gradients still have their marks.
             if has_marks() {
                 gradients::replace(found, model, grads, &mut Unmark);
             }
@@ -239,7 +239,7 @@ impl GradScaler {
         gradients::replace(parameters.iter().copied(), model, grads, &mut unscale);
         let finite = unscale.check.read();
         let pending = &mut self.shared.lock().pending;
-        // What nobody can read is not known to be finite.
+        // Losses that cannot be read count as not finite.
         let finite = finite.inspect_err(|_| pending.set_losses(false))?;
         if let Some(device) = unscale.device.filter(|_| is_watched()) {
             pending.anomalies.extend(local::anomalies(&device));
@@ -252,7 +252,7 @@ impl GradScaler {
         })
     }
 
-    /// Notes what a check found. `outcome` is that of all devices of the step.
+    /// Notes the result of a check. `outcome` is the outcome of all devices of the step.
     fn note(&self, checked: &Checked, outcome: StepOutcome) {
         if !checked.parameters.is_empty() {
             let pending = &mut self.shared.lock().pending;
@@ -272,8 +272,8 @@ impl GradScaler {
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
     /// - [`Error::Read`] when the device gives no answer.
     ///
-    /// With an error the model comes back as it was, and the gradients are lost; the optimizer and,
-    /// except after [`Error::Read`], the scaler are unchanged.
+    /// After an error the model is returned unchanged, and the gradients are lost. The optimizer is unchanged
+    /// and, except after [`Error::Read`], the scaler is, too.
     #[must_use = "the model is in it"]
     pub fn step<M: Module>(
         &self,
@@ -288,7 +288,7 @@ impl GradScaler {
         }
     }
 
-    /// Unscales the gradients of a step. Whether the step is to be taken.
+    /// Unscales the gradients of a step. Returns whether to take the step.
     fn checked_step(
         &self,
         model: &impl Module,
@@ -297,8 +297,8 @@ impl GradScaler {
         Self::checked_steps(model, [(self, grads)])
     }
 
-    /// Unscales the gradients of one step on several devices, each with the scaler of its device.
-    /// Whether the step is to be taken: no device steps if another one overflowed.
+    /// Unscales the gradients of one step on several devices, each with the scaler of its device. Returns
+    /// whether to take the step: no device steps if another device overflowed.
     pub(crate) fn checked_steps<'a>(
         model: &impl Module,
         parts: impl IntoIterator<Item = (&'a Self, &'a mut GradientsParams)>,
@@ -339,12 +339,12 @@ impl GradScaler {
     }
 }
 
-/// The device of Burn's below a device, and the precision that its losses are scaled for.
+/// The Burn device below a device, and the precision that its losses are scaled for.
 fn of_device(device: &Device) -> (Device, Precision) {
     let device = device.clone().without_autodiff();
     match local::below(&device) {
         Some((on, in_force)) => (on, in_force.precision),
-        // It may compute in f16.
+        // A device behind a server may compute in f16.
         None if matches!(device.as_dispatch(), DispatchDevice::Remote(_)) => {
             (device, Precision::F16)
         }
@@ -352,7 +352,7 @@ fn of_device(device: &Device) -> (Device, Precision) {
     }
 }
 
-/// What a check of gradients found.
+/// The result of a check of gradients.
 struct Checked<'a> {
     parameters: Vec<&'a Parameter>,
     /// The losses first, then the gradients.
@@ -364,12 +364,12 @@ struct Checked<'a> {
 struct Unscale {
     scale: f32,
     factor: Option<Tensor<1>>,
-    /// That of the first gradient.
+    /// The device of the first gradient.
     device: Option<Device>,
     check: FiniteCheck,
 }
 
-/// Takes the marks off gradients.
+/// Removes the marks of gradients.
 struct Unmark;
 
 impl EachGradient for Unmark {
@@ -382,8 +382,8 @@ impl EachGradient for Unscale {
     fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
         let dtype = grad.dtype();
         let wide = at_least_f32(grad);
-        // A gradient that is FP32 here may be f16 on the device. There, f16 times a number stays
-        // f16, where a small gradient is lost; f16 times an FP32 tensor is FP32.
+        // A gradient that is FP32 in the client may be f16 on the device. On the device, f16 times a number
+        // stays f16, which loses a small gradient; f16 times an FP32 tensor is FP32.
         let inverse = 1.0 / f64::from(self.scale);
         let factor = self.factor.get_or_insert_with(|| factor(inverse, &wide));
         let unscaled = times(wide, factor);

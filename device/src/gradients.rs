@@ -28,7 +28,7 @@ pub(crate) fn found(model: &impl Module, grads: &GradientsParams) -> Found {
     finder.found
 }
 
-/// A shared parameter comes up at each of its places.
+/// Visits a shared parameter at each of its places.
 struct Finder<'a> {
     grads: &'a GradientsParams,
     path: Vec<String>,
@@ -56,7 +56,7 @@ impl ModuleVisitor for Finder<'_> {
     }
 }
 
-/// What a gradient becomes.
+/// Maps each gradient to a new one.
 pub(crate) trait EachGradient {
     fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D>;
 }
@@ -89,10 +89,10 @@ impl<E: EachGradient> ModuleVisitor for Replace<'_, E> {
 }
 
 /// Scales a model's gradients down if their total norm is above `max_norm`: multiplies them by
-/// `min(1, max_norm / (norm + 1e-6))`, like PyTorch's `torch.nn.utils.clip_grad_norm_`. Reads
-/// nothing back from the device. With a scaler, call it between
-/// [`GradScaler::unscale`](crate::GradScaler::unscale) and [`step`](crate::GradScaler::step). One
-/// non-finite gradient spoils all of them. Gradients keep their shape and dtype.
+/// `min(1, max_norm / (norm + 1e-6))`, like PyTorch's `torch.nn.utils.clip_grad_norm_`. Reads nothing back
+/// from the device. With a scaler, call it between [`GradScaler::unscale`](crate::GradScaler::unscale) and
+/// [`step`](crate::GradScaler::step). One non-finite gradient makes all of them non-finite. Gradients keep
+/// their shape and dtype.
 ///
 /// Returns the total norm before clipping, an FP32 tensor of shape `[1]`, on the device of the first
 /// gradient; 0 if there are no gradients.
@@ -174,8 +174,8 @@ impl EachGradient for Times {
     }
 }
 
-/// Makes gradients FP32 on their device, where some are half: a sum of them then has no rounding of
-/// half, and is the same after it was saved.
+/// Makes gradients FP32 on their device, where some may be half. A sum of FP32 gradients is not rounded to
+/// half, and is the same after saving and loading.
 pub(crate) fn widen(model: &impl Module, grads: &mut GradientsParams) {
     let parameters = found(model, grads).parameters;
     replace(&parameters, model, grads, &mut Widen(None));

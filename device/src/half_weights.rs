@@ -6,28 +6,28 @@ use burn_dispatch::DispatchDevice;
 
 use crate::{AmpError, Error, Precision, local, region};
 
-/// The model with its weights in half precision on their device, which halves their memory there. The
-/// counterpart of PyTorch's `model.half()` and `model.bfloat16()`, for inference. The program still
-/// sees FP32 tensors, and reads FP32 data.
+/// The model with its weights in half precision on their device, which halves the weights' memory. The
+/// counterpart of PyTorch's `model.half()` and `model.bfloat16()`, for inference. The program still sees FP32
+/// tensors, and reads FP32 data.
 ///
-/// Weights are the FP32 parameters of two or more dimensions. Biases and the parameters of
-/// normalization layers (modules whose name has `Norm`) stay FP32, and so do parameters of any other
-/// dtype as they are. Linear layers, convolutions and attention give the results that they gave,
-/// since they round their weights anyway; an embedding gives rounded rows. The memory is free once
-/// nothing else holds the FP32 weights, such as a clone of the model. Use it after a record is
-/// loaded: loading replaces the weights by FP32. A record made of the model has the rounded values. Do
-/// not train the model: updates of half weights are rounded away.
+/// Weights are the FP32 parameters of two or more dimensions. Biases and the parameters of normalization
+/// layers (modules whose name contains `Norm`) stay FP32, and parameters of any other dtype are unchanged.
+/// Linear layers, convolutions and attention return the same results as before, since they round their
+/// weights anyway; an embedding returns rounded rows. The memory is free once nothing else, such as a clone
+/// of the model, holds the FP32 weights. Call this function after a record is loaded: loading replaces the
+/// weights by FP32. A record of the model has the rounded values. Do not train the model: updates of half
+/// weights are rounded away.
 ///
-/// Behind a server, this needs burn-amp-server or [`AmpServer`](crate::AmpServer): another server
-/// keeps FP32, and so does a device that cannot store the precision.
+/// Behind a server, this needs burn-amp-server or [`AmpServer`](crate::AmpServer). Any other server, or a
+/// device that cannot store the precision, keeps FP32.
 ///
 /// # Errors
 ///
 /// - [`Error::Amp`] with [`AmpError::NotHalf`] when the precision is neither f16 nor bf16, or with
 ///   [`AmpError::WeightOverflow`] when a finite weight is beyond the range of f16. One number is read
 ///   back for each weight.
-/// - [`Error::HalfWeights`] when a weight is on a device that this crate did not make, on one in another
-///   precision, or on one with autodiff. The precision of a server is the caller's to give.
+/// - [`Error::HalfWeights`] when a weight is on a device that this crate did not create, on a device in
+///   another precision, or on a device with autodiff. The precision of a server is not checked.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -63,7 +63,7 @@ pub fn half_weights<M: Module>(model: M, precision: Precision) -> Result<M, Erro
 
 struct Weights {
     precision: Precision,
-    /// The names of the fields, and of the modules that they belong to.
+    /// The names of the fields, and of the modules that contain them.
     path: Vec<(String, String)>,
     error: Option<Error>,
 }
@@ -79,7 +79,7 @@ impl Weights {
         names.join(".")
     }
 
-    /// The weight, if its device can hold it in half.
+    /// Checks that the device of a weight can store the weight in half.
     fn check<const D: usize>(&self, weight: &Tensor<D>) -> Result<(), Error> {
         let device = weight.device();
         if !holds_half(&device, self.precision) {
@@ -93,7 +93,7 @@ impl Weights {
             return Ok(());
         }
         const F16_MAX: f32 = 65504.0;
-        // Infinities are the weight's own.
+        // Infinities in a weight are allowed.
         let infinite = weight.clone().abs().equal_scalar(f32::INFINITY);
         let finite = weight.clone().abs().mask_fill(infinite, 0.0);
         let largest = finite.max().try_into_data().map_err(Error::Read)?;
@@ -106,8 +106,8 @@ impl Weights {
     }
 }
 
-/// Whether a device is one of this crate's in this precision, as far as a client can tell. In another one,
-/// each operation would round a weight twice.
+/// Whether a device is one of this crate in this precision. A device behind a server counts as one. In
+/// another precision, each operation would round a weight twice.
 fn holds_half(device: &Device, precision: Precision) -> bool {
     !device.is_autodiff()
         && match local::below(device) {

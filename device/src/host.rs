@@ -1,4 +1,4 @@
-//! Devices of any backend, and how Burn serves them. Independent of what listens.
+//! Devices of any backend, and how Burn serves them. Independent of the listening socket.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ pub(crate) type Serving = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>
 
 /// Devices of any backend, and how Burn serves them.
 pub(crate) trait Host: Send + Sync {
-    /// How many devices.
+    /// The number of devices.
     fn devices(&self) -> usize;
 
-    /// Starts another server of Burn's.
+    /// Starts another Burn server.
     fn serve_async(&self, transport: Transport, authorizer: Arc<dyn PeerAuthorizer>) -> Serving;
 }
 

@@ -3,13 +3,13 @@
 
 #[cfg(all(feature = "burn-0-22", feature = "burn-0-23"))]
 compile_error!(
-    "burn-amp-device has the features `burn-0-22` (in `default`) and `burn-0-23` on: expected one \
+    "burn-amp-device has both features `burn-0-22` (in `default`) and `burn-0-23` on: expected one \
      version of Burn. For Burn 0.23 add `default-features = false`, for Burn 0.22 remove `burn-0-23`"
 );
 #[cfg(not(any(feature = "burn-0-22", feature = "burn-0-23")))]
 compile_error!(
-    "burn-amp-device has neither of the features `burn-0-22` and `burn-0-23` on: expected the one of \
-     the program's version of Burn. Beside `default-features = false`, name it in `features`"
+    "burn-amp-device has no version of Burn: expected the feature `burn-0-22` or `burn-0-23`, as the \
+     program's version. Beside `default-features = false`, add this feature to `features`"
 );
 
 include!("burn.rs");

@@ -1,6 +1,6 @@
-//! Regions of a precision. A device sees operations and no code: a region is a mark on the tensor that
-//! enters it, which the operations hand on to their results, and in the backward pass a mark on the
-//! gradient of the tensor that leaves it.
+//! Regions of a precision. A device receives operations and no code. So a region is a mark on each tensor
+//! that enters it, which operations pass on to their results. In the backward pass, it is a mark on the
+//! gradient of each tensor that leaves it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,8 @@ use crate::tensor::{DEPTHS, Mark};
 use crate::{Precision, local};
 
 /// Runs `f` on `input` in FP32, in the forward and in the backward pass:
-/// [`with_precision`]`(Precision::F32, input, f)`. As PyTorch's `torch.autocast(enabled=False)`.
+/// [`with_precision`]`(Precision::F32, input, f)`. The counterpart of PyTorch's
+/// `torch.autocast(enabled=False)`.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -43,34 +44,34 @@ pub fn full_precision<I: RegionTensors, O: RegionTensors>(input: I, f: impl FnOn
     with_precision(Precision::F32, input, f)
 }
 
-/// Runs `f` on `input` in another precision than the device's, in the forward and in the backward
-/// pass. As a nested `torch.autocast(dtype=..)` in PyTorch.
+/// Runs `f` on `input` in another precision than the device's, in the forward and in the backward pass. The
+/// counterpart of a nested `torch.autocast(dtype=..)` in PyTorch.
 ///
-/// `input` and the result of `f` are tensors, or tuples, arrays, vectors and options of tensors. The
-/// region is that of the tensors: an operation is in it if one of its operands is `input` or was
-/// computed from it, on any thread and behind any server. So is an operation of the backward pass
-/// between the gradient of the result and that of `input`. Both have their own dtype, FP32 by default.
-/// Of regions within each other the inner one decides; [`Auto`](Precision::Auto) gives the device's
-/// own precision back.
+/// `input` and the result of `f` are tensors, or tuples, arrays, vectors and options of tensors. The region
+/// follows the tensors: an operation is in the region if one of its operands is `input` or was computed from
+/// `input`, on any thread and behind any server. Operations of the backward pass between the gradient of the
+/// result and the gradient of `input` are also in the region. Both gradients have the dtype of their tensors,
+/// FP32 by default. Of nested regions, the inner one decides; [`Auto`](Precision::Auto) restores the device's
+/// own precision.
 ///
-/// - Pass every tensor that `f` takes from outside and that the model computes: an operation on
-///   captured tensors alone is not in the region, and the gradient of a captured tensor stays in the
-///   region until the backward pass ends. Parameters of layers need not be passed.
-/// - A number that a reduction makes of a whole tensor has left the region.
-/// - A parameter that was trained in a region and stepped by an optimizer alone stays in the region:
-///   its products elsewhere are then in the region's precision, too. Step with
+/// - Pass every tensor that `f` takes from outside and that the model computes: an operation on only captured
+///   tensors is not in the region, and the gradient of a captured tensor stays in the region until the
+///   backward pass ends. Parameters of layers need not be passed.
+/// - The result of a reduction of a whole tensor to one number is outside the region.
+/// - A parameter stays in the region if it was trained there and the program called the optimizer itself: its
+///   products elsewhere are then in the region's precision, too. Step with
 ///   [`GradScaler::step`](crate::GradScaler::step), also in bf16.
-/// - A tensor of f64 is in no region.
-/// - LibTorch behind a plain server of Burn's refuses the bounds that mark a region. Every other
-///   backend takes them as the identity.
+/// - An f64 tensor is in no region.
+/// - LibTorch behind a plain Burn server refuses the bounds that mark a region. On every other backend these
+///   bounds are the identity.
 /// - A region in f16 on a device in another precision needs a scaler:
 ///   [`GradScaler::new`](crate::GradScaler::new).
-/// - On a device of Burn's own and on one in FP32, `f` runs as if without a region.
+/// - On a plain Burn device and on a device in FP32, `f` runs as if without a region.
 /// - Where the device does not compute in `precision`, operations stay in FP32.
 ///
 /// # Panics
 ///
-/// In the eleventh region within ten others.
+/// In a region within ten others.
 pub fn with_precision<I: RegionTensors, O: RegionTensors>(
     precision: Precision,
     input: I,
@@ -102,12 +103,12 @@ struct Within {
 impl Within {
     /// # Panics
     ///
-    /// If there are too many.
+    /// If too many regions are nested.
     fn enter() -> Self {
         let depth = DEPTH.get();
         assert!(
             depth < DEPTHS,
-            "at most {DEPTHS} regions may lie within each other"
+            "too many nested regions: expected at most {DEPTHS}"
         );
         DEPTH.set(depth + 1);
         Self { depth }
@@ -123,12 +124,13 @@ impl Drop for Within {
 /// Whether this process has regions.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// A tensor that its device keeps in half from now on. For the client it is FP32, as before.
+/// A tensor that its device keeps in half from now on. In the client, the tensor stays FP32.
 pub(crate) fn in_half<const D: usize>(tensor: Tensor<D>, precision: Precision) -> Tensor<D> {
     marked(tensor, Pair(Some(Mark::Half(precision)), None))
 }
 
-/// The loss that a backward pass begins with, marked where a device looks for the pass of an operation.
+/// The loss that a backward pass begins with. It is marked if anomaly detection needs the pass of each
+/// operation.
 pub(crate) fn begins_backward<const D: usize>(loss: Tensor<D>) -> Tensor<D> {
     if is_watched() {
         marked(loss, Pair(None, Some(Mark::Gradient)))
@@ -142,7 +144,7 @@ pub(crate) fn has_marks() -> bool {
     is_watched() || USED.load(Ordering::Relaxed)
 }
 
-/// A gradient that leaves the backward pass, without the marks that it may have.
+/// A gradient that leaves the backward pass, without marks.
 pub(crate) fn ends_backward<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
     if has_marks() {
         marked(gradient, Pair(Some(Mark::Clear), None))
@@ -151,11 +153,11 @@ pub(crate) fn ends_backward<const D: usize>(gradient: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// The mark of a tensor and that of its gradient.
+/// The mark of a tensor, and the mark of its gradient.
 #[derive(Debug, Clone, Copy)]
 pub struct Pair(pub(crate) Option<Mark>, pub(crate) Option<Mark>);
 
-/// Tensors that enter and leave a region: one, or a tuple, an array, a vector or an option of them.
+/// Tensors that enter and leave a region: one tensor, or a tuple, an array, a vector or an option of tensors.
 /// Integers and booleans are the same in every precision.
 pub trait RegionTensors: sealed::Marked {}
 
@@ -219,10 +221,10 @@ mod sealed {
     tuples! { (A 0) (A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, D 3) }
 }
 
-/// A tensor with marks for its device. Other devices than those of this crate get none, as far as a
-/// client can tell: for a device behind a server they do nothing unless it is one.
+/// A tensor with marks for its device. Local devices that are not of this crate get no marks. A device behind
+/// a server gets marks, which do nothing unless the server is of this crate.
 fn marked<const D: usize>(tensor: Tensor<D>, pair: Pair) -> Tensor<D> {
-    // Beside f64 the bounds are numbers like others.
+    // In f64, the bounds would be ordinary numbers.
     if tensor.dtype() == DType::F64 {
         return tensor;
     }

@@ -1,4 +1,4 @@
-//! The report of mixed precision on a device, to print or to keep.
+//! The report of mixed precision on a device, to print or to store.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{self, DeviceState, OpCasts};
 
-/// A snapshot of a device's precision and of what mixed precision has it do. Printed, it is a short
-/// table; serde keeps every field.
+/// A snapshot of a device's precision, casts and trials. `Display` prints a short table; serde keeps every
+/// field.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/burn.rs"));
@@ -34,17 +34,17 @@ pub struct AmpReport {
     pub precision: Precision,
     /// Why this precision is in force.
     pub reason: String,
-    /// Operations that run in half by the policy, but in FP32 here: a trial found that the device is
-    /// not exact in them in this precision. Of those that have run there so far. They return half.
+    /// Operations that run in half by the policy, but in FP32 here, because the device failed their trial in
+    /// this precision. They return half. Contains only operations that have run on the device so far.
     pub fp32_here: Vec<String>,
-    /// Operations that run in FP32 by the policy, but in half here, without casts: a trial found that
-    /// the device is as exact in half. Of those that have run there so far.
+    /// Operations that run in FP32 by the policy, but in half here, without casts, because a trial showed
+    /// that the device is as exact in half. Contains only operations that have run on the device so far.
     pub half_here: Vec<String>,
     /// The casts that the policy made since the device was configured, by operation.
     pub casts: BTreeMap<String, OpCasts>,
-    /// Bytes that the shared half copies of FP32 tensors take now.
+    /// Bytes that the shared half copies of FP32 tensors use now.
     pub copies_now: u64,
-    /// The most bytes that they took at a time, since the device was configured.
+    /// The most bytes that these copies used at a time, since the device was configured.
     pub copies_most: u64,
 }
 
@@ -58,7 +58,7 @@ impl AmpReport {
         Self::in_force::<B>(device, in_force)
     }
 
-    /// The report of a device, or of a session there with a precision of its own.
+    /// The report of a device, or of a session on the device with its own precision.
     pub(crate) fn in_force<B: Backend>(device: &B::Device, in_force: Chosen) -> Self {
         let state = DeviceState::of::<B>(device);
         let half = in_force.precision.compute_dtype();

@@ -9,14 +9,14 @@ use serde_json::Value;
 use crate::GradScaler;
 
 impl GradScaler {
-    /// A learning-rate schedule that has this scaler in its record, so that Burn's checkpoints save
-    /// and restore the loss scale. The learning rates are those of `schedule`. Use the scaler of the
-    /// device that computes in f16: that of a plain device of Burn's has no loss scale. For several
-    /// scalers, call it with each in turn, always in the same order.
+    /// A learning-rate schedule with this scaler in its record, so that Burn's checkpoints save and restore
+    /// the loss scale. The learning rates are those of `schedule`. Use the scaler of the device that computes
+    /// in f16: the scaler of a plain Burn device has no loss scale. For several scalers, call this method on
+    /// each in turn, always in the same order.
     ///
-    /// The scaler is restored only if loss scaling is configured as before; otherwise the
-    /// configuration applies, and the log has a warning. A checkpoint without a loss scale loads as
-    /// well: the scaler then keeps its state, and the log has a line about it.
+    /// The scaler is restored only if loss scaling is configured as before; otherwise the configuration
+    /// applies, and the log has a warning. A checkpoint without a loss scale loads as well: the scaler then
+    /// keeps its state, and the log has a message.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -98,14 +98,14 @@ impl LrScheduler for Saved {
     }
 }
 
-/// Where a record has the state.
+/// The key of the state in a record.
 const SCALER: &str = "loss_scaler";
 
 fn json(state: &LossScaler) -> Value {
     serde_json::to_value(state).expect("the state of a scaler is numbers and names")
 }
 
-/// The state in a record, which has numbers alone. `None` if it is not of the form of `like`.
+/// The state in a record, which only has numbers. `None` if it does not have the form of `like`.
 fn restored(
     like: &LossScaler,
     record: &LrSchedulerRecord,
@@ -119,7 +119,7 @@ fn restored(
     Some(serde_json::from_value(state))
 }
 
-/// Visits the numbers of a state, each with its path. `None` as soon as one visit gives `None`.
+/// Visits the numbers of a state, each with its path. Returns `None` as soon as one visit returns `None`.
 fn each_number(
     value: &mut Value,
     path: &str,

@@ -17,7 +17,7 @@ use crate::{Amp, Error, Precision, ending, front};
 /// Serves devices that compute in mixed precision. The counterpart of Burn's
 /// [`RemoteServer`](burn::server::RemoteServer).
 ///
-/// Its client is any program on the same release of Burn, without any mixed-precision code:
+/// A client is any program on the same release of Burn, without any mixed-precision code:
 ///
 /// ```no_run
 /// # use burn_amp_device::burn;
@@ -29,8 +29,7 @@ use crate::{Amp, Error, Precision, ending, front};
 /// # Ok::<(), burn::remote::ConnectError>(())
 /// ```
 ///
-/// The client's tensors are FP32. In f16 it scales its loss with a
-/// [`GradScaler`](crate::GradScaler).
+/// The client's tensors are FP32. In f16 the client scales its loss with a [`GradScaler`](crate::GradScaler).
 ///
 /// ```no_run
 /// # #[cfg(feature = "flex")] {
@@ -54,11 +53,12 @@ pub struct AmpServer {
 }
 
 impl AmpServer {
-    /// Hosts `devices`, all of one backend, for the clients that `authorizer` lets in. A client
-    /// picks one by its position in this list. Autodiff runs in the client and is stripped here.
+    /// Hosts `devices`, all of one backend, for the clients that `authorizer` admits. A client selects a
+    /// device by its position in this list. Autodiff runs in the client: the server removes it from
+    /// `devices`.
     ///
-    /// The precision is the devices': a later server of the same device, in the same process, changes
-    /// it for both.
+    /// The precision belongs to the devices: a later server of the same device, in the same process, changes
+    /// it for both servers.
     ///
     /// # Errors
     ///
@@ -97,8 +97,7 @@ impl AmpServer {
         }
     }
 
-    /// What the devices compute in: the precision that [`Precision::Auto`] became, or the one that
-    /// was given.
+    /// The precision that the devices compute in: the choice of [`Precision::Auto`], or the given precision.
     pub fn precision(&self) -> Precision {
         self.in_force.precision
     }
@@ -107,13 +106,13 @@ impl AmpServer {
     /// ends within 5 seconds, or at once at a second signal. Installs Burn's [`ServerLogging`], and
     /// blocks the calling thread.
     ///
-    /// A front comes before Burn's own server: until a connection is authorized, it may last 5
-    /// seconds and send 16 KiB beside its request, and at most 64 such connections are held. A
-    /// request of a web page is refused, and so is a request for a tensor by another server.
+    /// A front checks connections before they reach Burn's own server. Until a connection is authorized, it
+    /// may last 5 seconds and send 16 KiB besides its request, and at most 64 such connections are open. The
+    /// front refuses requests of web pages, and requests of other servers for tensors.
     ///
     /// # Errors
     ///
-    /// [`Error::Listen`] and [`Error::Serve`] when the operating system refuses what a server needs.
+    /// [`Error::Listen`] and [`Error::Serve`] when the operating system refuses the resources of a server.
     pub fn serve_on(&self, listener: TcpListener) -> Result<(), Error> {
         ServerLogging::install();
         ending::until_signal(self.serve_on_async(listener))
@@ -124,7 +123,7 @@ impl AmpServer {
     ///
     /// # Errors
     ///
-    /// Those of [`serve_on`](AmpServer::serve_on).
+    /// The errors of [`serve_on`](AmpServer::serve_on).
     pub fn serve_on_async(
         &self,
         listener: TcpListener,
@@ -132,12 +131,11 @@ impl AmpServer {
         front::serve(listener, self.host.clone(), self.authorizer.clone())
     }
 
-    /// Serves on a transport of Burn's until the process receives Ctrl+C or `SIGTERM`, and then ends
-    /// as [`serve_on`](AmpServer::serve_on) does. Installs Burn's [`ServerLogging`], and blocks the
-    /// calling thread.
+    /// Serves on a Burn transport until the process receives Ctrl+C or `SIGTERM`, and then ends like
+    /// [`serve_on`](AmpServer::serve_on). Installs Burn's [`ServerLogging`], and blocks the calling thread.
     ///
-    /// Burn's own server then listens itself. Its WebSocket transport takes messages of 1 GiB from
-    /// everybody who reaches it, and has a route that needs no token: prefer
+    /// Burn's own server then accepts the connections. Its WebSocket transport accepts messages of 1 GiB from
+    /// everyone who can reach it, and has a route that needs no token: prefer
     /// [`serve_on`](AmpServer::serve_on).
     ///
     /// # Errors

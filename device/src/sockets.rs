@@ -1,4 +1,4 @@
-//! Which TCP connections are this process's own. Independent of what they carry.
+//! Finds the TCP connections within this process. Independent of their content.
 
 use std::net::SocketAddr;
 
@@ -9,23 +9,23 @@ pub(crate) struct End {
     pub(crate) peer: SocketAddr,
 }
 
-/// The connections of this process. `None` where the operating system does not tell.
+/// The connections of this process. `None` if the operating system does not list them.
 #[cfg(unix)]
 pub(crate) fn of_this_process() -> Option<Vec<End>> {
     use std::os::fd::BorrowedFd;
 
     use socket2::SockRef;
 
-    // On Linux the second is a link to the first, which is not everywhere.
+    // On Linux, /dev/fd is a link to /proc/self/fd, which other systems lack.
     let listed = std::fs::read_dir("/proc/self/fd").or_else(|_| std::fs::read_dir("/dev/fd"));
     let descriptors = listed.ok()?.filter_map(|entry| {
         let name = entry.ok()?.file_name();
         name.to_str()?.parse().ok()
     });
     let ends = descriptors.filter_map(|descriptor| {
-        // SAFETY: the number stands for an open descriptor or for none. Its addresses
-        // are read at once, and it is never closed. If another thread closes it meanwhile, or opens
-        // another one under its number, the answer is an error or that one's addresses.
+        // SAFETY: the number is that of an open descriptor or of none. The socket's addresses are read at
+        // once, and the descriptor is never closed here. If another thread closes the descriptor meanwhile,
+        // or reuses its number, the result is an error or the addresses of the new socket.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let socket = SockRef::from(&descriptor);
         Some(End {
@@ -36,14 +36,14 @@ pub(crate) fn of_this_process() -> Option<Vec<End>> {
     Some(ends.collect())
 }
 
-/// The connections of this process. `None` where the operating system does not tell.
+/// The connections of this process. `None` if the operating system does not list them.
 #[cfg(not(unix))]
 pub(crate) fn of_this_process() -> Option<Vec<End>> {
     None
 }
 
-/// Whether the other end of a connection is this process's too. `None` where the operating system
-/// does not tell.
+/// Whether the other end of a connection also belongs to this process. `None` if the operating system does
+/// not list connections.
 pub(crate) fn is_within(own: SocketAddr, peer: SocketAddr) -> Option<bool> {
     let other = End {
         own: peer,
@@ -52,8 +52,8 @@ pub(crate) fn is_within(own: SocketAddr, peer: SocketAddr) -> Option<bool> {
     Some(of_this_process()?.contains(&other))
 }
 
-/// Whether this process has accepted connections only of these peers at an address. Also where the
-/// operating system does not tell.
+/// Whether this process has accepted connections only of these peers at an address. Also true if the
+/// operating system does not list connections.
 pub(crate) fn accepted_only(own: SocketAddr, peers: &[SocketAddr]) -> bool {
     let ends = of_this_process().unwrap_or_default();
     let mut accepted = ends.iter().filter(|end| end.own == own);

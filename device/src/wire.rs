@@ -1,9 +1,9 @@
-//! How a session begins in Burn's protocol, in the encoding of the release that this crate pins.
-//! Burn keeps these types to itself.
+//! The beginning of a session in Burn's protocol, in the encoding of the release that this crate pins. Burn's
+//! own types are private.
 
 use serde::{Deserialize, Serialize};
 
-/// Of the protocol, as Burn counts it.
+/// The version of Burn's protocol.
 const VERSION: u16 = if cfg!(feature = "burn-0-22") { 2 } else { 6 };
 
 #[derive(Serialize, Deserialize)]
@@ -72,7 +72,7 @@ impl Refusal {
 mod tests {
     use super::*;
 
-    /// As Burn sends it, for session 7, device 1 and the credential "abc".
+    /// Burn's message for session 7, device 1 and the credential "abc".
     fn first() -> Vec<u8> {
         let mut first = b"\x91\x81\xa4Init\x94?\x91\x07\x01\xc4\x03abc".to_vec();
         first[8] = VERSION as u8;

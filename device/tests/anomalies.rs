@@ -1,4 +1,4 @@
-//! Anomaly detection. A process of its own: the environment turns it on.
+//! Anomaly detection, in its own process: an environment variable turns it on.
 #![cfg(feature = "flex")]
 
 include!("../src/burn.rs");
@@ -25,7 +25,7 @@ impl Weight {
     }
 }
 
-/// A step with this loss; what anomaly detection found in it.
+/// Runs a step with this loss. Returns its outcome and anomalies.
 fn step(
     scaler: &GradScaler,
     model: Weight,
@@ -43,7 +43,7 @@ fn step(
 
 #[test]
 fn the_first_operation_of_each_pass_that_overflowed_is_named() {
-    // Safety: no other thread has begun.
+    // Safety: no other thread has started.
     unsafe { std::env::set_var("BURN_AMP_DETECT_ANOMALY", "1") };
     let device = flex(Precision::F16).unwrap().autodiff();
     let scaler = GradScaler::new(LossScaleConfig::Fixed(1024.0)).unwrap();
@@ -67,7 +67,7 @@ fn the_first_operation_of_each_pass_that_overflowed_is_named() {
         (&[4, 4][..], 300.0)
     );
 
-    // The loss is 16 million, and its gradient in f16 infinite only by the scale.
+    // Only the loss scale makes the gradient of this loss infinite in f16.
     let (outcome, found) = step(&scaler, Weight::new(1.0, &device), |w| {
         (w.matmul(ones()) * 1000.0).sum()
     });
@@ -78,7 +78,7 @@ fn the_first_operation_of_each_pass_that_overflowed_is_named() {
     assert_eq!(backward.pass, AnomalyPass::Backward);
     assert_eq!(backward.dtype, "F16");
 
-    // What an overflow has left behind is not of the next step.
+    // The next step has no anomalies of the overflow.
     let (outcome, found) = step(&scaler, Weight::new(1.0, &device), |w| {
         w.matmul(ones()).mean()
     });

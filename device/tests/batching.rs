@@ -1,5 +1,5 @@
-//! How many operations are sent at once, beside the user's own configuration of Burn. Burn reads its
-//! configuration once for a process, so each is a process of its own.
+//! The number of operations that are sent at once, together with the user's own configuration of Burn. Burn
+//! reads its configuration once per process, so each case has its own process.
 #![cfg(all(feature = "flex", target_os = "linux"))]
 
 include!("../src/burn.rs");
@@ -13,7 +13,7 @@ use burn_amp_device::{Precision, flex};
 use burn_std::config::{BurnConfig, RuntimeConfig};
 use client::process::own_test;
 
-/// Has the program set a configuration itself.
+/// Makes the program set a configuration itself.
 const SETS: &str = "BURN_AMP_TEST_SETS";
 
 #[test]
@@ -61,7 +61,7 @@ fn more_operations_are_sent_at_once_unless_the_user_says_how_many() {
         written("[remote]\nflush_bytes_threshold = 5\n", false),
         (32, 5)
     );
-    // Also where the user wants Burn's default.
+    // The user's number stays, even Burn's default.
     for own in [4, 7] {
         let toml = format!("[remote]\nflush_threshold = {own}\n");
         assert_eq!(written(&toml, false), (own, bytes));

@@ -1,4 +1,4 @@
-//! The precision of a device: what `configure` answers, and what the report tells.
+//! The precision of a device: the result of `configure`, and the report.
 
 include!("../src/burn.rs");
 
@@ -18,7 +18,7 @@ fn configure_returns_the_precision_in_force() {
         assert_eq!(configure::<Flex>(&FlexDevice, precision), Ok(precision));
         assert_eq!(precision_of::<Flex>(&FlexDevice), precision);
     }
-    // Flex computes in half, and accelerates none.
+    // Flex computes in the half dtypes, and accelerates none of them.
     assert_eq!(
         configure::<Flex>(&FlexDevice, Precision::Auto),
         Ok(Precision::F32)

@@ -1,5 +1,5 @@
-//! Devices of this process whose sessions have ended. In a process of their own, and one test at a
-//! time: the devices are everybody's.
+//! Devices of this process whose sessions have ended. In their own process, and one test at a time: all tests
+//! share the devices.
 #![cfg(feature = "flex")]
 
 include!("../src/burn.rs");
@@ -28,7 +28,7 @@ fn end(device: &Device) {
     let DispatchDevice::Remote(remote) = device.as_dispatch() else {
         panic!("{device:?}");
     };
-    // No server knows it, which is a panic of Burn's.
+    // No server has this tensor, so Burn panics.
     CustomOpClient::new(remote).register(CustomOpIr::new("nobody knows", &[], &[]));
 }
 
@@ -72,7 +72,7 @@ fn a_tensor_of_an_ended_session_keeps_no_other_device_waiting() {
     let device = bf16.clone();
     assert!(within(5, move || AmpReport::of_device(&device)).is_some());
     assert!(within(5, move || moved.try_into_data()).is_err());
-    // Reading what never came has ended that session too.
+    // Reading the tensor that never arrived has ended that session, too.
     let new = within(5, || flex(Precision::Bf16).unwrap());
     assert_computed_in(Precision::Bf16, &within(5, move || product(&new)));
 }
@@ -88,14 +88,14 @@ fn a_tensor_that_is_moved_while_its_session_ends_keeps_no_other_device_waiting()
         let moved = within(5, move || lost.to_device(&target));
         drop(moved);
         let device = bf16.clone();
-        // A value or an error.
+        // Returns a value or an error.
         let _ = within(5, move || device.sync());
     }
     let new = within(5, || flex(Precision::Bf16).unwrap());
     assert_computed_in(Precision::Bf16, &within(5, move || product(&new)));
 }
 
-/// How many threads have names that begin so.
+/// How many threads have names with this prefix.
 #[cfg(target_os = "linux")]
 fn threads(name: &str) -> usize {
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
@@ -135,7 +135,7 @@ fn ten_recoveries_leave_no_socket_and_no_thread_of_a_server() {
             || format!("{now:?}, {listening_now} listen; before {before:?}, {listening} listen");
         (!same).then(tell)
     };
-    // What has ended may take a moment to go.
+    // Threads may take a moment to end.
     for _ in 0..50 {
         if more().is_some() {
             std::thread::sleep(std::time::Duration::from_millis(100));

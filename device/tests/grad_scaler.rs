@@ -49,7 +49,7 @@ fn scaler(dynamic: DynamicLossScale) -> GradScaler {
     GradScaler::new(dynamic.into()).unwrap()
 }
 
-/// What makes a step with a gradient of `input`: taken or not, and the change of the scale.
+/// Runs a step with a gradient of `input`. Returns whether the step was taken, and the change of the scale.
 fn step(scaler: &GradScaler, model: &mut Weight, input: f32) -> (bool, Transition) {
     let grads = scaler.backward(model.loss(input), model);
     let mut sgd = SgdConfig::new().init();
@@ -87,7 +87,7 @@ fn every_transition() {
     assert_eq!(last.outcome, StepOutcome::Overflow);
     assert_eq!((last.scale, last.parameters), (32.0, vec!["weight".into()]));
     assert_eq!(scaler.loss_scale(), 16.0);
-    // The loss that was not finite counts as well.
+    // The non-finite loss counts as well.
     let stuck = Stuck(burn_amp_device::StuckReason::MinimumScale);
     assert_eq!(step(&scaler, &mut model, OVERFLOW), (false, stuck));
     assert_eq!(step(&scaler, &mut model, OVERFLOW), (false, Kept));
@@ -108,7 +108,7 @@ fn every_transition() {
 #[test]
 fn gradients_too_small_for_f16_survive() {
     let device = flex(Precision::F16).unwrap().autodiff();
-    // dL/dw = 2^-26 everywhere, a quarter of the least that f16 holds.
+    // dL/dw = 2^-26 everywhere, a quarter of f16's smallest value.
     let scaler = scaler(DynamicLossScale::new().with_init_scale(1024.0));
     let weight = Param::from_tensor(Tensor::<2>::ones([4, 4], &device));
     let model = Weight { weight };
@@ -195,7 +195,7 @@ fn a_skipped_step_leaves_parameters_and_optimizer_bit_for_bit() {
             assert_eq!(parameters(&unchanged), before);
             assert_eq!(state(&optimizer), state_before);
         }
-        // And the next step is the one that would have come without them.
+        // The next step is taken.
         let (after, stepped) = take(&mut optimizer, model, 1.0);
         assert!(stepped);
         assert_ne!(parameters(&after), before);
@@ -210,7 +210,7 @@ fn micro_batches_share_a_scale_and_one_non_finite_loss_skips_them_all() {
     let mut sum = |inputs: [f32; 2]| {
         let mut losses = inputs.into_iter().map(|input| {
             let loss = scaler.scale(model.loss(input));
-            // Of no effect within the step.
+            // This has no effect within the step.
             scaler.set_scale(64.0).unwrap();
             loss
         });
@@ -262,7 +262,7 @@ fn misuse_is_an_error_and_changes_nothing() {
 
     assert_eq!(scaler.update(), Err(AmpError::NothingStepped));
     let grads = || GradientsParams::from_grads(model.loss(1.0).backward(), &model);
-    // Gradients that are refused are still there, as they were.
+    // Refused gradients are unchanged.
     let refused = |of: &Weight, mut grads: GradientsParams| {
         let values = |grads: &GradientsParams| read(grads.get::<2>(of.weight.id).unwrap());
         let before = values(&grads);
@@ -310,7 +310,7 @@ fn misuse_is_an_error_and_changes_nothing() {
         parameter: parameter.clone(),
     };
     assert_eq!(twice, already);
-    // Unscaled once alone: the step does not unscale again.
+    // The step does not unscale gradients again.
     let (stepped, taken) = scaler.step(&mut optimizer, 1.0, model.clone(), unscaled);
     assert!(taken.unwrap());
     assert_eq!(stepped.values(), [0.5; 4]);
@@ -423,7 +423,7 @@ fn the_state_is_saved_and_restored_whole() {
     let restored = GradScaler::default();
     restored.load_file(&file).unwrap();
     assert_eq!(restored.state(), scaler.state());
-    // Both go on alike.
+    // Both scalers continue in the same way.
     let mut copy = model.clone();
     for input in [0.25, 0.25, OVERFLOW] {
         assert_eq!(
@@ -454,7 +454,7 @@ fn the_state_is_saved_and_restored_whole() {
     assert_eq!(restored.state(), before);
 }
 
-/// What burn-amp 0.1 on Burn 0.21 wrote.
+/// A state that burn-amp 0.1 wrote on Burn 0.21.
 const SAVED_ON_BURN_0_21: &str = r#"{
   "version": 1,
   "config": {
@@ -491,7 +491,7 @@ fn a_state_saved_on_burn_0_21_goes_on() {
     );
 }
 
-/// Gradients of 3 and 4 times `by`, in a model with a parameter of two dimensions and one of one.
+/// Gradients of 3 and 4 times `by`, in a model with a two-dimensional and a one-dimensional parameter.
 fn three_and_four(device: &Device, by: f32) -> (Linear, GradientsParams) {
     let model = LinearConfig::new(1, 1).init(device);
     let input = Tensor::<2>::full([1, 1], 0.75, device);

@@ -40,7 +40,7 @@ impl Model {
         }
     }
 
-    /// Of FP32 rows: those of the embedding are rounded.
+    /// The output for FP32 rows. Rows of the embedding would be rounded.
     fn forward(&self, device: &Device) -> Vec<f32> {
         let x = tensor([4, WIDTH], 3, device);
         read(self.linear.forward(self.norm.forward(x)))
@@ -52,7 +52,7 @@ impl Model {
     }
 }
 
-/// The memory is that of the process: one test at a time.
+/// The tests count the memory of the process: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -63,14 +63,14 @@ fn weights_take_half_the_memory_and_give_the_same_results() {
     let _alone = alone();
     for precision in HALVES {
         let device = flex(precision).unwrap();
-        // What a first model sets up for good is not counted.
+        // Permanent allocations of a first model are not counted.
         let computed = || device.sync().unwrap();
         Model::new(&device).forward(&device);
         computed();
         let mark = alloc::Mark::set();
         let model = Model::new(&device);
         let rows = model.rows(&device);
-        // Parameters are there from their first use on. A use in an operation would cast them.
+        // Parameters are created at their first use. A use in an operation would also cast them.
         model.linear.weight.val();
         computed();
         let whole = mark.live();

@@ -1,5 +1,5 @@
-//! Devices of the same process on Burn 0.23, where no server is between. What they share with those
-//! of Burn 0.22 is in `local.rs`.
+//! Devices of the same process on Burn 0.23, without a server. Tests for both Burn 0.22 and 0.23 are in
+//! `local.rs`.
 
 include!("../src/burn.rs");
 
@@ -46,7 +46,7 @@ fn devices_in_turn_on_one_thread_compute_each_in_its_precision() {
     }
 }
 
-/// Operations that are not one of a list: each puts the precision in force by itself.
+/// Operations that are not generated from a list: each puts the precision in force by itself.
 #[test]
 fn joining_padding_and_selecting_keep_half_as_half() {
     for (precision, third_in_half) in THIRDS {
@@ -124,7 +124,7 @@ fn the_report_counts_the_casts_of_the_device() {
     let casts = || AmpReport::of_device(&device).unwrap().all_casts().to_half;
     let before = casts().count;
     third(&device);
-    // Both operands of the product, and those of tests beside this one.
+    // Casts both operands of the product. Tests that run at the same time may add casts.
     assert!(casts().count >= before + 2);
 }
 

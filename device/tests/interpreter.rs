@@ -29,7 +29,7 @@ impl Session {
         }
     }
 
-    /// What a client knows about a square tensor: FP32 that another operation may still use.
+    /// A client's description of a square tensor: FP32, and another operation may still use it.
     fn describe(&mut self) -> TensorIr {
         self.tensors += 1;
         TensorIr {

@@ -1,4 +1,4 @@
-//! Burn's `Learner` in mixed precision: which steps it takes, what it shows and what it saves.
+//! Burn's `Learner` in mixed precision: its steps, its metrics and its checkpoints.
 #![cfg(all(feature = "flex", feature = "train"))]
 
 include!("../src/burn.rs");
@@ -25,7 +25,7 @@ use burn_amp_device::{
     Precision, flex,
 };
 
-/// The scaler of a device is the process's: one test at a time.
+/// The scaler of a device is shared by the process: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -37,7 +37,7 @@ struct Weight {
     weight: Param<Tensor<2>>,
     /// Whether its step scales the loss.
     scales: bool,
-    /// Whether its loss has the square of the weight: its gradient then depends on the weight.
+    /// Whether the loss contains the square of the weight: the gradient then depends on the weight.
     squares: bool,
 }
 
@@ -64,7 +64,7 @@ impl Weight {
         };
         let loss = (weight.clone() * factor * gradient.clone()).sum();
         let loss = match overflows {
-            // Its value is 0 and its gradient is not finite, whatever the loss scale.
+            // This term is 0 and its gradient is not finite, whatever the loss scale.
             true => loss + (weight.clone().sum() * 0.0).sqrt(),
             false => loss,
         };
@@ -126,7 +126,7 @@ fn loader(gradients: &[f32]) -> Arc<dyn DataLoader<Batch>> {
 /// Stands for a batch with a finite loss and an infinite gradient.
 const OVERFLOW: f32 = f32::MAX;
 
-/// A folder of a test's own, empty.
+/// An empty folder for one test.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join("learner")
@@ -166,7 +166,7 @@ fn scale(init: f32) -> DynamicLossScale {
     DynamicLossScale::new().with_init_scale(init)
 }
 
-/// What a metric of the training logged, item by item and for the epoch.
+/// The values that a metric of the training logged, for each item and for the epoch.
 fn logged(name: &str, metric: &str) -> Vec<String> {
     let train = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join("learner")
@@ -191,7 +191,7 @@ fn a_step_that_overflows_changes_neither_model_nor_learning_rate() {
         .with_loss_scale(scale(8.0))
         .launch(learner())
         .unwrap();
-    // Three learning rates of the schedule, as if the other two batches were not there.
+    // Three learning rates of the schedule, as without the other two batches.
     assert_eq!(weight(&result), 1.0 - 0.25 * (1.0 + 0.875 + 0.75));
     let scaler = GradScaler::of(&flex(Precision::F16).unwrap());
     assert_eq!((scaler.taken_steps(), scaler.skipped_steps()), (3, 2));
@@ -295,7 +295,7 @@ fn a_step_that_forgets_to_scale_is_an_error_and_not_a_training() {
         scales: false,
         ..Weight::on(&Device::flex().autodiff())
     };
-    // A step of another loop that nobody ended.
+    // An unfinished step of another loop.
     let device = flex(Precision::F16).unwrap().autodiff();
     let _ = GradScaler::of(&device).scale(Tensor::<1>::ones([1], &device));
     let training = training("forgets", &[0.25]).to_fp16();
@@ -306,7 +306,7 @@ fn a_step_that_forgets_to_scale_is_an_error_and_not_a_training() {
     );
 }
 
-/// A device in f16 and one in bf16: each has one of the halves.
+/// Trains on two devices, one in f16 and one in bf16, each with one half of a batch.
 fn on_two(name: &str, optim: MultiDeviceOptim, halves: &[f32]) -> f32 {
     let devices = [Precision::F16, Precision::Bf16];
     let devices = devices.map(|precision| flex(precision).unwrap().autodiff());
@@ -351,7 +351,7 @@ fn stops_when_no_scale_helps() {
         };
         training.launch(learner()).unwrap()
     };
-    // The second run goes on with the state of the first, which has reported.
+    // The second run continues with the state of the first run, which has already reported.
     for config in [Some(stuck), None] {
         let result = launch(config);
         assert_eq!(weight(&result), 0.75);
@@ -395,7 +395,7 @@ fn a_checkpoint_has_the_loss_scale_and_the_learning_rate() {
     assert_eq!(after, 1.0 - 0.25 * (1.0 + 0.875 + 0.75 + 0.625));
     assert_eq!((scaler.loss_scale(), scaler.taken_steps()), (128.0, 4));
 
-    // Another configuration: it applies, and begins anew.
+    // Another configuration applies, and its scale starts over.
     let (_, scaler) = epoch("resumes", Some(1), scale(64.0));
     assert_eq!((scaler.loss_scale(), scaler.taken_steps()), (64.0, 2));
 }

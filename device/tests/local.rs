@@ -159,7 +159,7 @@ fn it_listens_on_loopback_alone_and_lets_nobody_in_without_the_token() {
         assert_eq!(address.ip(), Ipv4Addr::LOCALHOST);
         let host = RemoteHost::websocket(&format!("ws://{address}"));
         for host in [host.clone(), host.with_credential([0; 32].as_slice())] {
-            // Burn's own servers accept nothing any more.
+            // Burn's own servers accept no more connections.
             match connect(&host, Duration::from_secs(2)) {
                 Err(Error::Connect(ConnectError::Unauthorized)) => unauthorized += 1,
                 Err(Error::NoAnswer { .. }) => {}
@@ -170,7 +170,7 @@ fn it_listens_on_loopback_alone_and_lets_nobody_in_without_the_token() {
     assert!(unauthorized >= 4, "{unauthorized}");
 }
 
-/// Autodiff adds the gradients of a tensor up in its dtype, and so does an accumulator of gradients.
+/// Autodiff and accumulators of gradients add up the gradients of a tensor in the tensor's dtype.
 #[test]
 fn a_weight_that_is_used_a_thousand_times_has_the_gradient_of_fp32() {
     let gradient = |device: &Device| {

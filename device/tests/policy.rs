@@ -1,6 +1,6 @@
-//! Every row of the policy as a property: the result of an operation is that of an FP32 run up to one
-//! rounding where the row computes or returns half, bit for bit where it does not, and its dtype is
-//! the one of its class. In FP32 every operation is Flex's own, bit for bit.
+//! Every row of the policy as a property. The result of an operation equals that of an FP32 run: up to one
+//! rounding if the row computes or returns half, otherwise bit for bit. The result's dtype is that of the
+//! row's class. In FP32 every operation gives Flex's own result, bit for bit.
 
 include!("../src/burn.rs");
 
@@ -21,7 +21,7 @@ use common::{A, bools, demoted, f32s, half, ints, on, rounding, values};
 
 /// A backend of the test: Flex, or the policy over it.
 trait Tested: Backend<Device = FlexDevice> {
-    /// The tensor as the policy would have made it half.
+    /// The tensor, made half as by the policy.
     fn demoted(tensor: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -37,7 +37,7 @@ impl Tested for A {
     }
 }
 
-/// Makes the operands of a case: seeded values that both half dtypes hold, so that only the
+/// Creates the operands of a case: seeded values that both half dtypes represent exactly, so that only the
 /// operation rounds.
 struct Operands {
     seed: u64,
@@ -127,8 +127,8 @@ fn bool<B: Tested>(tensor: burn_backend::tensor::BoolTensor<B>) -> FloatTensor<B
 
 type Run<B> = fn(&mut Operands) -> Vec<FloatTensor<B>>;
 
-/// The cases: an operation, how many roundings it may be off where it computes in half (a bias is
-/// another one), and its results of this backend.
+/// The cases: an operation, the number of roundings that it may be off in half (a bias adds one), and its
+/// results on this backend.
 macro_rules! cases {
     (|$o:ident| $($(#[$on:meta])? $op:ident $(x $roundings:literal)? => [$($out:expr),+];)*) => {
         const OPS: &[(&str, f32)] = &[$($(#[$on])? (stringify!($op), 1.0 $(* $roundings)?)),*];
@@ -221,7 +221,7 @@ cases! { |o|
     conv_transpose3d_x_backward => [B::conv_transpose3d_x_backward(o.x::<B>(&[2, 3, 3, 3, 3]), o.x::<B>(&[1, 3, 3, 4, 5]), transpose())];
     conv_transpose3d_weight_backward => [B::conv_transpose3d_weight_backward(o.x::<B>(&[1, 2, 3, 4, 5]), o.x::<B>(&[2, 3, 3, 3, 3]), o.x::<B>(&[1, 3, 3, 4, 5]), transpose())];
     conv_transpose3d_bias_backward => [B::conv_transpose3d_bias_backward(o.x::<B>(&[1, 2, 3, 4, 5]), o.x::<B>(&[3]), o.x::<B>(&[1, 3, 3, 4, 5]))];
-    // The query is scaled first, and half holds neither it nor the probabilities.
+    // Half rounds the scaled query and the probabilities.
     attention x 6.0 => [
         B::attention(o.unit::<B>(&[1, 2, 5, 8]), o.unit::<B>(&[1, 2, 7, 8]), o.unit::<B>(&[1, 2, 7, 8]), None, None, Default::default()),
         B::attention(o.unit::<B>(&[1, 2, 7, 8]), o.unit::<B>(&[1, 2, 7, 8]), o.unit::<B>(&[1, 2, 7, 8]), None, Some(o.x::<B>(&[1, 2, 7, 7])),
@@ -447,8 +447,8 @@ cases! { |o|
     float_set_require_grad => [B::float_set_require_grad(o.x::<B>(&[4]), false)];
 }
 
-/// Operations that make, read or ask after a tensor, most of them tested in `tensors.rs`; those that
-/// Burn 0.22 has no longer; and `ctc_loss_backward`, which Flex does not have there.
+/// Operations that create, read or inspect a tensor, most of them tested in `tensors.rs`; operations that
+/// Burn 0.22 no longer has; and `ctc_loss_backward`, which Flex does not have on Burn 0.22.
 const ELSEWHERE: &[&str] = &[
     "float_is_require_grad",
     "float_device",
@@ -497,7 +497,7 @@ fn every_row_has_a_case() {
     );
 }
 
-/// Results with the dtypes that they really have.
+/// Results with their real dtypes.
 fn run<B: Tested>(run: Run<B>, seed: u64, demoted: Demoted) -> Vec<(DType, Vec<f32>)> {
     let made = 0;
     let mut operands = Operands {
@@ -544,7 +544,7 @@ fn class(op: &str) -> Class {
     }
 }
 
-/// The dtype of the results. Those that are no floats were made FP32 for the comparison.
+/// The dtype of the results. Results that are not floats were cast to FP32 for the comparison.
 fn expected_dtype(op: &str, demoted: bool, half: DType) -> DType {
     let is_float = ![
         "equal", "greater", "lower", "any", "all", "arg", "is_nan", "is_inf", "into_int",
@@ -589,7 +589,7 @@ fn is_up_to_a_rounding(precision: Precision) {
                 }
                 let rounds = match class(op) {
                     Class::LowerPrecision => true,
-                    // Of several results, some may be half.
+                    // Some of several results may be half.
                     Class::Fp32Inside => dtype == half || is_mixed,
                     _ => dtype == half,
                 };
@@ -599,7 +599,7 @@ fn is_up_to_a_rounding(precision: Precision) {
                 };
                 let largest = theirs.iter().fold(0f32, |all, one| all.max(one.abs()));
                 for (ours, theirs) in ours.iter().zip(&theirs) {
-                    // Each of several roundings may be of an intermediate result.
+                    // Each of several roundings may round an intermediate result.
                     let rounded = if *roundings > 1.0 {
                         largest
                     } else {
@@ -653,7 +653,7 @@ fn alike<B: Tested>(queries: usize, keys: usize, width: usize) -> [Vec<f32>; 5] 
 fn attention_in_training_is_as_exact_over_long_sequences_and_wide_values() {
     for [queries, keys, width] in [[1, 16, 8], [1, 4096, 8], [4096, 1, 8], [1, 16, 2048]] {
         let exact = alike::<Flex>(queries, keys, width);
-        // The gradients of the query and the keys cancel: what is left of them is an error of sums.
+        // The gradients of the query and the keys cancel up to the rounding errors of sums.
         let sum = width as f32 / 2.0;
         let each = queries as f32 / keys as f32;
         let sizes = [0.5, exact[1][0], sum, sum * each, each];
@@ -677,8 +677,7 @@ fn attention_in_training_is_as_exact_over_long_sequences_and_wide_values() {
     }
 }
 
-/// A backward pass whose scores are not those of the forward pass has probabilities that do not sum
-/// to 1.
+/// If the backward pass has other scores than the forward pass, its probabilities do not sum to 1.
 #[cfg(feature = "burn-0-23")]
 #[test]
 fn the_probabilities_of_attention_in_training_sum_to_one_where_half_rounds_the_scores() {

@@ -1,4 +1,4 @@
-//! The Rust blocks of the README stand here, and compile where the features allow it.
+//! The Rust blocks of the README, which compile if the features allow it.
 
 include!("../src/burn.rs");
 
@@ -137,7 +137,7 @@ mod learner {
 
     type Loader = Arc<dyn DataLoader<Tensor<2>>>;
 
-    /// What it does is tested in tests/learner.rs.
+    /// tests/learner.rs tests the behaviour.
     #[allow(dead_code)]
     fn trains(
         (directory, train, valid): (&str, Loader, Loader),

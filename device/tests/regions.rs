@@ -177,11 +177,11 @@ fn the_backward_pass_of_a_region_is_in_its_precision() {
         let model = Model::new(&device);
         let without = distances(&model.gradients(None, &device), &exact);
         let with = distances(&model.gradients(Some(Precision::F32), &device), &exact);
-        // The gradient of the middle layer's weight is a product of two FP32 tensors: what is left is
-        // the error of the tensors that enter. Without the region it is rounded twice more.
+        // The gradient of the middle layer's weight is a product of two FP32 tensors: the remaining error is
+        // that of its operands. Without the region, the product is rounded twice more.
         assert!(with[1] < without[1], "{with:?} {without:?}");
 
-        // All of it in one region: FP32 to the last bit.
+        // The whole model in one region: FP32 to the last bit.
         let all = full_precision(tensor([32, 64], 4, &device), |x| {
             let x = model.middle.forward(model.first.forward(x));
             let y = model.last.forward(activation::tanh(x));
@@ -194,15 +194,15 @@ fn the_backward_pass_of_a_region_is_in_its_precision() {
     }
 }
 
-/// The gradient of the input of a region is outside of it: what comes before the region in the model,
-/// and after it in the backward pass, is in the device's precision.
+/// The gradient of a region's input is outside the region: layers before the region in the model, which come
+/// after it in the backward pass, run in the device's precision.
 #[test]
 fn a_gradient_leaves_the_region_where_its_tensor_entered_it() {
     let device = flex(Precision::Bf16).unwrap().autodiff();
     let gradient = |region: bool| {
         let x = tensor::<2>([8, 64], 1, &device).require_grad();
         let w = tensor::<2>([64, 8], 2, &device);
-        // Its gradient is that of the sum, times ones: exact in every precision.
+        // The gradient of the region's input is exact in every precision.
         let y = x.clone().matmul(w);
         let y = match region {
             true => full_precision(y, |y| y * 1.0),
@@ -264,7 +264,7 @@ fn on_a_plain_device_and_in_fp32_a_region_changes_nothing() {
     }
 }
 
-/// What the examples of the guides do: a region may hold non-finite values and large ones.
+/// As in the examples of the guides: a region may contain non-finite values and large values.
 #[test]
 fn values_that_f16_does_not_hold_pass_through_a_region() {
     let device = flex(Precision::F16).unwrap();
@@ -283,7 +283,7 @@ fn values_that_f16_does_not_hold_pass_through_a_region() {
     }
 }
 
-/// FP32 that left a region does not fit in half, whatever entered it.
+/// An FP32 tensor that left a region does not count as fitting in half, whatever entered the region.
 #[test]
 fn a_large_value_that_left_a_region_stays_large() {
     for precision in HALVES {

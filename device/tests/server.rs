@@ -1,4 +1,4 @@
-//! The program `burn-amp-server` and its clients, each a process of its own, so that one can die.
+//! The program `burn-amp-server` and its clients, each in its own process, so that one can be killed.
 #![cfg(all(feature = "flex", feature = "server"))]
 
 include!("../src/burn.rs");
@@ -23,14 +23,14 @@ use client::process::{Process, own_test};
 use client::served::{MINUTE, Server, TOKEN, ends_within, program};
 use client::{HALVES, assert_computed_in, product, read, tensor, within_a_minute};
 
-/// What tells a client's process where its server is.
+/// The environment variable with the server's address, for a client's process.
 const ADDRESS: &str = "BURN_AMP_TEST_ADDRESS";
 
 fn ends(process: &mut Child) -> ExitStatus {
     ends_within(MINUTE, process)
 }
 
-/// What the program says where it does not serve.
+/// The program's exit code and error output if it does not serve.
 fn refusal(args: &[&str]) -> (Option<i32>, String) {
     let mut process = program()
         .args(args)
@@ -191,7 +191,8 @@ fn a_tensor_moves_from_one_server_to_another_through_the_client_alone() {
     let x: Tensor<2> = tensor([4, 4], 1, &source);
     let through = Tensor::<2>::from_data(x.clone().into_data(), &target);
     assert_eq!(read(through), read(x.clone()));
-    // A server asks the other without a token, and is not let in: an error, and no wait.
+    // A server requests the tensor from the other server without a token, and is refused: an error without a
+    // wait.
     let moved = x.clone().to_device(&target);
     assert!(within_a_minute(move || moved.try_into_data()).is_err());
     assert_eq!(within_a_minute(move || read(x)).len(), 16);
@@ -211,7 +212,7 @@ fn two_clients_at_once_do_not_see_each_other() {
     }
 }
 
-/// A process that trains without an end.
+/// A process that trains until it is killed.
 fn training(address: &str) -> Process {
     let mut client = own_test("client_process");
     Process::spawn(client.env(ADDRESS, address).stderr(Stdio::piped()))
@@ -245,7 +246,7 @@ fn a_client_that_dies_within_a_step_does_not_trouble_the_next() {
     for _ in 0..3 {
         let mut client = training(&server.address);
         client.wait_for("stepped", 2);
-        // It steps on, so it dies within a step.
+        // The client trains on, so it is killed within a step.
         client.child.kill().unwrap();
     }
     let device = server.device();
@@ -263,7 +264,7 @@ fn a_client_whose_server_dies_within_a_step_ends_with_an_error() {
     let mut said = String::new();
     let mut stderr = client.child.stderr.take().unwrap();
     stderr.read_to_string(&mut said).unwrap();
-    // `GradScaler::step` gives the error, and the client unwraps it.
+    // `GradScaler::step` returns the error, and the client unwraps it.
     assert!(said.contains("Read("), "{said}");
 }
 
@@ -277,7 +278,7 @@ fn where_the_server_has_ended_reads_are_errors_and_nothing_hangs() {
     device.sync().unwrap();
     server.kill();
     within_a_minute(move || {
-        // Operations themselves go nowhere.
+        // Operations without a read return no error.
         let more = (0..1000).fold(ones.clone(), |sum, _| sum + ones.clone());
         assert!(more.clone().inner().try_into_data().is_err());
         assert!(device.sync().is_err());
@@ -322,7 +323,7 @@ fn sigterm_ends_it_within_5_seconds_whatever_is_half_open() {
     };
     let _nothing = half_open(b"");
     let _request = half_open(b"GET /session HTTP/1.1\r\nHo");
-    // They are accepted.
+    // Waits until the connections are accepted.
     thread::sleep(Duration::from_millis(500));
     server.terminate();
     let status = ends_within(Duration::from_secs(5), &mut server.process);
@@ -336,7 +337,7 @@ fn a_second_sigterm_ends_it_at_once() {
         let mut server = Server::start("f32");
         let device = server.device();
         let ones = Tensor::<2>::ones([1024, 1024], &device);
-        // More than a minute.
+        // This takes more than a minute.
         let busy = (0..300).fold(ones.clone(), |x, _| x.matmul(ones.clone()) * 0.001);
         thread::spawn(move || busy.try_into_data());
         thread::sleep(Duration::from_millis(1000));
@@ -437,7 +438,7 @@ fn with_iroh_its_id_is_in_its_key() {
     }
 }
 
-/// Something that listens and does `answer`.
+/// A program that listens and runs `answer`.
 fn listener(answer: impl Fn(TcpStream) + Send + 'static) -> RemoteHost {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -484,7 +485,7 @@ fn other_server(reply: Option<&'static [u8]>) -> RemoteHost {
 
 #[test]
 fn a_server_of_another_version_of_burn_is_an_error() {
-    // As a later version refuses a session, in an encoding that never changes.
+    // A later version's refusal of a session, in an encoding that never changes.
     let later = b"\x92\x81\xabInitRefused\x81\xb4IncompatibleProtocol\x91\x63\x00";
     let error = connect(&other_server(Some(later)), MINUTE).unwrap_err();
     let version = matches!(
@@ -496,7 +497,7 @@ fn a_server_of_another_version_of_burn_is_an_error() {
     );
     assert!(version, "{error}");
 
-    // An earlier one ends it without an answer.
+    // An earlier version ends the session without an answer.
     for reply in [None, Some(b"\xc1".as_slice())] {
         let error = connect(&other_server(reply), MINUTE).unwrap_err();
         let handshake = matches!(error, Error::Connect(ConnectError::Handshake { .. }));

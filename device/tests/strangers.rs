@@ -1,5 +1,5 @@
-//! Programs without the token, against a server and against a device of this process: each attack
-//! is bounded, and leaves descriptors, memory and a good client as they were.
+//! Programs without the token, against a server and against a device of this process: each attack is bounded,
+//! and does not affect descriptors, memory or an authorized client.
 #![cfg(all(feature = "flex", feature = "server", target_os = "linux"))]
 
 include!("../src/burn.rs");
@@ -26,7 +26,7 @@ use client::served::{MINUTE, Server, program};
 use client::strangers::{self, Held};
 use client::{assert_computed_in, product, within};
 
-/// What tells a stranger's process where the server is.
+/// The environment variable with the server's address, for a stranger's process.
 const ADDRESSES: &str = "BURN_AMP_TEST_ADDRESSES";
 
 /// A process without the token.
@@ -40,7 +40,7 @@ impl Stranger {
         Self(Process::spawn(stranger.stdin(Stdio::piped())))
     }
 
-    /// Has it try something, and waits until it has.
+    /// Makes the stranger try something, and waits until it has tried.
     fn tries(&mut self, what: &str) {
         writeln!(self.0.child.stdin.as_mut().unwrap(), "{what}").unwrap();
         self.0.wait_for("tried", 1);
@@ -71,7 +71,7 @@ fn stranger_process() {
     }
 }
 
-/// Has a stranger try everything against `process`, which serves `good`.
+/// Makes a stranger try everything against `process`, which serves `good`.
 fn withstands(
     process: &str,
     addresses: &[SocketAddr],
@@ -111,7 +111,7 @@ fn a_client_without_the_token_costs_the_server_nothing() {
     assert_computed_in(Precision::Bf16, &product(&good));
     let process = server.process.id().to_string();
     let addresses = [address.parse().unwrap()];
-    // A client that has the token gets in meanwhile: it is told how many devices there are.
+    // A client with the token is admitted meanwhile: it gets the number of devices.
     let newcomer = || {
         let host = server.host();
         let second = within(5, move || {
@@ -135,7 +135,7 @@ fn another_program_costs_a_device_of_this_process_nothing() {
     assert_computed_in(Precision::F16, &product(&good));
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        // Those of the test's own thread are its failures.
+        // Panics on the test's own thread are its failures.
         let name = std::thread::current().name().unwrap_or_default().to_owned();
         if !name.contains("another_program") && !name.contains("a_client_without") {
             PANICS.fetch_add(1, Ordering::Relaxed);
@@ -144,7 +144,7 @@ fn another_program_costs_a_device_of_this_process_nothing() {
     }));
     withstands("self", &addresses, &good, Precision::F16, || ());
     assert_eq!(PANICS.load(Ordering::Relaxed), 0);
-    // What it moves to another device still arrives.
+    // Tensors that move to another device still arrive.
     let bf16 = flex(Precision::Bf16).unwrap();
     let moved = client::tensor::<2>([4, 4], 1, &good).to_device(&bf16);
     let plain = client::tensor::<2>([4, 4], 1, &Device::flex());

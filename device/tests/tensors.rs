@@ -1,5 +1,5 @@
-//! What is known about a tensor: what its client reads, what follows half, what scalars do, and when
-//! a cast is spared.
+//! The state of tensors: the values that a client reads, constants that follow half, scalars, and shared half
+//! copies.
 
 include!("../src/burn.rs");
 
@@ -31,7 +31,7 @@ fn a_client_reads_the_dtype_that_it_knows() {
         assert_eq!(product.dtype(), half);
         assert_eq!(values::<A>(product), [-1.25, -2.5, 3.75, 2.5]);
 
-        // The client's own half stays half to it, also where the policy widens.
+        // The client's own half tensors stay half for the client, also where the policy widens.
         for dtype in [FloatDType::F16, FloatDType::BF16] {
             let own = A::float_cast(x(), dtype);
             assert_eq!(data::<A>(own.clone()).dtype(), dtype.into());
@@ -41,7 +41,7 @@ fn a_client_reads_the_dtype_that_it_knows() {
             assert_eq!(data::<A>(A::float_matmul(own, exp)).dtype(), dtype.into());
         }
 
-        // A cast back to FP32 is one.
+        // A cast to FP32 also casts a tensor that the policy made half.
         let wide = A::float_cast(demoted(x()), FloatDType::F32);
         assert_eq!(wide.dtype(), DType::F32);
 
@@ -94,7 +94,7 @@ fn a_scalar_that_half_does_not_hold_takes_an_operation_to_fp32() {
             unheld
         );
         assert_eq!(A::float_mul_scalar(demoted(x()), 0.5.into()).dtype(), half);
-        // bf16 ends a little before FP32.
+        // bf16's range ends a little before FP32's.
         let lowest = f64::from(f32::MIN);
         assert_eq!(
             A::float_clamp_min(demoted(x()), lowest.into()).dtype(),
@@ -144,14 +144,15 @@ fn the_bias_of_a_linear_layer_is_added_in_half_and_no_other_row_is() {
         let product = A::float_matmul(x(), weight());
         let sum = A::float_add(product.clone(), row(&[1, 2]));
         assert_eq!(sum.dtype(), half);
-        // What looks like a bias may be a mask: it stays finite.
+        // A row that looks like a bias may be a mask: the sum stays finite.
         let sum = values::<A>(sum);
         assert_eq!(sum[0], -1.25);
         assert!(sum[1] < -1e4 && sum[1].is_finite(), "{sum:?}");
         let batched = A::float_matmul(batch(x(), &[3, 1, 2]), batch(weight(), &[1, 2, 2]));
         assert_eq!(A::float_add(batched, row(&[1, 1, 2])).dtype(), half);
 
-        // A product with the bias for each row, a tensor that is no vector, and another order.
+        // A sum is not a linear layer with a column, with a tensor that was not a vector, or in another
+        // order.
         let column = A::float_reshape(f32s::<A>(&[1.0, 2.0, 3.0], &[3]), Shape::new([3, 1]));
         assert_eq!(A::float_add(product.clone(), column).dtype(), DType::F32);
         let tensor = f32s::<A>(&[0.25, 0.5], &[1, 2]);
@@ -167,7 +168,7 @@ fn the_bias_of_a_linear_layer_is_added_in_half_and_no_other_row_is() {
         assert_eq!(masked.dtype(), DType::F32);
         assert_eq!(values::<A>(masked)[1], -1e9);
 
-        // Without half, nothing of it.
+        // In FP32, the sum stays FP32.
         configure::<Flex>(&FlexDevice, Precision::F32).unwrap();
         let sum = A::float_add(A::float_matmul(x(), weight()), row(&[1, 2]));
         assert_eq!(sum.dtype(), DType::F32);
@@ -201,7 +202,7 @@ fn attention_with_masks_is_finite() {
             options(),
         );
         assert_eq!(values::<A>(out), [1.0; 16]);
-        // Masked by a number alone, a row without a key takes them all.
+        // With only a large negative bias as mask, a row without a key attends to all keys.
         let bias = f32s::<A>(&[-1e9; 16], &[1, 1, 4, 4]);
         let out = A::attention(
             heads(1.0),
@@ -230,7 +231,7 @@ fn attention_with_masks_is_finite() {
 fn the_product_of_a_tensor_with_itself_is_a_square_in_fp32() {
     let _alone = on(Precision::F16);
     let large = || demoted(f32s::<A>(&[300.0, -512.0], &[2]));
-    // As a server gets it from a client, which squares by a product.
+    // A square as a client sends it: as a product of a tensor with itself.
     let tensor = A::float_tensor_handle(large());
     let operand = || {
         A::float_tensor(TensorHandle {
@@ -302,7 +303,7 @@ fn constants_follow_half_in_products_and_not_in_sums() {
         assert_eq!(A::float_mul(demoted(x()), full(0.5)).dtype(), half);
         assert_eq!(A::float_mul(demoted(x()), full(1e-6)).dtype(), DType::F32);
 
-        // It moves, but a computed tensor is no constant any more.
+        // A moved constant stays a constant, and a computed tensor is not a constant.
         let moved = A::float_reshape(zeros(&[4]), Shape::new([2, 2]));
         assert_eq!(A::float_mul(demoted(x()), moved).dtype(), half);
         let computed = A::float_add_scalar(zeros(&[2, 2]), 1.0.into());
@@ -335,7 +336,7 @@ fn fp32_that_fits_in_half_returns_to_it_at_an_activation() {
         assert_eq!(centered().dtype(), DType::F32);
         assert_eq!(A::relu(centered()).dtype(), half);
         assert_eq!(A::relu(A::float_neg(centered())).dtype(), half);
-        // A product of two large operands may be of any size, and so may a sum with other FP32.
+        // A product of two large operands, or a sum with another FP32 tensor, may be of any size.
         assert_eq!(
             A::relu(A::float_mul(centered(), centered())).dtype(),
             DType::F32
@@ -360,7 +361,7 @@ fn a_parameters_gradient_is_fp32() {
         assert_eq!(grad.dtype(), DType::F32);
         let grad = A::linear_x_backward(x(), demoted(x()));
         assert_eq!(grad.dtype(), half(precision));
-        // In the client's own half, it is what the client asked for.
+        // For the client's own half tensors, the gradient has the client's dtype.
         let own = || A::float_cast(x(), FloatDType::BF16);
         let grad = A::linear_weight_backward(own(), own());
         assert_eq!(data::<A>(grad).dtype(), DType::BF16);
@@ -429,12 +430,12 @@ fn the_noise_of_a_dropout_is_half_and_fp32s_own() {
         assert_eq!(wide.dtype(), DType::F32);
         assert_eq!(half_noise.dtype(), half(precision));
         assert_eq!(values::<A>(half_noise.clone()), values::<A>(wide));
-        // Times FP32, an exact product in FP32.
+        // A product with FP32 is exact, in FP32.
         configure::<Flex>(&FlexDevice, precision).unwrap();
         let thirds = f32s::<A>(&[1.0 / 3.0; 200], &[200]);
         let dropped = values::<A>(A::float_mul(thirds, half_noise.clone()));
         assert!(dropped.iter().all(|v| *v == 0.0 || *v == 1.0 / 3.0));
-        // In every other operation it is FP32, as it was.
+        // In every other operation the noise is FP32.
         let scaled = A::float_div_scalar(half_noise, 0.9.into());
         assert_eq!(scaled.dtype(), DType::F32);
         let scaled = values::<A>(scaled);
@@ -464,7 +465,7 @@ fn a_weight_of_several_operations_is_cast_once() {
             (2, 0)
         );
         assert_eq!(alone_casts.to_half.count - shared_casts.to_half.count, 2);
-        // A copy goes with its tensor.
+        // A copy is dropped with its tensor.
         let _alone = on(precision);
         assert_eq!(AmpReport::of::<Flex>(&FlexDevice).copies_now, 0);
     }
@@ -491,7 +492,7 @@ fn half_tensors_return_to_fp32_when_the_device_does() {
     assert_eq!(sum.dtype(), DType::F32);
     assert_eq!(values::<A>(sum), [-0.75, -3.5, 5.25, 4.5]);
     assert_eq!(A::float_transpose(product).dtype(), DType::F32);
-    // The client's own half is none of the policy's.
+    // The client's own half tensors stay half.
     assert_eq!(A::float_add(own.clone(), own).dtype(), DType::F16);
 }
 
@@ -544,7 +545,7 @@ fn a_collective_adds_in_the_dtype_that_the_client_knows_and_moves_half_as_half()
         })
         .collect()
     };
-    // bf16 holds neither sum.
+    // bf16 cannot represent either sum.
     let reduced = A::float_all_reduce(vec![half(), fp32()], Sum);
     assert_eq!(read(reduced, DType::F32), [[1.1, 258.5], [1.1, 258.5]]);
     let scattered = A::float_reduce_scatter(vec![half(), fp32()], 0, Sum);

@@ -1,5 +1,5 @@
-//! `MixedPrecisionTrainer`: what a hand-written loop gets from it, and that a run which is stopped
-//! anywhere goes on as if it had not been.
+//! `MixedPrecisionTrainer`: its results in a hand-written loop, and the resumption of a run that was stopped
+//! anywhere.
 #![cfg(feature = "flex")]
 
 include!("../src/burn.rs");
@@ -191,7 +191,7 @@ fn in_windows(device: &Device, scale: f32, batches: usize) -> Trainer {
         .unwrap()
 }
 
-/// A file in a folder of this process's own.
+/// A file in a folder that only this process uses.
 fn file(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("burn-amp-trainer-{}-{name}", std::process::id()))
 }
@@ -329,7 +329,7 @@ fn a_window_of_another_accumulation_is_dropped_and_trainers_share_no_window() {
     loaded.load_record(saved.to_record().unwrap()).unwrap();
     assert_eq!(step(&mut loaded, 1), expected);
 
-    // One overflows within the window of the other.
+    // One trainer overflows within the window of the other.
     let new = |batches| {
         let config = MixedPrecisionTrainerConfig::new().with_grads_accumulation(batches);
         sgd(&device, config, 1e-3)

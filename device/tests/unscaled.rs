@@ -1,5 +1,5 @@
-//! The scaler of a device, and the warnings when f16 trains without one or without its steps. One
-//! test: a warning is given once in a process.
+//! The scaler of a device, and the warnings when f16 trains without one or without its steps. One test: the
+//! log warns once in a process.
 
 include!("../src/burn.rs");
 
@@ -40,7 +40,7 @@ fn loss(model: &Linear, device: &Device) -> Tensor<1> {
     MseLoss::new().forward(output, target, Reduction::Mean)
 }
 
-/// A step without a scaler; what the program has logged once the device has computed it.
+/// Runs a step without a scaler. Returns the log after the device has computed the step.
 fn unscaled_step(precision: Precision) -> Vec<String> {
     let device = flex(precision).unwrap().autodiff();
     let model = LinearConfig::new(4, 2).init(&device);
@@ -80,7 +80,7 @@ fn a_device_has_one_scaler_and_f16_without_it_is_warned_of_once() {
     let taken = move || GradScaler::of(&device).state().taken_steps();
     assert_eq!(std::thread::spawn(taken).join().unwrap(), 1);
 
-    // A loop that scales its losses and leaves the step to the optimizer. Its first loss is read.
+    // A loop that scales its losses and calls the optimizer itself. Its first loss is read.
     let scaler = GradScaler::new(LossScaleConfig::Fixed(8.0)).unwrap();
     let device = Device::flex().autodiff();
     let model = LinearConfig::new(4, 2).init(&device);

@@ -1,4 +1,4 @@
-//! Operations whose precision a configuration changes. Depends on the table alone.
+//! Operations whose precision a configuration changes. Depends only on the table.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::table::{OPERATIONS, at, place_of};
 use super::{Class, Op, Rows};
 
-/// The precision that a configuration gives an operation, in the place of the table's.
+/// The precision that a configuration gives an operation, instead of the table's precision.
 ///
 /// serde writes the name that `Display` gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -15,17 +15,17 @@ use super::{Class, Op, Rows};
 pub enum OpPrecision {
     /// The half dtype in force. FP32 operands are rounded to half, and the result is half.
     ///
-    /// An operation that the table computes in FP32, such as `softmax`, computes in FP32 inside: its
-    /// result is rounded once, as on a device that accumulates in FP32. Its gradient has the dtype of
-    /// the operand. Beside a half operand, arithmetic rounds FP32 to half; two FP32 operands stay FP32,
-    /// so that an optimizer keeps FP32 parameters.
+    /// An operation that the table computes in FP32, such as `softmax`, still computes in FP32 inside, and
+    /// its result is rounded once, as on a device that accumulates in FP32. Its gradient has the dtype of the
+    /// operand. Arithmetic rounds an FP32 operand to half if the other operand is half. Two FP32 operands
+    /// stay FP32, so that an optimizer keeps FP32 parameters.
     Half,
     /// FP32, in both passes. Half operands are cast to FP32, and the result is FP32.
     F32,
 }
 
 impl OpPrecision {
-    /// Every name that parses, with what it means.
+    /// Every name that parses, with its precision.
     const NAMES: [(&'static str, Self); 4] = [
         ("half", Self::Half),
         ("f32", Self::F32),
@@ -61,10 +61,10 @@ pub struct OpPrecisions {
     f32: Places,
 }
 
-/// Operations by their places in the table.
+/// A set of operations, as one bit for each place in the table.
 type Places = [u64; OPERATIONS.div_ceil(64)];
 
-/// The word of a place, and the place's bit there.
+/// The index of the word that has the bit of a place, and that bit.
 fn bit(place: usize) -> (usize, u64) {
     (place / 64, 1 << (place % 64))
 }
@@ -85,7 +85,7 @@ impl OpPrecisions {
         }
     }
 
-    /// Whether the table holds unchanged.
+    /// Whether no operation is changed.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -95,7 +95,7 @@ impl OpPrecisions {
         (0..OPERATIONS).filter_map(|place| Some((short(at(place).1), self.at(place)?)))
     }
 
-    /// Gives an operation of the table a precision that it allows. The table's own takes a change back.
+    /// Gives an operation of the table a precision that it allows. The table's own precision undoes a change.
     pub(crate) fn set(&mut self, op: &'static str, precision: OpPrecision) {
         let place = place_of(op).expect("an operation of the table");
         let (word, bit) = bit(place);
@@ -111,13 +111,13 @@ impl OpPrecisions {
 
 impl Serialize for OpPrecisions {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // With its length, which formats without names of fields need.
+        // Collected first: formats without field names need the map's length.
         let all: Vec<_> = self.iter().map(|(op, of)| (op, of.to_string())).collect();
         serializer.collect_map(all)
     }
 }
 
-/// An operation as users write it: `exp` for `float_exp`.
+/// An operation's name as users write it: `exp` for `float_exp`.
 pub(crate) fn short(op: &str) -> &str {
     op.strip_prefix("float_").unwrap_or(op)
 }
@@ -128,7 +128,7 @@ pub(crate) fn operations(burn: &str) -> impl Iterator<Item = (&'static Rows, &'s
     known.filter(move |(rows, _)| rows.since <= burn)
 }
 
-/// The precisions that a configuration may give an operation, and why there are no more.
+/// The precisions that a configuration may give an operation, and why other precisions are refused.
 pub(crate) fn allowed(rows: &Rows, op: &str) -> (&'static [OpPrecision], String) {
     use OpPrecision::{F32, Half};
     if let Some(forward) = forward_of(op) {
@@ -145,11 +145,14 @@ pub(crate) fn allowed(rows: &Rows, op: &str) -> (&'static [OpPrecision], String)
     }
     let moves = [Some(rows.class), rows.otherwise.map(|(class, _)| class)];
     if moves.contains(&Some(Class::Move)) {
-        return (&[], "it moves or makes data and computes nothing".into());
+        return (
+            &[],
+            "the operation moves or creates data and computes nothing".into(),
+        );
     }
     match rows.class {
         Class::Keep => {
-            let why = "it computes in the dtype of its operand, in half where that is half";
+            let why = "the operation computes in its operand's dtype, which may already be half";
             (&[F32], why.into())
         }
         _ if rows.is_fixed => (&[F32], rows.why.into()),
@@ -157,7 +160,7 @@ pub(crate) fn allowed(rows: &Rows, op: &str) -> (&'static [OpPrecision], String)
     }
 }
 
-/// The operation whose gradient a function of the backward pass computes.
+/// The operation of the forward pass whose gradient `op` computes.
 fn forward_of(op: &str) -> Option<&str> {
     let op = op.strip_suffix("_backward")?;
     let of = ["_x", "_weight", "_bias"];

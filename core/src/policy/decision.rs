@@ -62,7 +62,7 @@ pub enum Mode<D> {
 pub struct Operand<D> {
     /// Its real dtype.
     pub dtype: D,
-    /// The policy's record of it.
+    /// The policy's record of the tensor.
     pub flags: TensorFlags,
 }
 
@@ -102,10 +102,10 @@ pub trait Site<D> {
     /// Whether a gradient flows to an operand, by its place; `None` if autodiff runs elsewhere.
     fn is_tracked(&self, operand: usize) -> Option<bool>;
 
-    /// The dtype of operands and result in the user's program; `None` if that is the real one.
+    /// The dtype of operands and result in the user's program; `None` if this is the real dtype.
     fn declared(&self) -> Option<D>;
 
-    /// The precision that the configuration gives an operation in the place of the table's.
+    /// The precision that the configuration gives an operation, instead of the table's precision.
     fn changed(&self, op: &Op) -> Option<OpPrecision>;
 }
 
@@ -126,32 +126,32 @@ pub struct Decision<D> {
     pub keeps_dtypes: bool,
     /// Whether the operation contracts in half on a device that does nothing else in half.
     pub only_contracts: bool,
-    /// Whether the FP32 values of a half result are kept for a formula that sums in FP32: no cast
-    /// back, and one rounding less.
+    /// Whether the FP32 values of a half result are kept for a formula that sums in FP32. This saves a cast
+    /// and a rounding.
     pub keeps_wide: bool,
 }
 
-/// The most terms of a sum in half: autodiff adds up the gradients of a tensor in its dtype, and a
-/// sum of many half numbers stops growing. Its error is that of so few.
+/// The most terms of a sum in half. Autodiff adds up the gradients of a tensor in the tensor's dtype, and a
+/// sum of many half numbers stops growing. With this limit, a sum has the error of at most this many terms.
 pub const TERMS: u8 = 16;
 
-/// A tracked operand that is this many times smaller than the other is a statistic or a parameter
-/// of its channels.
+/// A tracked operand that is this many times smaller than the other operand is a statistic or a parameter of
+/// the other's channels.
 const SMALL: usize = 16;
 
 /// Decides an operation on these operands, of which there is at least one, and these scalars.
 ///
 /// - The mode is the site's, but gradients are never demoted.
-/// - The class is the row's, or the one that its row names for a case that holds. A configuration
-///   changes the class in the forward pass, where its half dtype is in force: the backward pass follows
-///   the dtypes of the forward pass, and the steps of a formula follow the table. Half is refused
-///   where the device does not compute in it or where it does not hold a scalar.
-/// - Casts follow from class, mode and dtypes. A device that is exact in an operation that the class
-///   widens gets no casts. A device that is not exact in half computes in FP32, from operands that
-///   are rounded to half, and gives half: the values of an exact device.
-/// - Above autodiff an operation of class `Fp32Inside` gets no casts: the layer below widens what
-///   autodiff passes down whole, so that the tape keeps half.
-/// - A step of a backward formula on a half gradient gives half.
+/// - The class is the row's class, or the class that the row names for a case that applies. A configuration
+///   changes the class in the forward pass, where its half dtype is in force: the backward pass follows the
+///   dtypes of the forward pass, and the steps of a formula follow the table. A change to half does not apply
+///   where the device does not compute in half or where half does not hold a scalar.
+/// - Casts follow from class, mode and dtypes. A device that is exact in an operation that the class widens
+///   gets no casts. A device that is not exact in half computes in FP32, from operands that are rounded to
+///   half, and returns half: the values of an exact device.
+/// - Above autodiff, an operation of class `Fp32Inside` that autodiff does not compose gets no casts, so that
+///   the tape keeps half. The layer below autodiff widens the operation.
+/// - A step of a backward formula on a half gradient returns half.
 /// - Nothing overrides the decision afterwards.
 pub fn decide<D: FloatDType>(
     op: &Op,
@@ -192,7 +192,7 @@ pub fn decide<D: FloatDType>(
     }
 }
 
-/// What a decision is made from.
+/// The inputs of a decision.
 struct Call<'a, D, S> {
     op: &'a Op,
     operands: &'a [Operand<D>],
@@ -202,7 +202,7 @@ struct Call<'a, D, S> {
     /// The precision that the configuration gives the operation here.
     changed: Option<OpPrecision>,
     seen: Seen<D>,
-    /// How many gradients a sum of two half gradients has in all.
+    /// The number of gradients in a sum of two half gradients.
     terms: Option<u8>,
 }
 
@@ -224,7 +224,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         let applies = match precision {
             OpPrecision::F32 => true,
             OpPrecision::Half => {
-                // Arithmetic on two FP32 tensors may be an optimizer's, on parameters.
+                // Arithmetic on two FP32 tensors may be an optimizer's update of parameters.
                 let follows = matches!(self.op.row.class, Class::Promote | Class::PromoteSum);
                 self.computes_in(half)
                     && self.is_held(half)
@@ -240,7 +240,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         self.operands.iter().all(is_ours)
     }
 
-    /// The row's class, or the one that the row names for a case that holds, or the changed one.
+    /// The row's class, or the class that the row names for a case that applies, or the changed class.
     fn class(&self) -> Class {
         match self.changed {
             Some(OpPrecision::F32) => return Class::Fp32,
@@ -267,7 +267,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// The casts that follow from class, mode and dtypes.
     fn by_class(&self, class: Class) -> Casts<D> {
         match (self.mode, self.site.declared()) {
-            // A device that is no longer in half.
+            // The device is no longer in half.
             (Mode::Off, Some(dtype)) => {
                 Casts::of_if(self.operands.iter().any(|o| o.dtype != dtype), dtype)
             }
@@ -277,7 +277,8 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         }
     }
 
-    /// The casts here, from those of the class, and the dtype that every operand is rounded to first.
+    /// The casts of this call, derived from the casts of the class, and the dtype that every operand is
+    /// rounded to first.
     fn casts(&self, class: Class, by_class: Casts<D>) -> (Casts<D>, Option<D>) {
         let mut casts = by_class;
         let role = self.op.row.role;
@@ -325,8 +326,8 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         (casts, Some(computed))
     }
 
-    /// The casts of an operation to half that the table computes in FP32. Below autodiff the table
-    /// holds, so that what autodiff passes down whole needs no more than half operands.
+    /// The casts of an operation that the table computes in FP32 and a configuration in half. Below autodiff
+    /// the table applies, so an operation that autodiff does not compose only needs half operands.
     fn narrowed(&self, to_half: Casts<D>) -> (Casts<D>, Option<D>) {
         let is_kernel = self.site.is_kernel();
         let is_widened = match to_half.operands {
@@ -381,13 +382,13 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         }
     }
 
-    /// Whether the result fits in `half`, but for the scalars.
+    /// Whether the result fits in `half`, apart from the scalars.
     fn fits(&self, half: D) -> bool {
-        // What a configuration asked for in FP32 is FP32 for good.
+        // A result that a configuration sets to FP32 stays FP32 permanently.
         if self.changed.is_some() {
             return false;
         }
-        // Where the policy is off, half tensors give FP32 for good.
+        // Where the policy is off, the FP32 result of half tensors stays FP32 permanently.
         let flag = TensorFlags::fits(half);
         let is_fitting = |o: &Operand<D>| o.dtype == D::F32 && o.has(flag);
         if self.mode == Mode::Off && !self.operands.iter().any(is_fitting) {
@@ -420,7 +421,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// The half dtype in force, if the policy itself records the operation.
     fn recorded(&self) -> Option<D> {
         match self.mode {
-            // Operands in FP32 are kept in FP32.
+            // Burn's own form keeps FP32 operands in FP32.
             Mode::On(_) if self.changed == Some(OpPrecision::F32) => None,
             Mode::On(half) if !self.site.is_kernel() && self.is_ours() => {
                 self.op.row.recorded.map(|_| half)
@@ -471,7 +472,7 @@ impl<D: FloatDType> Casts<D> {
 struct Seen<D> {
     /// The dtype that `Fp32Inside` restores.
     first: D,
-    /// The dtypes of the operands that are no constants, and of the constants.
+    /// The dtypes of the operands that are not constants, and of the constants.
     others: u8,
     constants: u8,
     /// Whether the first operand is FP32 that fits in the half dtype in force.
@@ -558,8 +559,8 @@ impl<D: FloatDType> Seen<D> {
     fn casts(self, class: Class, mode: Mode<D>, computes_in: impl Fn(D) -> bool) -> Casts<D> {
         let is_mixed = !self.all().is_power_of_two();
         if mode == Mode::Off {
-            // Half tensors that the policy made return to FP32; the user's own stay. What is only
-            // moved stays half.
+            // Half tensors that the policy made return to FP32. The user's own half tensors stay half.
+            // Operations that only move data also stay in half.
             let dtype = if self.widest() == D::F64 {
                 D::F64
             } else {
@@ -649,8 +650,8 @@ fn half_gradient<D: FloatDType>(operands: &[Operand<D>]) -> Option<D> {
     dtypes.all(|dtype| dtype == first).then_some(first)
 }
 
-/// How many gradients a sum of two half gradients has in all. Where autodiff runs elsewhere, whatever
-/// the policy made half may be a gradient.
+/// The number of gradients in a sum of two half gradients. Where autodiff runs elsewhere, any tensor that the
+/// policy made half may be a gradient.
 fn terms<D: FloatDType>(operands: &[Operand<D>], site: &impl Site<D>) -> Option<u8> {
     let [lhs, rhs] = operands else {
         return None;
@@ -678,7 +679,7 @@ pub fn holds<D: FloatDType>(dtype: D, scalar: f64) -> bool {
 /// From the smallest normal value to the largest finite one.
 const F16_RANGE: RangeInclusive<f64> = 6.103515625e-5..=65504.0;
 
-/// As [`F16_RANGE`]: bf16 is the upper half of FP32.
+/// As [`F16_RANGE`]: bf16 has the upper 16 bits of FP32.
 const BF16_RANGE: RangeInclusive<f64> =
     f32::MIN_POSITIVE as f64..=f32::from_bits(0x7f7f_0000) as f64;
 
@@ -700,7 +701,7 @@ mod tests {
         Move,
     ];
 
-    /// A device on which everything is possible and nothing is known.
+    /// A device with full half support and without trials.
     #[derive(Clone, Copy)]
     struct Here {
         mode: Mode<DType>,
@@ -808,13 +809,13 @@ mod tests {
     fn off_does_nothing_but_to_undo_what_the_policy_did() {
         for class in CLASSES {
             assert_eq!(casts(class, &[F32, F16], OFF), NONE);
-            // The user's own half stays; the policy's returns to FP32, unless it only moves.
+            // The user's own half stays; the policy's returns to FP32, unless the operation only moves data.
             let demoted = [with(F16, TensorFlags::DEMOTED)];
             let expected = (class != Move).then_some(F32);
             assert_eq!(of(class, &demoted, OFF).operands, expected, "{class:?}");
             let wide = [demoted[0], with(F64, TensorFlags::empty())];
             assert_eq!(of(class, &wide, OFF).operands, Some(F64));
-            // On a device that is no longer in half, all return to the user's dtype.
+            // On a device that is no longer in half, all tensors return to the user's dtype.
             for (declared, dtype) in [(F32, F16), (BF16, F32), (F32, F32)] {
                 let here = Here {
                     declared: Some(declared),
@@ -874,7 +875,7 @@ mod tests {
             assert_eq!(casts(class, &[BF16], kernel), (Some(F32), None));
         }
         assert_eq!(casts(Move, &[BF16], CONTRACTS), NONE);
-        // PReLU is no contraction, whatever its class.
+        // PReLU is not a contraction, whatever its class.
         let prelu = named("prelu", &plain(&[F32, F32]), CONTRACTS);
         assert_eq!((prelu.operands, prelu.only_contracts), (None, false));
         assert_eq!(named("prelu", &plain(&[F32, F32]), ON).operands, Some(F16));
@@ -897,12 +898,12 @@ mod tests {
         assert_eq!(on(&[F32, F32]), NONE);
         assert_eq!(on(&[BF16, F32]), (Some(F32), Some(BF16)));
         assert_eq!(on(&[F32, F16]), (Some(F32), None));
-        // Above autodiff the tape keeps half: the layer below widens.
+        // Above autodiff the tape keeps half: the layer below widens the operation.
         assert_eq!(casts(Fp32Inside, &[F16], ON), NONE);
-        // What autodiff composes of other steps is widened above it.
+        // An operation that autodiff composes from other steps is widened above autodiff.
         let unfold = named("float_unfold", &plain(&[F16]), ON);
         assert_eq!((unfold.operands, unfold.result), (Some(F32), Some(F16)));
-        // Without autodiff nothing sums.
+        // Without autodiff, no gradient is summed.
         let unfold = named("float_unfold", &plain(&[F16]), kernel);
         assert_eq!((unfold.operands, unfold.result), NONE);
     }
@@ -1022,7 +1023,7 @@ mod tests {
         assert_eq!(gelu_backward(Some(true), &[F16, F16]), NONE);
         assert_eq!(gelu_backward(Some(false), &[F16, F16]), widened);
         assert_eq!(gelu_backward(None, &[F16, F16]), widened);
-        // Half and FP32 have no half dtype to compute in.
+        // Half and FP32 operands have no common half dtype to compute in.
         assert_eq!(gelu_backward(Some(true), &[F16, F32]), (Some(F32), None));
     }
 
@@ -1036,10 +1037,10 @@ mod tests {
         assert_eq!(add(f16, 1e-8, ON).operands, Some(F32));
         assert_eq!(add(plain(&[BF16])[0], 1e-8, ON).operands, None);
         assert_eq!(add(f16, 1e-8, OFF).operands, None);
-        // A result with such a scalar no longer fits.
+        // A result with a scalar beyond f16 no longer fits in f16.
         let fits = add(with(F32, TensorFlags::FITS), -1e9, ON).flags & TensorFlags::FITS;
         assert_eq!(fits, TensorFlags::FITS_BF16);
-        // A step of a backward formula gives the gradient's dtype all the same.
+        // A step of a backward formula still returns the gradient's dtype.
         let gradient = add(with(F16, TensorFlags::BACKWARD), 1e-8, BELOW);
         assert_eq!((gradient.operands, gradient.result), (Some(F32), Some(F16)));
         let below = named("float_pad", &[f16], BELOW);
@@ -1048,7 +1049,7 @@ mod tests {
         assert_eq!(pad.operands, Some(F32));
     }
 
-    /// An activation would compute in the half dtype in force, whatever its operand's.
+    /// An activation would compute in the half dtype in force, whatever its operand's dtype.
     #[test]
     fn a_scalar_has_to_be_held_by_the_dtype_that_an_operation_computes_in() {
         let fits = [with(F32, TensorFlags::FITS)];
@@ -1087,10 +1088,10 @@ mod tests {
             let expected = (class == LowerPrecision).then_some(F32);
             assert_eq!(of(&[gradient(BF16)], contracts), expected, "{class:?}");
         }
-        // Kept wide for a formula that sums it up.
+        // The FP32 values are kept for a formula that sums them up.
         assert!(of(Fp32Inside, &[gradient(F16)], BELOW).keeps_wide);
         assert!(!of(Fp32, &[gradient(F16)], BELOW).keeps_wide);
-        // Backward functions give what they compute.
+        // Backward functions return the dtype that they compute in.
         let sum = named("linear_bias_backward", &[gradient(F16)], BELOW);
         assert_eq!((sum.operands, sum.result), (Some(F32), None));
     }
@@ -1125,11 +1126,11 @@ mod tests {
         let many = sum(demoted, 16, 1, untold);
         assert_eq!((many.operands, many.result), (Some(F32), None));
         assert_eq!(many.flags.terms(), 1);
-        // Half of the user's own, and a tensor that this tape has.
+        // A half tensor of the user's own, and a tensor on this tape.
         for (flags, here) in [(TensorFlags::empty(), untold), (demoted, ON)] {
             assert_eq!(sum(flags, 16, 1, here).operands, None);
         }
-        // Another operation begins anew.
+        // Another operation restarts the count.
         let product = named("float_mul", &[half(demoted, 16), half(demoted, 16)], untold);
         assert_eq!((product.operands, product.flags.terms()), (None, 1));
     }
@@ -1152,13 +1153,13 @@ mod tests {
         assert_eq!(fits("float_cat", &[small, small], ON), both);
         assert_eq!(fits("float_cat", &[small, f16], ON), TensorFlags::FITS_F16);
         assert_eq!(fits("float_cat", &[small, f32], ON), none);
-        // A sum of two that fit; a product of two may be of any size.
+        // A sum of two operands that fit also fits. A product of two operands may be of any size.
         assert_eq!(fits("float_add", &[small, small], ON), both);
         assert_eq!(fits("float_mul", &[small, small], ON), none);
-        // Where the policy is off, half tensors give FP32 for good.
+        // Where the policy is off, the FP32 result of half tensors stays FP32 permanently.
         assert_eq!(fits("float_add", &[f16, f16], OFF), none);
         assert_eq!(fits("float_add", &[small, small], OFF), both);
-        // A mean is bounded. It is a statistic if it may be tracked.
+        // A mean is bounded. Where autodiff runs elsewhere, a mean may be a tracked statistic.
         assert_eq!(fits("float_mean", &[small], ON), none);
         let untold = Here {
             sizes: [(1, None); 2],
@@ -1185,7 +1186,7 @@ mod tests {
                 Mode::KeepDtypes
             ));
         }
-        // What is no arithmetic has no statistics.
+        // Only arithmetic has statistics as operands.
         assert!(!fits(
             "float_atan2",
             [(32, Some(false)), (2, Some(true))],
@@ -1202,7 +1203,7 @@ mod tests {
             assert_eq!(flags & (kept | lost), kept, "{class:?}");
             let constant = of(class, &[with(F32, TensorFlags::CONSTANT)], ON).flags;
             assert_eq!(constant.contains(TensorFlags::CONSTANT), class == Move);
-            // Half by choice is only what comes from nothing but such.
+            // A result is the user's own half only if all its operands are.
             let demoted = |operands: &[_]| {
                 let flags = of(class, operands, ON).flags;
                 flags.contains(TensorFlags::DEMOTED)
@@ -1264,7 +1265,7 @@ mod tests {
             assert_eq!(decision.recorded, None, "{name}");
             assert!(!decision.flags.intersects(TensorFlags::FITS), "{name}");
         }
-        // A device that is not exact has nothing to say.
+        // An FP32 operation does not depend on whether the device is exact.
         let inexact = Here {
             is_kernel: true,
             exact: Some(false),
@@ -1286,7 +1287,7 @@ mod tests {
         };
         for name in ["softmax", "float_exp", "float_sum", "float_sqrt"] {
             for dtype in [F16, F32] {
-                // Above autodiff the tape keeps half, and the layer below widens.
+                // Above autodiff the tape keeps half, and the layer below widens the operation.
                 assert_eq!(
                     of(name, dtype, half),
                     (None, Some(F16), Some(F16)),
@@ -1308,7 +1309,7 @@ mod tests {
             }
             assert_eq!(of(name, F64, half), (None, None, None), "{name}");
         }
-        // Autodiff composes it of steps, which would run in half.
+        // Autodiff composes these operations from steps, which would run in half.
         for composed in ["layer_norm", "float_powi_scalar", "float_powf_scalar"] {
             let widened = (Some(F16), Some(F32), Some(F16));
             assert_eq!(of(composed, F16, half), widened, "{composed}");
@@ -1341,7 +1342,8 @@ mod tests {
         let half = |here| with_op(OpPrecision::Half, here);
         let fp32 = |here| with_op(OpPrecision::F32, here);
         let exp = |here| casts(Fp32, &[F32], here);
-        // FP32 in force, the backward pass and a gradient.
+        // A change to half does not apply with FP32 in force, in the backward pass, without half arithmetic,
+        // or to a gradient.
         for here in [OFF, BELOW, CONTRACTS] {
             assert_eq!(exp(half(here)), NONE);
         }

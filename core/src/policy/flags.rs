@@ -31,13 +31,13 @@ bitflags! {
         const EXACT_F16 = 1 << 7;
         /// As `EXACT_F16`, for BF16.
         const EXACT_BF16 = 1 << 8;
-        /// A gradient of the running backward pass. An operation on it gives its dtype, so that a
-        /// gradient arrives in the dtype of the tensor it belongs to.
+        /// A gradient of the running backward pass. An operation on a gradient returns the gradient's dtype,
+        /// so that each gradient has the dtype of its tensor.
         const BACKWARD = 1 << 9;
-        /// How many gradients a half gradient is the sum of, less one.
+        /// The number of gradients that a half gradient is the sum of, minus one.
         const TERMS = 0b1_1111 << 10;
-        /// A parameter that an operation cast to half, or computed from one by the optimizer: the
-        /// new parameter will be cast, too.
+        /// A parameter that an operation cast to half, or a tensor that the optimizer computed from such a
+        /// parameter: the new parameter will be cast, too.
         const USED_IN_HALF = 1 << 15;
     }
 }
@@ -48,7 +48,7 @@ impl TensorFlags {
         ((self & Self::TERMS).bits() >> 10) as u8 + 1
     }
 
-    /// The flags of a sum of so many gradients, at most 32.
+    /// These flags for a sum of `terms` gradients, at most 32.
     pub fn with_terms(self, terms: u8) -> Self {
         let bits = Self::from_bits_truncate(u16::from(terms - 1) << 10);
         (self - Self::TERMS) | (bits & Self::TERMS)

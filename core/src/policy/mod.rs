@@ -1,23 +1,23 @@
 //! The op policy: one table, and one pure function, [`decide`], that determines what happens to
 //! an operation. Depends on dtypes, but not on tensors, devices or backends.
 //!
-//! To change an operation's precision, change its line in [`TABLE`]. The choice between FP32 and half follows the lists of PyTorch's autocast
-//! for CUDA (`aten/src/ATen/autocast_mode.h`); the op reference in the guide of burn-amp compares
-//! the two.
+//! To change an operation's precision, change its line in [`TABLE`]. The choice between FP32 and half follows
+//! the lists of PyTorch's autocast for CUDA (`aten/src/ATen/autocast_mode.h`); the op reference in the guide
+//! of burn-amp compares the two.
 //!
 //! # Decisions from measurements
 //!
-//! Each figure is the bytes kept for the backward pass, as a share of what Burn keeps in FP32,
-//! measured by `cargo xtask bench memory`:
+//! Each figure is the memory kept for the backward pass, as a share of Burn's in FP32, measured by
+//! `cargo xtask bench memory`:
 //!
-//! - **Small operands beside a half tensor**, such as the statistics of a composed norm, promote it
-//!   to FP32: rounding the result would cost a network its accuracy. The backward pass still keeps
-//!   half. The result is flagged as FP32 that [fits in half](TensorFlags::FITS), arithmetic keeps half copies of it, and
-//!   the next activation or contraction casts it back to half. A CNN with batch norm keeps 0.40
-//!   instead of 0.91, and 0.30 since a quotient keeps its result instead of its dividend. An operand
-//!   is small if autodiff tracks it (a statistic or a parameter) and the other operand has 16 times
-//!   its elements. Any other operand that was never half, such as an additive mask, makes the result
-//!   FP32 for good. So does a product of two large operands, because its values may be of any size.
+//! - **Small operands beside a half tensor**, such as the statistics of a composed norm, promote it to FP32:
+//!   rounding the result would cost a network its accuracy. The backward pass still keeps half. The result is
+//!   flagged as FP32 that [fits in half](TensorFlags::FITS), arithmetic keeps half copies of it, and the next
+//!   activation or contraction casts it back to half. A CNN with batch norm keeps 0.40 instead of 0.91, and
+//!   0.30 since a quotient keeps its result instead of its dividend. An operand is small if autodiff tracks
+//!   it (a statistic or a parameter) and the other operand has 16 times its elements. Any other operand that
+//!   was never half, such as an additive mask, makes the result FP32 permanently. A product of two large
+//!   operands is also FP32 permanently, because its values may be of any size.
 //! - **Constants** in FP32 (zeros, ones or another value that fits in both half dtypes) follow a
 //!   half tensor in products and concatenations instead of promoting it. An LSTM keeps 0.52 instead
 //!   of 0.70: otherwise the initial state makes every later state FP32. Constants do not follow in
@@ -79,13 +79,14 @@ pub enum Class {
 /// A case in which an operation has another class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Case {
-    /// A scalar is beyond the half dtype that the operation takes or computes in: see [`holds`].
+    /// A scalar is outside the range of the half dtype that the operation takes or computes in: see
+    /// [`holds`].
     UnheldScalar,
-    /// The device only contracts in half, and the operation is no contraction.
+    /// The device computes only contractions in half, and the operation is not a contraction.
     OnlyContracts,
     /// No autodiff lies below the operation: nothing sums its gradient.
     WithoutAutodiff,
-    /// The operation adds or multiplies what it writes. Its caller sets this:
+    /// The operation adds to or multiplies the values that it writes over. Its caller sets this:
     /// [`Op::that_accumulates`].
     Accumulates,
 }
@@ -107,8 +108,8 @@ pub enum Role {
     /// One step of the tape. `Fp32Inside` restores the first operand's dtype. A step that a formula
     /// of the backward pass takes on a gradient returns the gradient's dtype.
     Forward,
-    /// As `Forward`, but autodiff composes the operation of others: `Fp32Inside` is widened above
-    /// autodiff, or the composing steps would run in half.
+    /// As `Forward`, but autodiff composes the operation from other operations. `Fp32Inside` is widened above
+    /// autodiff, because the other operations would run in half.
     Composed,
     /// A function of the backward pass. `Fp32Inside` returns the widest dtype of its operands.
     Backward,
@@ -122,16 +123,17 @@ pub enum Role {
 pub enum Fits {
     /// The result may be of any size.
     Never,
-    /// The result fits where all operands do.
+    /// The result fits if all operands fit.
     WithOperands,
-    /// As `WithOperands`, and the result of an operand that fits and a statistic beside it: a
-    /// tracked operand of at most 1/16 of its elements. An untracked one may be anything, such as a
-    /// mask of -1e9 or a factor of 1e-8.
+    /// As `WithOperands`. The result also fits if one operand fits and the other is a statistic: a tracked
+    /// operand with at most 1/16 as many elements. An untracked operand may have any value, such as a mask of
+    /// -1e9 or a factor of 1e-8.
     Sum,
-    /// Beside a statistic alone, as in `Sum`: a product of two large operands may be of any size.
+    /// Only the result of an operand that fits and a statistic, as in `Sum`: a product of two large operands
+    /// may be of any size.
     Product,
-    /// As `WithOperands`, but only where autodiff runs elsewhere: here, a mean that is a statistic is
-    /// tracked. In inference nothing is kept, so that half would save nothing.
+    /// As `WithOperands`, but only where autodiff runs elsewhere. Where autodiff runs here, a mean that is a
+    /// statistic is tracked. In inference nothing is kept, so that half would save nothing.
     Mean,
 }
 
@@ -155,7 +157,7 @@ pub struct Rows {
     pub fits: Fits,
     /// How many roundings may lie between an exact device's result in bf16 and the FP32 result.
     pub roundings: u8,
-    /// Whether no configuration changes the class.
+    /// Whether configurations cannot change the class.
     pub is_fixed: bool,
     /// The methods of Burn's backend traits.
     pub ops: &'static [&'static str],
@@ -176,8 +178,8 @@ pub struct Row {
     pub recorded: Option<&'static str>,
 }
 
-/// The operations of a version of Burn, `"0.21"` or later, in the table's order. A few of those of
-/// 0.21 are no longer in 0.22.
+/// The operations of a version of Burn, `"0.21"` or later, in the table's order. Includes a few operations of
+/// 0.21 that 0.22 no longer has.
 pub fn rows(burn: &str) -> impl Iterator<Item = Row> {
     let known = TABLE.iter().filter(move |rows| rows.since <= burn);
     known.flat_map(|rows| {

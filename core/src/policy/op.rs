@@ -1,4 +1,4 @@
-//! An operation as the decision needs it: a row of the table, found at compile time.
+//! An operation as input of the decision: a row of the table, looked up at compile time.
 
 use super::table::{place_of, rows_of};
 use super::trials::TriedOp;
@@ -12,7 +12,7 @@ pub struct Op {
     pub(super) row: Rows,
     /// The operation in the trials of devices, if it is tried.
     pub(super) tried: Option<TriedOp>,
-    /// Its place among the operations of the table; none for the user's own.
+    /// Its place among the operations of the table; `None` for the user's own operation.
     pub(super) place: Option<u16>,
 }
 
@@ -46,11 +46,11 @@ impl Op {
         }
     }
 
-    /// The operation where it adds or multiplies what it writes.
+    /// The operation in a call that adds to or multiplies the values that it writes over.
     ///
     /// # Panics
     ///
-    /// If its row names no class for the case.
+    /// If the operation's row has no class for this case.
     pub const fn that_accumulates(mut self) -> Self {
         match self.row.otherwise {
             Some((class, Case::Accumulates)) => {
@@ -58,7 +58,7 @@ impl Op {
                 self.row.fits = Fits::Never;
                 self
             }
-            _ => panic!("this operation's row does not say what happens where it accumulates"),
+            _ => panic!("this operation's row has no class for a call that accumulates"),
         }
     }
 

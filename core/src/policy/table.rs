@@ -6,7 +6,7 @@ use super::Role::{Backward, Composed, ParameterGradient};
 use super::{Case, Class, Fits, Role, Rows, same};
 
 impl Rows {
-    /// Operations as their class has them.
+    /// Rows with the defaults of their class.
     pub(super) const fn of(class: Class, why: &'static str, ops: &'static [&'static str]) -> Self {
         let fits = match class {
             Class::LowerPrecision | Class::Fp32 | Class::Fp32Inside => Fits::Never,
@@ -27,7 +27,7 @@ impl Rows {
         }
     }
 
-    /// Operations that a later Burn added.
+    /// Operations that a later version of Burn added.
     const fn since(mut self, burn: &'static str) -> Self {
         self.since = burn;
         self
@@ -72,7 +72,7 @@ const fn rows(class: Class, why: &'static str, ops: &'static [&'static str]) -> 
 ///
 /// # Panics
 ///
-/// If it has none.
+/// If the operation has no rows.
 pub(super) const fn rows_of(op: &str) -> Rows {
     match place_of(op) {
         Some(place) => *at(place).0,
@@ -90,7 +90,7 @@ pub(super) const OPERATIONS: usize = {
     operations
 };
 
-/// The place of an operation among all of the table.
+/// The place of an operation among all operations of the table.
 pub(super) const fn place_of(op: &str) -> Option<usize> {
     let (mut i, mut place) = (0, 0);
     while i < TABLE.len() {
@@ -117,8 +117,8 @@ pub(super) const fn at(place: usize) -> (&'static Rows, &'static str) {
     (&TABLE[i], TABLE[i].ops[before])
 }
 
-/// Every operation of Burn that takes or returns a float tensor, from Burn 0.21 on. Integer, boolean and quantized
-/// operations are the backend's own.
+/// Every operation of Burn that takes or returns a float tensor, from Burn 0.21 on. Integer, boolean and
+/// quantized operations go to the backend unchanged.
 #[rustfmt::skip]
 pub const TABLE: &[Rows] = &[
     rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[
@@ -264,8 +264,8 @@ pub const TABLE: &[Rows] = &[
     rows(Fp32Inside, "cubes, or subtracts from one, inside: NaN at 45 and zeros near one in half", &[
         "gelu_backward", "log_sigmoid_backward",
     ]).of_role(Backward),
-    // A backend without a kernel for it composes y (1 - y) g, which rounds three times. bf16 hides
-    // two of them: an LSTM's gradients are 0.818 % from FP32 instead of 0.815 %
+    // A backend without a kernel for this operation composes y (1 - y) g, which rounds three times. In bf16
+    // the two extra roundings hardly show: an LSTM's gradients differ from FP32 by 0.818 % instead of 0.815 %
     // (`xtask/pytorch/sigmoid_backward.py`), and its step has two thirds of the casts.
     rows(Fp32Inside, "cubes, or subtracts from one, inside: NaN at 45 and zeros near one in half", &[
         "sigmoid_backward",

@@ -1,5 +1,5 @@
-//! The precision of a device: what its backend reports of half, what the device can do then, and what
-//! [`Precision::Auto`] is there.
+//! The precisions of a device: the half support that its backend reports, the precisions that follow from it,
+//! and the choice of [`Precision::Auto`].
 
 use std::fmt;
 
@@ -17,26 +17,26 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Logs what `Auto` is on a device of this name.
+    /// Logs the choice of `Auto` on the device with this name.
     pub fn log_auto(self, device: &str) {
         let Self { precision, why } = self;
         log::info!("burn-amp: auto on {device} is {precision}: {why}");
     }
 }
 
-/// What a device does in a dtype, as its backend reports it.
+/// A device's uses of a dtype, as its backend reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DTypeUses {
     /// Stores tensors, and casts them.
     pub storage: bool,
     /// Computes the usual operations.
     pub arithmetic: bool,
-    /// Multiplies matrices in units made for it.
+    /// Multiplies matrices in dedicated units, such as tensor cores.
     pub accelerated: bool,
 }
 
 impl DTypeUses {
-    /// What they support, if the dtype is half.
+    /// The half support that follows from these uses, if the dtype is half.
     pub fn half_support(self) -> HalfSupport {
         if self.storage && self.arithmetic {
             HalfSupport::Arithmetic
@@ -52,7 +52,7 @@ impl DTypeUses {
     }
 }
 
-/// In Burn's words.
+/// Lists the uses by Burn's names.
 impl fmt::Display for DTypeUses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let uses = [
@@ -69,17 +69,17 @@ impl fmt::Display for DTypeUses {
     }
 }
 
-/// What a device does in half precision, as its backend reports it. Constant for the life of the process.
+/// A device's uses of the half dtypes, as its backend reports them. Constant for the life of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
-    /// In f16.
+    /// Uses of f16.
     pub f16: DTypeUses,
-    /// In bf16.
+    /// Uses of bf16.
     pub bf16: DTypeUses,
 }
 
 impl Capabilities {
-    /// What the policy can use of them.
+    /// The half support that the policy works with.
     pub fn support(self) -> Support {
         Support {
             f16: self.f16.half_support(),
@@ -87,7 +87,7 @@ impl Capabilities {
         }
     }
 
-    /// What `Auto` is, by what the device accelerates.
+    /// The choice of `Auto`, by the dtypes that the device accelerates.
     pub fn auto(self) -> Chosen {
         let (precision, why) = if self.bf16.is_accelerated_half() {
             (Precision::Bf16, "the device accelerates bf16")
@@ -100,7 +100,7 @@ impl Capabilities {
         Chosen { precision, why }
     }
 
-    /// What `Auto` is where a program trains without a loss scale unless it requests one: as
+    /// The choice of `Auto` where a program trains without a loss scale unless it requests one: like
     /// [`auto`](Capabilities::auto), but never f16.
     pub fn auto_without_f16(self) -> Chosen {
         match self.auto() {
@@ -115,10 +115,10 @@ impl Capabilities {
         }
     }
 
-    /// The precision, if the device can do it.
+    /// Returns the precision if the device supports it.
     ///
-    /// - `device`: gives its name.
-    /// - `hint`: what else a user can choose, empty or starting with a comma.
+    /// - `device`: returns the device's name.
+    /// - `hint`: a further suggestion for the user. Empty, or starts with a comma.
     ///
     /// # Errors
     ///
@@ -169,7 +169,7 @@ mod tests {
     const GENERAL: DTypeUses = uses(true, true, false);
     const ACCELERATED: DTypeUses = uses(true, true, true);
     const CONTRACTIONS: DTypeUses = uses(true, false, true);
-    /// As no backend reports.
+    /// Uses that no backend reports.
     const UNSTORED: DTypeUses = uses(false, false, true);
 
     #[test]

@@ -1,5 +1,5 @@
-//! The precision: the names that users write, and what a device makes of them. Depends on dtypes, but
-//! not on tensors or backends.
+//! The precision: the names that users write, and the precisions that a device supports. Depends on dtypes,
+//! but not on tensors or backends.
 
 mod device;
 mod operations;
@@ -38,17 +38,17 @@ pub use registry::Registry;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Precision {
-    /// bf16 if the device accelerates bf16, else f16 if it accelerates f16, else FP32. LibTorch does
-    /// not report acceleration: there, products of matrices are timed once, and a half dtype has to
-    /// be at least 1.3 times as fast as FP32. burn-amp-device never selects f16, because there a loss
-    /// is scaled only by a program that calls `GradScaler`.
+    /// bf16 if the device accelerates bf16, else f16 if it accelerates f16, else FP32. LibTorch does not
+    /// report acceleration: burn-amp times matrix products on it once, and a half dtype has to be at least
+    /// 1.3 times as fast as FP32. burn-amp-device never selects f16, because it does not scale the loss of a
+    /// program that does not call `GradScaler`.
     #[default]
     Auto,
     /// IEEE half: 11 bits of significand, largest value 65504. Trains with loss scaling.
     F16,
     /// bfloat16: 8 bits of significand, the range of FP32. Needs no loss scaling.
     Bf16,
-    /// No half precision: every operation on FP32 and F64 tensors is the backend's own, bit for
+    /// No half precision: every operation on FP32 and F64 tensors gives the backend's own result, bit for
     /// bit.
     F32,
 }
@@ -80,8 +80,7 @@ impl Precision {
         }
     }
 
-    /// Whether matrix multiplications compute in half: not for `Auto`, which no device has resolved
-    /// yet.
+    /// Whether matrix multiplications compute in half. False for `Auto`, which no device has resolved yet.
     pub fn is_half(self) -> bool {
         matches!(self, Precision::F16 | Precision::Bf16)
     }

@@ -1,12 +1,12 @@
-//! The precisions of single operations in a configuration, by their names, and what is refused.
+//! Parses and checks the precisions that a configuration gives to single operations, by name.
 
 use crate::error::AmpError;
 use crate::policy::{OpPrecision, OpPrecisions, allowed, operations, short};
 
 impl OpPrecisions {
-    /// These changes, and one more: an operation of this version of Burn, such as `"0.21"`. The name
-    /// is that of the backend's method, and `float_` may be left out. A second change of the same
-    /// operation replaces the first.
+    /// Adds a change of one operation. `burn` is the version of Burn, such as `"0.21"`. `op` is the name of
+    /// the backend's method, with or without `float_`. A second change of the same operation replaces the
+    /// first.
     ///
     /// # Errors
     ///
@@ -19,7 +19,7 @@ impl OpPrecisions {
         Ok(self)
     }
 
-    /// Changes as serde writes them: precisions by the names of their operations.
+    /// Reads changes in the form that serde writes: operation names with precisions.
     ///
     /// # Errors
     ///
@@ -47,7 +47,7 @@ struct Known {
 }
 
 impl Known {
-    /// The precision, if the operation can have it.
+    /// Returns the precision if the operation can have it.
     fn check(
         &self,
         given: String,
@@ -81,7 +81,7 @@ fn known(burn: &str, given: &str) -> Result<Known, AmpError> {
     Ok(Known { name, allowed, why })
 }
 
-/// The operations whose names are most like a name, in words.
+/// The operations with the names most similar to `name`, as text for an error.
 fn near(burn: &str, name: &str) -> String {
     let name = name.to_ascii_lowercase();
     let distances = operations(burn).map(|(_, op)| (distance(&name, short(op)), short(op)));
@@ -98,10 +98,10 @@ fn near(burn: &str, name: &str) -> String {
     }
 }
 
-/// How many names an error has.
+/// How many names an error lists.
 const NEAR: usize = 5;
 
-/// How many letters are inserted, deleted or replaced between two words (Levenshtein's distance).
+/// The number of letters inserted, deleted or replaced between two words (Levenshtein distance).
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.bytes().enumerate() {

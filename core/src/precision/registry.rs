@@ -1,9 +1,9 @@
-//! Values of the process, each by its key.
+//! Values that live as long as the process, looked up by key.
 
 use std::sync::OnceLock;
 
-/// Values by key, for a `static`. A value stays where it is, and none is removed, so a lookup takes no
-/// lock: it walks the list, which has few entries.
+/// Values by key, for a `static`. Values are neither moved nor removed, so a lookup walks the short list
+/// without a lock.
 #[derive(Debug)]
 pub struct Registry<K, V>(OnceLock<Box<Entry<K, V>>>);
 
@@ -21,7 +21,7 @@ impl<K, V> Default for Registry<K, V> {
 }
 
 impl<K, V> Registry<K, V> {
-    /// Without values.
+    /// An empty registry.
     pub const fn new() -> Self {
         Self(OnceLock::new())
     }
@@ -41,7 +41,7 @@ impl<K: PartialEq, V> Registry<K, V> {
         }
     }
 
-    /// The value of a key; what `make` gives, if the key has none.
+    /// The value of a key. If the key has none, adds the result of `make`.
     #[inline]
     pub fn get_or_add(&self, key: K, make: impl FnOnce() -> V) -> &V {
         match self.get(&key) {
@@ -50,7 +50,7 @@ impl<K: PartialEq, V> Registry<K, V> {
         }
     }
 
-    /// Adds a value at the end, unless another thread is first.
+    /// Adds a value at the end, unless another thread has added the key first.
     #[cold]
     fn add(&self, key: K, value: V) -> &V {
         let rest = Self::new();

@@ -1,15 +1,15 @@
-//! What anomaly detection finds, as recorded for a step. Independent of tensors.
+//! The anomalies that anomaly detection records for a step. Independent of tensors.
 
 use std::fmt;
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-/// The first operation of a pass that turned finite operands into a non-finite result. Searched for
-/// if `AmpConfig::with_anomaly_detection` is on.
+/// The first operation of a pass that turned finite operands into a non-finite result. Detected if
+/// `AmpConfig::with_anomaly_detection` is on.
 ///
-/// An infinity that the user writes into a tensor, such as a mask of minus infinity, is not an
-/// anomaly. Neither is an operation that only moves values.
+/// An infinity that the user writes into a tensor, such as a mask of minus infinity, is not an anomaly. An
+/// operation that only moves values is not an anomaly.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Anomaly {
     /// The backend's name for the operation, for example `linear`.

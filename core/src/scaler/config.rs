@@ -180,7 +180,7 @@ fn is_positive(scale: f32) -> bool {
     scale > 0.0 && scale.is_finite()
 }
 
-/// The error of a setting, unless it `holds`.
+/// Returns the error of a setting unless `holds`.
 pub(super) fn check(
     holds: bool,
     field: &'static str,

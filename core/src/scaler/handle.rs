@@ -9,7 +9,7 @@ use super::{
 };
 use crate::AmpError;
 
-/// What the clones of a `GradScaler` share, on any thread. `L` is what its package keeps of the
+/// The state that the clones of a `GradScaler` share, on any thread. `L` is the package's record of the
 /// losses of a step.
 #[derive(Default)]
 pub struct SharedScaler<L>(Arc<Mutex<Shared<L>>>);
@@ -21,7 +21,7 @@ pub struct Shared<L> {
     pub scaler: LossScaler,
     /// Its skipped steps and scale changes.
     pub history: ScaleHistory,
-    /// What happened in the last step.
+    /// The result of the last step.
     pub last_step: Option<LastStep>,
     /// The step of the explicit protocol that is under way.
     pub pending: PendingStep<L>,
@@ -70,7 +70,7 @@ impl<L: Default> From<LossScaler> for Shared<L> {
 }
 
 impl<L: Default> SharedScaler<L> {
-    /// The state, locked. Visit no module meanwhile: its code may call this scaler.
+    /// Locks the state. Do not visit a module while it is locked: the module's code may call this scaler.
     pub fn lock(&self) -> MutexGuard<'_, Shared<L>> {
         // A panic of another thread leaves the state as it was.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -81,7 +81,7 @@ impl<L: Default> SharedScaler<L> {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Sets the scale. The history has an entry of it.
+    /// Sets the scale, and records a change in the history.
     pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
         let shared = &mut *self.lock();
         shared.scaler.set_scale(scale)?;
@@ -99,8 +99,8 @@ impl<L: Default> SharedScaler<L> {
         };
     }
 
-    /// Ends the step of the explicit protocol and records it. `or` is what else than bf16 may help,
-    /// empty or starting with a comma.
+    /// Ends the step of the explicit protocol and records it. `or` is a further remedy after bf16. Empty, or
+    /// starts with a comma.
     pub fn update(&self, or: &str) -> Result<Transition, AmpError> {
         let ended = self.lock().pending.update()?;
         Ok(
@@ -115,8 +115,8 @@ impl<L: Default> SharedScaler<L> {
         self.record(scale, outcome, findings, true, or);
     }
 
-    /// Records the outcome of one step whose loss was multiplied by `scale`, then notifies the log and
-    /// the listeners. Another thread may have changed the current scale since.
+    /// Records the outcome of one step whose loss was multiplied by `scale`, then logs it and notifies the
+    /// listeners. Another thread may have changed the current scale since.
     fn record(
         &self,
         scale: f32,
@@ -160,7 +160,7 @@ impl<L: Default> SharedScaler<L> {
         self.lock().listeners.push(Arc::downgrade(&listener));
     }
 
-    /// The listeners that are still there.
+    /// The listeners that have not been dropped.
     pub fn listeners(&self) -> Vec<Arc<dyn Listener>> {
         let listeners = &mut self.lock().listeners;
         listeners.retain(|listener| listener.strong_count() > 0);
@@ -187,7 +187,7 @@ macro_rules! scaler_handle {
                 Ok(Self::from($crate::LossScaler::new(config)?))
             }
 
-            /// A copy of the state as it is now.
+            /// A copy of the current state.
             pub fn state(&self) -> $crate::LossScaler {
                 self.shared.lock().scaler
             }
@@ -197,8 +197,8 @@ macro_rules! scaler_handle {
                 *self.state().config()
             }
 
-            /// What the next loss is multiplied by in f16; 1 when disabled. In bf16 and FP32
-            /// burn-amp multiplies no loss by it; `AmpReport` shows this. PyTorch's `get_scale`.
+            /// The scale that the next loss is multiplied by in f16; 1 when disabled. In bf16 and FP32
+            /// burn-amp does not scale the loss, as `AmpReport` shows. PyTorch's `get_scale`.
             pub fn loss_scale(&self) -> f32 {
                 self.state().scale()
             }
@@ -213,8 +213,8 @@ macro_rules! scaler_handle {
                 self.state().taken_steps()
             }
 
-            /// What happened in the last step; `None` before the first step. Where nothing is
-            /// scaled, no step is recorded.
+            /// The result of the last step; `None` before the first step. Where nothing is scaled, no step is
+            /// recorded.
             pub fn last_step(&self) -> Option<$crate::LastStep> {
                 self.shared.lock().last_step.clone()
             }
@@ -282,7 +282,7 @@ macro_rules! scaler_handle {
                 Ok(())
             }
 
-            /// Saves the state to a file. The file ends up complete, or stays as it was.
+            /// Saves the state to a file. The file is either complete or unchanged.
             ///
             /// # Errors
             ///

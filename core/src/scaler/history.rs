@@ -20,8 +20,8 @@ pub struct ScaleHistory {
     pub first_scale: f32,
     /// The last step before the history starts: 0, or the step of a loaded state.
     pub first_step: u64,
-    /// What happened since. At most 1,024 entries: the oldest are dropped, and the history then
-    /// starts with the scale and step of the last one dropped.
+    /// The skipped steps and scale changes since. At most 1,024 entries: the oldest are dropped, and the
+    /// history then starts with the scale and step of the last dropped entry.
     pub entries: VecDeque<ScaleEntry>,
 }
 
@@ -41,7 +41,7 @@ pub struct ScaleEntry {
 pub struct SkippedStep {
     /// [`Overflow`](StepOutcome::Overflow) or [`NonFiniteLoss`](StepOutcome::NonFiniteLoss).
     pub outcome: StepOutcome,
-    /// What the step's loss was multiplied by.
+    /// The scale that the step's loss was multiplied by.
     pub scale: f32,
     /// How many parameters had a non-finite gradient.
     pub non_finite_gradients: usize,
@@ -131,7 +131,7 @@ impl fmt::Display for SkippedStep {
     }
 }
 
-/// The step's entry, if it was skipped.
+/// The history's record of a skipped step; `None` for a step that was taken.
 pub(super) fn skipped(step: &LastStep) -> Option<SkippedStep> {
     (!step.stepped()).then(|| SkippedStep {
         outcome: step.outcome,

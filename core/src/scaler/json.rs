@@ -8,7 +8,7 @@ use super::LossScaler;
 use crate::AmpError;
 use crate::file::replace_file;
 
-/// The largest file that is read, in KiB. A state takes less than one.
+/// The largest state that is read, in KiB. A state takes less than 1 KiB.
 const LARGEST: usize = 64;
 
 impl LossScaler {
@@ -43,14 +43,14 @@ impl LossScaler {
         let largest = LARGEST * 1024;
         reader.take(largest as u64 + 1).read_to_end(&mut bytes)?;
         if bytes.len() > largest {
-            let reason = format!("it is larger than {LARGEST} KiB, and no state is");
+            let reason = format!("it exceeds {LARGEST} KiB, the limit for a state");
             return Err(io::Error::other(reason));
         }
         Ok(serde_json::from_slice(&bytes)?)
     }
 
-    /// Saves the state to a file. The file ends up complete, or stays as it was, also while others
-    /// save to it or load it.
+    /// Saves the state to a file. The file is either complete or unchanged, even while other threads or
+    /// processes save or load it.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ mod tests {
         );
     }
 
-    /// Many threads save one path while others load it. For longer: BURN_AMP_SAVING_SECONDS=10.
+    /// Many threads save one path while others load it. To run longer, set BURN_AMP_SAVING_SECONDS=10.
     #[test]
     fn many_may_save_and_load_one_file() {
         let seconds = std::env::var("BURN_AMP_SAVING_SECONDS");
@@ -144,7 +144,7 @@ mod tests {
         );
     }
 
-    /// Links planted where a part may be written are not followed.
+    /// A save does not follow links planted at the paths of temporary files.
     #[cfg(unix)]
     #[test]
     fn a_save_follows_no_link() {
@@ -169,12 +169,12 @@ mod tests {
         let path = folder.path().join("state.json");
         let file = File::create(&path).unwrap();
         file.set_len(1 << 40).unwrap();
-        let reason = "it is larger than 64 KiB, and no state is";
+        let reason = "it exceeds 64 KiB, the limit for a state";
         let error = LossScaler::load(&path).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
         let error = LossScaler::from_reader(io::repeat(b' ')).unwrap_err();
         assert!(error.to_string().contains(reason), "{error}");
-        // Up to there, all is read.
+        // A state of exactly 64 KiB is read.
         let mut bytes = Vec::new();
         LossScaler::default().to_writer(&mut bytes).unwrap();
         bytes.resize(64 << 10, b' ');

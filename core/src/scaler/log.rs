@@ -9,10 +9,10 @@ use crate::error::{AmpError, NOT_THE_SCALE};
 pub struct RecordedStep {
     /// The step.
     pub step: LastStep,
-    /// What became of the scale.
+    /// How the step changed the scale.
     pub transition: Transition,
-    /// Whether the backward pass itself took or skipped the step: the gradients of a skipped step
-    /// are then absent. Otherwise the explicit protocol did.
+    /// Whether the backward pass itself took or skipped the step: a skipped step then has no gradients. If
+    /// false, the explicit protocol took or skipped the step.
     pub by_pass: bool,
     before: LossScaler,
     after: LossScaler,
@@ -50,7 +50,7 @@ impl RecordedStep {
         }
     }
 
-    /// The error of a run that is stuck since this step.
+    /// The error, if the run is stuck since this step.
     pub fn stuck(&self) -> Option<AmpError> {
         match self.transition {
             Transition::Stuck(reason) => Some(self.after.stuck_error(reason, &self.step)),
@@ -58,9 +58,9 @@ impl RecordedStep {
         }
     }
 
-    /// Logs one line per event, with its values as fields. Of repeated events, only the 1st, 2nd,
-    /// 4th, 8th, .. are logged, with the count so far. `or` is what else than bf16 may help, empty or
-    /// starting with a comma.
+    /// Logs one line per event, with its values as fields. Of repeated events, only the 1st, 2nd, 4th, 8th,
+    /// .. are logged, with the count so far. `or` is a further remedy after bf16. Empty, or starts with a
+    /// comma.
     pub(super) fn log(&self, or: &str) {
         let Self { step, after, .. } = self;
         let mut named = String::new();

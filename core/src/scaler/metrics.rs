@@ -1,12 +1,12 @@
-//! What a `Learner`'s metrics show of a scaler. Independent of Burn's versions.
+//! The values of a scaler that a `Learner`'s metrics show. Independent of Burn's versions.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Listener, RecordedStep, SharedScaler};
 
-/// The steps of scalers, in a queue for the metrics: a `Learner` computes them on another thread,
-/// some steps later.
+/// Queues the steps of scalers for the metrics, which a `Learner` computes on another thread, some steps
+/// later.
 pub struct StepQueue {
     /// The steps skipped so far.
     skipped: Box<dyn Fn() -> u64 + Send + Sync>,
@@ -19,17 +19,17 @@ struct Steps {
     shown: Option<ShownStep>,
 }
 
-/// What the metrics show of a step.
+/// The values that the metrics show for a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShownStep {
-    /// What the loss was multiplied by.
+    /// The scale that the loss was multiplied by.
     pub scale: f32,
     /// The steps skipped up to this one.
     pub skipped: u64,
 }
 
-/// Metrics are at most a few items behind. If more steps wait, there are more steps than items, and
-/// the newest step counts.
+/// Metrics are at most a few items behind. If more steps wait, there are more steps than items, and only the
+/// newest step is kept.
 const WAITING: usize = 64;
 
 impl StepQueue {
@@ -46,7 +46,7 @@ impl StepQueue {
         queue
     }
 
-    /// A queue that is given the step of each item.
+    /// A queue without scalers: the caller pushes the step of each item.
     pub fn of_items() -> Arc<Self> {
         Arc::new(Self {
             skipped: Box::new(|| 0),
@@ -76,7 +76,7 @@ impl StepQueue {
         self.steps().shown
     }
 
-    /// The precision, and where losses are scaled also the current item's step.
+    /// The precision, and if losses are scaled, the current item's step.
     pub fn text(&self, precision: &str) -> String {
         match self.shown() {
             Some(ShownStep { scale, skipped }) => {
@@ -107,15 +107,16 @@ impl std::fmt::Debug for StepQueue {
     }
 }
 
-/// The numeric metrics of loss scaling. They need `GradScaler`, `Metric`, `Numeric` and the types of
-/// their signatures in scope, and a function `steps` that gives the queue of scalers. The two blocks are the methods of these traits that differ between versions of Burn; they have
-/// `self.0`, the queue, and `self.shown()`, the value.
+/// The numeric metrics of loss scaling. They need `GradScaler`, `Metric`, `Numeric` and the types of their
+/// signatures in scope, and a function `steps` that returns the queue of scalers. The two blocks contain the
+/// methods of these traits that differ between versions of Burn. They can use `self.0`, the queue, and
+/// `self.shown()`, the value.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! scaler_metrics {
     ($metric:tt $numeric:tt) => {
         $crate::scaler_metrics! { @one
-            /// What the step's loss was multiplied by: the scaler's scale in f16, else 1. A
+            /// The scale that the step's loss was multiplied by: the scaler's scale in f16, else 1. A
             /// unitless factor.
             ///
             /// A `Learner` computes its metrics on another thread, some steps later. Each value
@@ -124,9 +125,8 @@ macro_rules! scaler_metrics {
             [1.0, |step| f64::from(step.scale)] $metric $numeric
         }
         $crate::scaler_metrics! { @one
-            /// How many steps were skipped on all devices up to this step; see
-            /// [`LossScaleMetric`]. Replicas in distributed training skip together, which counts
-            /// once.
+            /// How many steps were skipped on all devices up to this step; see [`LossScaleMetric`]. Replicas
+            /// in distributed training skip a step together, and the step counts once.
             SkippedStepsMetric "Skipped Steps" "Steps skipped so far because gradients overflowed"
             [0.0, |step| step.skipped as f64] $metric $numeric
         }

@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{AmpError, Precision};
 
-/// What to do when steps are skipped one after the other and no change of the loss scale helps
-/// ([`Transition::Stuck`](crate::Transition)), whatever the reason.
+/// What to do when a run is stuck ([`Transition::Stuck`](crate::Transition)), whatever the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhenStuck {
@@ -67,7 +66,7 @@ pub fn continues_window(micro_batches: usize, recorded: usize, own: usize) -> bo
 /// What happened to a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum StepProgress {
-    /// Its gradients wait for the rest of the accumulation window.
+    /// The gradients wait for the rest of the accumulation window.
     Accumulated,
     /// The optimizer's step was taken.
     Stepped,
@@ -81,7 +80,7 @@ pub struct StepMetrics {
     /// The loss of this batch as `loss_fn` returned it: not scaled, and not divided by the number
     /// of batches in a window. Reading the loss waits for the device once per batch.
     pub loss: f64,
-    /// What the loss was multiplied by; 1 in bf16 and FP32.
+    /// The scale that the loss was multiplied by; 1 in bf16 and FP32.
     pub scale: f32,
     /// What happened to the batch.
     pub progress: StepProgress,

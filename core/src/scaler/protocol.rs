@@ -11,7 +11,7 @@ use crate::AmpError;
 /// A parameter with a gradient: its id, and its path in the module.
 pub type Parameter = (u64, String);
 
-/// So many losses of one step are checked on the device at once. More are read back and freed.
+/// After this many losses of one step, the losses' checks are read back from the device and freed.
 const MANY_LOSSES: u32 = 1000;
 
 /// A step, from its first scaled loss to `update`.
@@ -37,9 +37,9 @@ const MANY_LOSSES: u32 = 1000;
 ///                   begin anew
 /// ```
 ///
-/// This is the protocol of PyTorch's `torch.amp.GradScaler`, over all optimizers and micro-batches
-/// of a step. An error changes nothing. The caller visits modules and does the arithmetic of
-/// tensors; `L` is what it keeps of the losses until they are checked.
+/// This is the protocol of PyTorch's `torch.amp.GradScaler`, over all optimizers and micro-batches of a step.
+/// An error changes nothing. The caller visits modules and computes on tensors. `L` is the caller's record of
+/// the losses until they are checked.
 #[derive(Debug, Default)]
 pub struct PendingStep<L> {
     /// Losses given to `scale`, over all micro-batches.
@@ -48,7 +48,7 @@ pub struct PendingStep<L> {
     scale: Option<f32>,
     /// Whether any loss was scaled. If so, the gradients of the step are checked.
     scaled: bool,
-    /// The losses whose check nobody has read yet.
+    /// The losses whose checks are not read yet.
     pub losses: L,
     /// Whether any loss read so far was not finite.
     non_finite_loss: bool,
@@ -72,7 +72,8 @@ pub struct PendingStepRecord {
 }
 
 impl<L: Default> PendingStep<L> {
-    /// Counts a loss. Returns the scale, one for the whole step even if it is set within.
+    /// Counts a loss. Returns the scale, which is the same for the whole step even if the scaler's scale is
+    /// set during the step.
     pub fn scale(&mut self, scaler: &LossScaler) -> f32 {
         self.losses_given = self.losses_given.saturating_add(1);
         *self.scale.get_or_insert(scaler.scale())
@@ -83,8 +84,8 @@ impl<L: Default> PendingStep<L> {
         self.losses_given
     }
 
-    /// Whether the checks of the losses are to be read back now, since nobody has for 1,000 losses.
-    /// The log warns of it once in a step. `or` is what else may help, empty or starting with a comma.
+    /// Whether the caller must read back the checks of the losses now: after every 1,000 losses of a step.
+    /// Logs a warning after the first 1,000. `or` is a further remedy. Empty, or starts with a comma.
     pub fn has_many_losses(&self, or: &str) -> bool {
         let given = self.losses_given;
         if given == MANY_LOSSES && self.scaled {
@@ -107,7 +108,7 @@ impl<L: Default> PendingStep<L> {
         self.scaled
     }
 
-    /// What the first loss set, even if no loss was scaled.
+    /// The scale that the first loss set, even if no loss was scaled.
     pub fn scale_given(&self) -> Option<f32> {
         self.scale
     }
@@ -117,13 +118,13 @@ impl<L: Default> PendingStep<L> {
         self.scale.filter(|_| self.scaled)
     }
 
-    /// Notes whether losses are finite that were checked before the gradients.
+    /// Notes whether the losses that were checked before the gradients are finite.
     pub fn set_losses(&mut self, are_finite: bool) {
         self.non_finite_loss |= !are_finite;
     }
 
-    /// Whether `unscale` may be called with `given` gradients, of which those of `parameters` are
-    /// the model's.
+    /// Whether `unscale` may be called with `given` gradients. `parameters` lists the model's parameters
+    /// among them.
     pub fn check_unscale(&self, given: usize, parameters: &[Parameter]) -> Result<(), AmpError> {
         self.check("unscale", given, parameters)?;
         let unscaled = parameters
@@ -135,7 +136,7 @@ impl<L: Default> PendingStep<L> {
         })
     }
 
-    /// Whether `step` may be called with them.
+    /// Whether `step` may be called with these gradients.
     pub fn check_step(&self, given: usize, parameters: &[Parameter]) -> Result<(), AmpError> {
         self.check("step", given, parameters)?;
         let stepped = parameters.iter().find(|(id, _)| self.stepped.contains(id));
@@ -175,7 +176,7 @@ impl<L: Default> PendingStep<L> {
             .map(|scale| (scale, left))
     }
 
-    /// What a check found: `finite` has the losses first, then the gradients of `parameters`.
+    /// The outcome of a check. `finite` has the losses first, then the gradients of `parameters`.
     pub fn found(&self, parameters: &[&Parameter], finite: &[bool]) -> StepOutcome {
         let (losses, gradients) = finite.split_at(finite.len() - parameters.len());
         let losses_are_finite = !self.non_finite_loss && !losses.contains(&false);
@@ -192,7 +193,7 @@ impl<L: Default> PendingStep<L> {
     ) {
         let gradients = &finite[finite.len() - parameters.len()..];
         self.non_finite_loss |= outcome == StepOutcome::NonFiniteLoss;
-        // A replica overflowed, and this one did not.
+        // Another replica overflowed, and this replica did not.
         let elsewhere = outcome == StepOutcome::Overflow && !gradients.contains(&false);
         for ((id, path), finite) in parameters.iter().zip(gradients) {
             self.finite.insert(*id, *finite && !elsewhere);
@@ -200,19 +201,19 @@ impl<L: Default> PendingStep<L> {
         }
     }
 
-    /// Notes a step with these parameters. Whether it is to be taken.
+    /// Notes a step with these parameters. Returns whether to take the step.
     pub fn step(&mut self, parameters: &[Parameter]) -> bool {
         self.stepped.extend(parameters.iter().map(|(id, _)| id));
         self.outcome(parameters) == StepOutcome::Finite
     }
 
-    /// What is known of a step with these parameters.
+    /// The outcome of a step with these parameters, as far as known.
     pub fn outcome(&self, parameters: &[Parameter]) -> StepOutcome {
         let is_finite = |(id, _): &Parameter| self.finite.get(id) != Some(&false);
         StepOutcome::of(!self.non_finite_loss, parameters.iter().all(is_finite))
     }
 
-    /// Ends the step: its scale, its outcome and what was found. `None` if no gradient was checked,
+    /// Ends the step. Returns its scale, its outcome and its findings. `None` if no gradient was checked,
     /// because nothing was scaled.
     pub fn update(&mut self) -> Result<Option<(f32, StepOutcome, Findings)>, AmpError> {
         if self.stepped.is_empty() {
@@ -230,7 +231,7 @@ impl<L: Default> PendingStep<L> {
         Ok(scale.map(|scale| (scale, outcome, findings)))
     }
 
-    /// The part that a record saves, once the checks of the losses were read.
+    /// The part that a record saves. The checks of the losses must have been read.
     pub fn record(&self) -> PendingStepRecord {
         PendingStepRecord {
             losses_given: self.losses_given,
@@ -239,14 +240,14 @@ impl<L: Default> PendingStep<L> {
         }
     }
 
-    /// Continues a step that was pending when it was recorded, possibly in another precision.
-    /// `carried`: whether the gradients carry the scale, as they do unless the backend unscales
-    /// them itself. The record may hold no step.
+    /// Continues a step that was pending when it was recorded, possibly in another precision. `carried`:
+    /// whether the gradients are still multiplied by the scale. They are, unless the backend unscales them
+    /// itself. The record may contain no step.
     pub fn resume(&mut self, record: PendingStepRecord, scaler: &LossScaler, carried: bool) {
         let scale = match record.losses_given {
             0 => None,
             _ if !carried => record.scale,
-            // The next losses are scaled, or not, whatever those in the record were.
+            // Whether the next losses are scaled does not depend on the losses in the record.
             _ if scaler.is_enabled() => Some(record.scale.unwrap_or(scaler.scale())),
             _ => record.scale.map(|_| 1.0),
         };
@@ -288,7 +289,8 @@ mod tests {
         step
     }
 
-    /// Unscales what is left of these, with the check's result for the losses and for each gradient.
+    /// Unscales the gradients that are not unscaled yet, with the check's result for the losses and for each
+    /// gradient.
     fn unscale(step: &mut Step, parameters: &[Parameter], finite: &[bool]) -> Option<f32> {
         let (scale, left) = step.to_unscale(parameters)?;
         let outcome = step.found(&left, finite);
@@ -342,7 +344,7 @@ mod tests {
         unscale(&mut step, &all[..1], &[true, true]);
         let (_, left) = step.to_unscale(&all).unwrap();
         assert_eq!(left, [&all[1], &all[2]]);
-        // The loss was read with the first.
+        // The first call has read the loss.
         unscale(&mut step, &all, &[true, false]);
         assert_eq!(step.to_unscale(&all), None);
         assert!(!step.step(&all));

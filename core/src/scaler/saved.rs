@@ -1,6 +1,6 @@
-//! The saved form of the scaler's state: every field, a version, and a checksum over the values.
-//! With the checksum, a damaged state is refused in any format. The checks of the fields refuse a
-//! state that cannot be, whoever wrote it.
+//! The saved form of the scaler's state: every field, a version, and a checksum over the values. The checksum
+//! detects a damaged state in any format. The checks of the fields refuse an impossible state even if its
+//! checksum is right.
 
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::AmpError;
 /// Increased when a field is added or changes its meaning.
 const VERSION: u32 = 1;
 
-/// More steps than any training takes, and few enough to count on from them.
+/// More steps than any training takes, and few enough that counting on does not overflow.
 const MOST_STEPS: u64 = 1 << 53;
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -81,7 +81,7 @@ impl State {
         }
     }
 
-    /// Checks that a scaler can have come to these values.
+    /// Checks that a scaler can reach these values.
     fn validate(&self) -> Result<(), AmpError> {
         let (interval, hysteresis) = match self.config.validated()? {
             LossScaleConfig::Dynamic(dynamic) => (dynamic.growth_interval, dynamic.hysteresis),
@@ -220,7 +220,7 @@ mod tests {
         assert!(load(more).unwrap_err().contains("more"));
     }
 
-    /// A state of whatever values, with the checksum that belongs to them.
+    /// Loads a changed state whose checksum is right.
     fn signed(change: impl Fn(&mut State)) -> Result<LossScaler, String> {
         let mut scaler = LossScaler::default();
         for outcome in [

@@ -7,7 +7,7 @@ use super::saved::State;
 use super::{DynamicLossScale, LossScaleConfig};
 use crate::{AmpError, StuckReason};
 
-/// How a step ended. Of several passes or replicas, the greatest outcome is that of all.
+/// How a step ended. The outcome of several passes or replicas together is the greatest of their outcomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum StepOutcome {
     /// Every gradient is finite. The step is taken.
@@ -39,9 +39,9 @@ pub enum Transition {
     Grown,
     /// The scale was multiplied by the backoff factor, or lowered to its minimum.
     BackedOff,
-    /// The scale is unchanged, and another one would not help: [`stuck_after`](DynamicLossScale::stuck_after)
-    /// steps, 20 at a fixed scale, were skipped for a [`StuckReason`] without a step taken between
-    /// them. Has the reason of the last one. Reported once, and again only after a step was taken.
+    /// The scale is unchanged, and the run is stuck: [`stuck_after`](DynamicLossScale::stuck_after) steps, 20
+    /// at a fixed scale, were skipped for a [`StuckReason`] without a step taken between them. Contains the
+    /// reason of the last skipped step. Reported once, and again only after a step was taken.
     Stuck(StuckReason),
 }
 
@@ -65,7 +65,7 @@ pub enum Transition {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(into = "State", try_from = "State")]
 pub struct LossScaler {
-    /// In the form in which it is saved.
+    /// The state in its saved form.
     pub(super) state: State,
 }
 
@@ -90,7 +90,7 @@ impl LossScaler {
         self.state.config != LossScaleConfig::Disabled
     }
 
-    /// What the next loss is multiplied by; 1 when disabled.
+    /// The scale that the next loss is multiplied by; 1 when disabled.
     pub fn scale(&self) -> f32 {
         self.state.scale
     }
@@ -165,8 +165,8 @@ impl LossScaler {
         self.update(outcome)
     }
 
-    /// Counts anew towards [`Transition::Stuck`], which is reported once: for a new run that
-    /// continues from this state.
+    /// Restarts the count towards [`Transition::Stuck`], which is reported once. For a new run that continues
+    /// from this state.
     #[doc(hidden)]
     pub fn forget_stuck(&mut self) {
         self.state.stuck = 0;
@@ -357,7 +357,7 @@ mod tests {
             (fixed, &[Overflow], Some((20, StuckReason::FixedScale))),
             // Two overflows back off from 4 to 1.
             (dynamic, &[Overflow], Some((6, MinimumScale))),
-            // The overflows at the minimum add up with the losses, those above do not.
+            // Overflows at the minimum scale count together with the losses. Overflows above it do not count.
             (
                 dynamic,
                 &[Overflow, NonFiniteLoss],

@@ -1,4 +1,4 @@
-//! What happened in a step, and what its passes found. Independent of tensors.
+//! The result of a step, and the findings of its passes. Independent of tensors.
 
 use std::collections::HashMap;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Anomaly, StepOutcome};
 
-/// What happened in a step.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LastStep {
-    /// What the loss was multiplied by.
+    /// The scale that the loss was multiplied by.
     pub scale: f32,
     /// How the step ended.
     pub outcome: StepOutcome,
@@ -20,23 +20,23 @@ pub struct LastStep {
     /// parts in order of use. The explicit protocol, a trainer and an `AmpOptimizer` fill in the
     /// paths; otherwise `GradScaler::explain` finds them.
     pub parameters: Vec<String>,
-    /// The parameter with a finite gradient just before the first of these. The backward pass
-    /// overflowed between the two. `None` if there is none, or without the module.
+    /// The parameter with a finite gradient just before the first of `parameters`. The backward pass
+    /// overflowed between the two. `None` if there is no such parameter, or without the module.
     pub last_finite: Option<String>,
     /// With anomaly detection on, the first operation with a non-finite result in the forward pass
     /// and in the backward pass.
     pub anomalies: Vec<Anomaly>,
 }
 
-/// What the check of a step found.
+/// The findings of a step's checks.
 #[derive(Debug, Clone, Default)]
 pub struct Findings {
     /// If the module is known: its parameters in module order, each with whether its gradient is
     /// finite.
     pub parameters: Vec<(String, bool)>,
-    /// If not: the parameters' nodes, each with whether its gradient is finite.
+    /// If the module is not known: the parameters' nodes, each with whether its gradient is finite.
     pub leaves: HashMap<u64, bool>,
-    /// What anomaly detection found, if it is on.
+    /// The anomalies that were found, if anomaly detection is on.
     pub anomalies: Vec<Anomaly>,
 }
 

@@ -1,4 +1,4 @@
-//! What an example computes on: `--backend`, of those that its features enable.
+//! The option `--backend` of the examples: one of the backends that the features enable.
 
 use burn::tensor::Device;
 use clap::ValueEnum;

@@ -22,7 +22,7 @@ pub struct Digits {
 }
 
 impl Digits {
-    /// The set of burn-amp's example. Which digits are for testing does not depend on the seed of a
+    /// The set of burn-amp's example. The split into training and test set does not depend on the seed of a
     /// run.
     pub fn load() -> Self {
         let lines = include_str!("../../../examples/digits/optdigits.csv").lines();

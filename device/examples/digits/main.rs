@@ -5,7 +5,7 @@
 //! cargo run --release --example digits
 //! cargo run --release --example digits --no-default-features --features burn-0-23,flex
 //!
-//! # The half precisions on a server in a process of its own.
+//! # The half precisions on a server in its own process.
 //! cargo build --release --features server
 //! cargo run --release --features server --example digits -- --server
 //! ```
@@ -34,16 +34,16 @@ use train::{Trained, steps, train};
 #[derive(Parser)]
 #[command(about = "Trains on handwritten digits in FP32, f16 and bf16 and compares the results")]
 struct Args {
-    /// What to train in: f32, f16, bf16 or a list of them.
+    /// The precision to train in: f32, f16, bf16 or a list of them.
     #[arg(long, value_delimiter = ',', default_values_t = [Precision::F32, Precision::F16, Precision::Bf16])]
     precision: Vec<Precision>,
-    /// How often each digit is seen.
+    /// The number of epochs.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
     epochs: u16,
     /// Seed of the weights, of dropout and of the order of the digits.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Train the half precisions on burn-amp-server, in a process of its own.
+    /// Train the half precisions on burn-amp-server, in its own process.
     #[arg(long)]
     server: bool,
 }
@@ -103,7 +103,7 @@ fn run(
     Ok(trained)
 }
 
-/// `burn-amp-server` in another process, which ends with this value.
+/// `burn-amp-server` in another process, which ends when this value is dropped.
 struct Server {
     process: Child,
     output: BufReader<ChildStdout>,
@@ -113,7 +113,7 @@ struct Server {
 
 impl Server {
     fn start(precision: Precision) -> Result<Self, Box<dyn Error>> {
-        // Beside the folder of the examples.
+        // The program is beside the folder of the examples.
         let example = env::current_exe()?;
         let folder = example.parent().and_then(|examples| examples.parent());
         let program = folder
@@ -161,7 +161,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The server may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! The convolutional network of the digits example of burn-amp, in the words of Burn 0.22 and 0.23.
+//! The convolutional network of burn-amp's digits example, for Burn 0.22 and 0.23.
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};

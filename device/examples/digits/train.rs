@@ -17,7 +17,7 @@ use crate::model::Model;
 const BATCH: usize = 32;
 const LEARNING_RATE: f64 = 2e-3;
 
-/// What a run gave.
+/// The results of a run.
 pub struct Trained {
     pub test_accuracy: f64,
     /// The mean loss of the last epoch.
@@ -31,7 +31,7 @@ pub fn steps(digits: &Digits, epochs: usize) -> usize {
     epochs * digits.train.len().div_ceil(BATCH)
 }
 
-/// Trains a model from `seed` and tests it. `after_step` is told each step's loss.
+/// Trains a model from `seed` and tests it. Calls `after_step` with each step's loss.
 pub fn train(
     device: &Device,
     loss_scale: LossScaleConfig,

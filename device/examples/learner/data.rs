@@ -9,12 +9,12 @@ use burn::data::dataloader::{DataLoader, DataLoaderBuilder, DataLoaderIterator};
 use burn::data::dataset::InMemDataset;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-/// Characters that the model sees at once.
+/// The number of characters in the model's context.
 pub const CONTEXT: usize = 64;
 /// One window in ten is for validation.
 const VALID: usize = 10;
 
-/// The characters that are read and one more: each character predicts the next one.
+/// The context and one more character: each character predicts the next one.
 pub type Window = [u8; CONTEXT + 1];
 
 pub struct Corpus {
@@ -48,7 +48,7 @@ impl Corpus {
     }
 }
 
-/// Tokens `[batch, context]` and what follows each of them.
+/// Tokens `[batch, context]` and the token after each of them.
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub tokens: Tensor<2, Int>,
@@ -76,9 +76,9 @@ pub fn loader(windows: Vec<Window>, batch_size: usize) -> Arc<dyn DataLoader<Bat
         .build(InMemDataset::new(windows))
 }
 
-/// A data loader with an order of its own for each epoch, known from the seed and the epoch alone:
-/// a run that is resumed sees what it would have seen. Burn's own goes from order to order by a
-/// random state that starts anew with the process.
+/// A data loader with a new order for each epoch, which only depends on the seed and the epoch: a resumed run
+/// gets the same batches as an uninterrupted run. Burn's own loader has a random state that restarts with the
+/// process.
 pub struct Epochs {
     loaders: Vec<Arc<dyn DataLoader<Batch>>>,
     next: AtomicUsize,

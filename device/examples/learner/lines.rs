@@ -1,4 +1,4 @@
-//! What the training shows: a bar, and a line for each epoch. Burn's own renderer without a dashboard
+//! The output of the training: a bar, and a line for each epoch. Burn's own renderer without a dashboard
 //! prints a line for each batch.
 
 use std::collections::{BTreeMap, HashMap};
@@ -13,7 +13,7 @@ use burn::train::renderer::{
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Give it to `SupervisedTraining::renderer`.
+/// A renderer for `SupervisedTraining::renderer`.
 pub struct Lines {
     bar: ProgressBar,
     names: HashMap<MetricId, String>,

@@ -41,13 +41,13 @@ const LEARNING_RATE: f64 = 4e-3;
 #[derive(Parser)]
 #[command(about = "Trains a small language model with Burn's learner in mixed precision")]
 struct Args {
-    /// What to train on.
+    /// The backend to train on.
     #[arg(long, value_enum, default_value = "flex")]
     backend: Backend,
-    /// What to train in: f32, f16 or bf16.
+    /// The precision to train in: f32, f16 or bf16.
     #[arg(long, default_value_t = Precision::F16)]
     precision: Precision,
-    /// How often the text is seen.
+    /// The number of epochs.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
     epochs: u16,
     /// Windows of the text in a micro-batch.
@@ -59,7 +59,7 @@ struct Args {
     /// Seed of the weights and of the order of the windows.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Where checkpoints and metrics go.
+    /// The folder for checkpoints and metrics.
     #[arg(long, default_value = "target/learner")]
     output: PathBuf,
     /// Continue an earlier run after this epoch, with all settings of that run: other epochs would

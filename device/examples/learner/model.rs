@@ -17,7 +17,7 @@ const WIDTH: usize = 64;
 const HEADS: usize = 4;
 const LAYERS: usize = 2;
 
-/// Learned positions, pre-norm, no dropout: the text is seen only a few times.
+/// Learned positions, pre-norm, no dropout: training has only a few epochs.
 #[derive(Module, Debug)]
 pub struct Model {
     tokens: Embedding,
@@ -83,7 +83,7 @@ impl TrainStep for Model {
     type Input = Batch;
     type Output = SequenceOutput;
 
-    /// The two lines with `scaler` are what f16 needs. In bf16 and FP32 the scaler is disabled.
+    /// Only f16 needs the two lines with `scaler`. In bf16 and FP32 the scaler is disabled.
     fn step(&self, batch: Batch) -> TrainOutput<SequenceOutput> {
         let output = self.output(batch);
         let scaler = GradScaler::of(&output.loss.device());

@@ -1,6 +1,6 @@
-//! What a training step holds for its backward pass and at its peak, above parameters and batch: in
-//! plain Burn, and on a device of this crate in each precision. Flex computes in the memory of the
-//! process, which is counted; a GPU has a memory of its own. One step of each is enough.
+//! Measures the memory that a training step keeps for its backward pass, and its peak, without parameters and
+//! batch: in plain Burn, and on a device of this crate in each precision. Flex computes in the memory of the
+//! process, which is counted; a GPU has its own memory. One step of each is enough.
 //!
 //! ```sh
 //! cargo run --release --example memory
@@ -35,11 +35,11 @@ struct Args {
     detail: bool,
 }
 
-/// What a training step holds, in bytes.
+/// The memory of a training step, in bytes.
 struct Held {
-    /// When the loss is there and the backward pass has not begun.
+    /// After the loss is computed and before the backward pass.
     kept: usize,
-    /// At the most.
+    /// The peak of the step.
     peak: usize,
 }
 
@@ -75,7 +75,7 @@ fn row(model: Model, precision: &str, held: &Held, plain: &Held) {
     );
 }
 
-/// Parameters as an optimizer would leave them: new ones, of which no half copy is there yet.
+/// Parameters as after an optimizer's step: new tensors without half copies.
 struct Stepped;
 
 impl ModuleMapper for Stepped {
@@ -88,14 +88,14 @@ impl ModuleMapper for Stepped {
     }
 }
 
-/// Measures the second of two steps: what a first one sets up for good is not counted.
+/// Measures the second of two steps: permanent allocations of the first step are not counted.
 fn held(model: Model, device: Device, args: &Args) -> Held {
     let device = if args.checkpointing {
         device.autodiff().gradient_checkpointing()
     } else {
         device.autodiff()
     };
-    // A server computes after it was asked to.
+    // A server computes asynchronously.
     let computed = || device.sync().expect("a device that answers");
     device.seed(1);
     let net = Net::new(model, model.dims(), &device);

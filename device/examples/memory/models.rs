@@ -1,5 +1,5 @@
-//! The models of `cargo xtask bench` at their small size, for a Burn whose tensors have no backend in
-//! their type.
+//! The models of `cargo xtask bench` at their small size, for versions of Burn whose tensor types have no
+//! backend.
 
 use burn::module::Module;
 use burn::nn::attention::generate_autoregressive_mask;
@@ -30,11 +30,11 @@ pub enum Model {
 #[derive(Debug, Clone, Copy)]
 pub struct Dims {
     batch: usize,
-    /// Of a sequence; the side of an image.
+    /// The length of a sequence, or the side of an image.
     length: usize,
-    /// Of a layer; the channels of a CNN's first stage.
+    /// The width of a layer, or the channels of a CNN's first stage.
     width: usize,
-    /// Those of a CNN are its stages; an LSTM has one.
+    /// The number of layers, or of a CNN's stages. An LSTM has one layer.
     layers: usize,
 }
 
@@ -59,7 +59,7 @@ impl Model {
 
 /// Any of the models.
 #[derive(Module, Debug)]
-#[allow(clippy::large_enum_variant)] // Not many are alive at once.
+#[allow(clippy::large_enum_variant)] // Few models exist at once.
 pub enum Net {
     Transformer(Transformer),
     Cnn(Cnn),
@@ -67,7 +67,7 @@ pub enum Net {
     Lstm(Recurrent),
 }
 
-/// What is fed to a model, and what it is to answer.
+/// A model's input and target.
 #[derive(Debug, Clone)]
 pub struct Batch {
     input: Input,
@@ -140,7 +140,7 @@ impl Batch {
 
 const VOCABULARY: usize = 256;
 const CLASSES: usize = 10;
-/// Of an attention head.
+/// The width of an attention head.
 const HEAD: usize = 64;
 
 fn noise<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -253,7 +253,7 @@ impl Mlp {
     }
 }
 
-/// An LSTM, of which the last state is classified.
+/// An LSTM whose last state is classified.
 #[derive(Module, Debug)]
 pub struct Recurrent {
     lstm: Lstm,

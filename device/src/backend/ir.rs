@@ -14,9 +14,9 @@ macro_rules! handles {
             match handle.handle {
                 HandleKind::$kind(tensor) => tensor,
                 other => panic!(
-                    "an operation on {} tensors was given the handle of a {} tensor. Burn's client does \
-                     this with its feature `fusion`, which its feature `vision` enables: turn it off \
-                     there. Or are client and server of different versions of Burn?",
+                    "an operation on {} tensors was given the handle of a {} tensor. The feature `fusion` \
+                     of Burn's client, which its feature `vision` enables, causes this: turn `fusion` off \
+                     in the client. Otherwise use the same version of Burn in client and server",
                     $name,
                     other.name()
                 ),
@@ -29,7 +29,7 @@ macro_rules! handles {
     )*};
 }
 
-/// A handle is the tensor itself, with the client's dtype: data read back has that dtype.
+/// A handle is the tensor itself, with the client's dtype: data read back has this dtype.
 impl<B: Backend, P: Session> BackendIr for Amp<B, P> {
     type Handle = HandleKind<Self>;
 

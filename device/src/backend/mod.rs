@@ -15,12 +15,12 @@ mod ir;
 
 /// Automatic mixed precision on a backend.
 ///
-/// Each operation runs in the precision that the [policy](crate::policy) gives it: contractions in
-/// f16 or bf16, sensitive operations in FP32. Operations on only F64 tensors, and on integer and
-/// boolean tensors, are `B`'s own, as are the devices. A float tensor is an [`AmpTensor`].
+/// Each operation runs in the precision that the [policy](crate::policy) gives it: contractions in f16 or
+/// bf16, sensitive operations in FP32. Operations on only F64 tensors, and on integer and boolean tensors, go
+/// to `B` unchanged. The devices are `B`'s devices. A float tensor is an [`AmpTensor`].
 ///
-/// [`configure`](crate::configure) sets the precision of a device. In FP32 every operation is `B`'s
-/// own, bit for bit. `P` is this crate's own: write `Amp<B>`.
+/// [`configure`](crate::configure) sets the precision of a device. In FP32 every operation gives `B`'s own
+/// result, bit for bit. `P` is only for this crate: write `Amp<B>`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Amp<B, P = OfDevice> {
     backend: PhantomData<(B, P)>,

@@ -20,33 +20,33 @@ use clap::{Parser, ValueEnum};
 ///     let host = RemoteHost::websocket("ws://127.0.0.1:3000").with_credential(token);
 ///     let device = Device::remote_options(&host).init()?.autodiff();
 ///
-/// In f16 a client scales its loss with burn_amp_device::GradScaler; bf16 needs nothing.
+/// In f16 a client scales its loss with burn_amp_device::GradScaler. In bf16 no scaling is needed.
 ///
-/// A client presents the token that the program prints, unless --token-file gives another one.
-/// Over WebSocket, a connection may last 5 seconds and send 16 KiB until then, and at most 64 such
-/// connections are held. A web page is refused, and so is Burn's route /data, which needs no token: a
-/// tensor goes from one server to another through the client. With --iroh, Burn's own server accepts
-/// the connections, without these limits. A client with the token may do everything.
+/// A client presents the token that the program prints, or the token of --token-file. Over WebSocket, a
+/// connection without a valid token may last 5 seconds and send 16 KiB, and at most 64 such connections are
+/// open. Web pages are refused. Burn's route /data, which needs no token, is also refused: a tensor goes from
+/// one server to another through the client. With --iroh, Burn's own server accepts the connections, without
+/// these limits. A client with the token may do everything.
 ///
-/// A message of 1 GiB or more ends a session, so a tensor is smaller. An allocation that fails on a
-/// CPU backend ends this program. Serving several devices, Burn's own server also listens on a port
-/// of the loopback interface: programs of this machine can take memory and descriptors there.
-/// Quantization works on no remote device of Burn's.
+/// A message of 1 GiB or more ends a session, so tensors must be smaller. An allocation that fails on a CPU
+/// backend ends this program. With several devices, Burn's own server also listens on a port of the loopback
+/// interface: programs of this machine can use up memory and descriptors there. Quantization does not work on
+/// remote devices of Burn.
 ///
-/// Ends on Ctrl+C or SIGTERM, within 5 seconds, and at once at the second. RUST_LOG sets what is
-/// logged, for example RUST_LOG=debug.
+/// Ends within 5 seconds after Ctrl+C or SIGTERM, and at once after a second signal. RUST_LOG sets the log
+/// level, for example RUST_LOG=debug.
 #[derive(Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Args {
     /// The backend that computes.
     #[arg(long)]
     backend: Backend,
-    /// A device of the backend. Given several times, a client picks one by its position. For cuda
-    /// and rocm default or a number; for vulkan, metal, webgpu and wgpu default, cpu, or discrete,
-    /// integrated or virtual with a number, as in discrete:1.
+    /// A device of the backend. If given several times, a client selects a device by its position. For cuda
+    /// and rocm default or a number; for vulkan, metal, webgpu and wgpu default, cpu, or discrete, integrated
+    /// or virtual with a number, as in discrete:1.
     #[arg(long, default_value = "default")]
     device: Vec<String>,
-    /// What to compute in: auto, bf16, f16 or f32.
+    /// The precision to compute in: auto, bf16, f16 or f32.
     #[arg(long, default_value_t)]
     precision: Precision,
     /// The address to listen on, with WebSocket: unencrypted, for this machine or a trusted
@@ -59,11 +59,11 @@ struct Args {
     /// The file of the server's Iroh identity. Created if it does not exist.
     #[arg(long, requires = "iroh", value_name = "FILE")]
     key: Option<PathBuf>,
-    /// The file of the token that a client must present, or - for standard input. The line break at
-    /// its end is not part of it. Without this option the program makes a token and prints it.
+    /// The file of the token that a client must present, or - for standard input. The line break at its end
+    /// is not part of the token. Without this option the program creates a token and prints it.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Let in every program of this machine without a token, and nobody beyond it.
+    /// Admit every program of this machine without a token, and no other machine.
     #[arg(long, conflicts_with = "token_file")]
     no_token: bool,
 }
@@ -89,7 +89,7 @@ enum Backend {
 }
 
 impl Backend {
-    /// One of its devices, by the name that `--device` gives it.
+    /// A device of this backend, by its name in `--device`.
     fn device(self, name: &str) -> Result<Device, String> {
         Ok(match self {
             #[cfg(feature = "flex")]
@@ -203,9 +203,9 @@ fn require_this_machine(args: &Args) -> Result<(), String> {
     ))
 }
 
-/// What clients reach the server through.
+/// The transport of the server's clients.
 enum Door {
-    /// With the address that it has.
+    /// With the listener's address.
     WebSocket(TcpListener, SocketAddr),
     Iroh(IrohTransport),
 }
@@ -236,8 +236,9 @@ impl Door {
 /// A token of 32 random bytes, in hexadecimal.
 fn new_token() -> Result<String, String> {
     let mut bytes = [0; 32];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| format!("the operating system gives no random token: {error}"))?;
+    getrandom::fill(&mut bytes).map_err(|error| {
+        format!("the operating system returned no random bytes for a token: {error}")
+    })?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

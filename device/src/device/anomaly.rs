@@ -1,10 +1,10 @@
-//! The first operations of a step with a non-finite result, on request.
+//! The first operations of a step with a non-finite result, if anomaly detection is on.
 
 use std::sync::{Mutex, PoisonError};
 
 use burn_amp_core::{Anomaly, AnomalyPass};
 
-/// What was found on a device, on any thread.
+/// The anomalies of a device, from any thread.
 #[derive(Debug, Default)]
 pub(crate) struct Anomalies(Mutex<Found>);
 
@@ -12,12 +12,12 @@ pub(crate) struct Anomalies(Mutex<Found>);
 struct Found {
     /// The pass of the last operation, and whether an anomaly of it is in the log.
     pass: Option<(AnomalyPass, bool)>,
-    /// The first one of each pass that nobody has taken yet.
+    /// The first anomaly of each pass, until [`Anomalies::take`].
     untaken: Vec<Anomaly>,
 }
 
 impl Anomalies {
-    /// Whether the pass is still without an anomaly. Called for each operation, in order.
+    /// Whether the pass has no anomaly yet. Called for each operation, in order.
     pub(crate) fn is_first(&self, pass: AnomalyPass) -> bool {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = match found.pass {
@@ -28,8 +28,7 @@ impl Anomalies {
         !known
     }
 
-    /// Adds the first anomaly of a pass, and logs it: a client on another machine has no other way to
-    /// it.
+    /// Adds the first anomaly of a pass, and logs it: a client on another machine only gets the log.
     pub(crate) fn add(&self, anomaly: Anomaly) {
         log::warn!("burn-amp-device: the first non-finite result of a pass: {anomaly}");
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,7 +38,7 @@ impl Anomalies {
         }
     }
 
-    /// Those of the step that ends.
+    /// The anomalies of the step that ends.
     pub(crate) fn take(&self) -> Vec<Anomaly> {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *found).untaken
@@ -68,7 +67,7 @@ mod tests {
         assert!(!anomalies.is_first(Forward));
         assert!(anomalies.is_first(Backward));
         anomalies.add(of("matmul", Backward));
-        // A server's client takes nothing: the next step is logged, too.
+        // A server's client never calls `take`: the next step is logged, too.
         assert!(anomalies.is_first(Forward));
         anomalies.add(of("log", Forward));
         let taken = anomalies.take();

@@ -1,5 +1,5 @@
-//! A device: what it supports, the precision in force on it, what its trials found, and its counts,
-//! in one [`DeviceState`]. Independent of the operations.
+//! A device: its half support, its precision in force, the results of its trials, and its counts, in one
+//! [`DeviceState`]. Independent of the operations.
 
 mod anomaly;
 mod capabilities;
@@ -27,8 +27,8 @@ pub(crate) use unscaled::UNSCALED;
 /// [`Auto`](Precision::Auto). Resets the device's counts.
 ///
 /// A device that was never configured is in `Auto`. Tensors that exist keep their dtypes, and the next
-/// operation on them follows the new precision. An operation is tried when it first computes in a half
-/// dtype on a device: where the device is not exact in it, it computes in FP32 and gives half.
+/// operation on them follows the new precision. An operation is tried when it first computes in a half dtype
+/// on a device: if the device fails the trial, the operation computes in FP32 and returns half.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/burn.rs"));
@@ -60,13 +60,13 @@ pub fn precision_of<B: Backend>(device: &B::Device) -> Precision {
     DeviceState::of::<B>(device).in_force::<B>(device).precision
 }
 
-/// Sets whether the clones of an FP32 tensor share its half copy, so that a weight that several
-/// operations use is cast once. Default off: in a training step of a transformer (`cargo run --release
-/// --example loopback`, Flex) sharing takes 17.6 MiB at the peak where casting anew takes 13.9, and it
-/// is not faster.
+/// Sets whether the clones of an FP32 tensor share its half copy, so that a weight that several operations
+/// use is cast once. Default off: in a training step of a transformer
+/// (`cargo run --release --example loopback`, Flex) the peak is 17.6 MiB with sharing and 13.9 MiB without,
+/// and sharing is not faster.
 ///
-/// A copy lives as long as its tensor: a half more memory for an FP32 tensor that stays, for a cast
-/// less at each further use. [`AmpReport`](crate::AmpReport) shows both.
+/// A copy lives as long as its tensor: it costs half the memory of the FP32 tensor, and saves one cast at
+/// each further use. [`AmpReport`](crate::AmpReport) shows both.
 pub fn share_half_copies<B: Backend>(device: &B::Device, share: bool) {
     DeviceState::of::<B>(device).share_copies(share);
 }

@@ -1,5 +1,5 @@
-//! The precision of a session, where it is not its device's: the sessions of one process may
-//! compute on one device in several precisions.
+//! The precision of a session, if it differs from the device's: the sessions of one process may compute on
+//! one device in several precisions.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -20,9 +20,9 @@ pub enum InForce {
     Above,
 }
 
-/// Which precision the operations of an [`Amp`](crate::Amp) are in. Of this crate alone.
+/// The precision of the operations of an [`Amp`](crate::Amp). Only for this crate.
 pub trait Session: Copy + Default + Debug + Send + Sync + 'static {
-    /// That of the operations; `None` where it is not the session's own.
+    /// The precision of the operations; `None` if the session has no precision of its own.
     const IN_FORCE: Option<InForce>;
 }
 
@@ -58,12 +58,12 @@ impl Session for BelowTape {
     const IN_FORCE: Option<InForce> = Some(InForce::Above);
 }
 
-/// What an operation puts in force on this thread, until this is dropped.
+/// The precision that an operation puts in force on this thread, until this guard is dropped.
 pub(crate) struct Entered {
     before: Option<InForce>,
 }
 
-/// Puts in force what `P` has, if it has anything.
+/// Puts the precision of `P` in force, if there is one.
 pub(crate) fn enter<P: Session>() -> Option<Entered> {
     P::IN_FORCE.map(|in_force| Entered {
         before: IN_FORCE.replace(Some(in_force)),

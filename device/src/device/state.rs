@@ -16,8 +16,8 @@ use super::{Anomalies, CastStatistics, name, trial};
 /// A backend and one of its devices.
 type DeviceKey = (TypeId, DeviceId);
 
-/// The states of all devices. Process-wide, because a device outlives every tensor on it, and any
-/// thread may name it.
+/// The states of all devices. Process-wide, because a device outlives every tensor on it, and any thread may
+/// use it.
 static STATES: Registry<DeviceKey, DeviceState> = Registry::new();
 
 /// The state of a device, for all threads and for the life of the process.
@@ -49,7 +49,7 @@ impl DeviceState {
         self.capabilities::<B>(device).support()
     }
 
-    /// Gives a device other capabilities than its backend reports, before it is used.
+    /// Gives a device other capabilities than its backend reports. Call it before the device is used.
     #[cfg(test)]
     pub(crate) fn pretend(&self, support: Support) {
         use burn_amp_core::DTypeUses;
@@ -66,7 +66,7 @@ impl DeviceState {
         assert_eq!(*self.capabilities.get_or_init(|| pretended), pretended);
     }
 
-    /// What `Auto` selects on the device.
+    /// The choice of `Auto` on the device.
     fn auto<B: Backend>(&self, device: &B::Device) -> Chosen {
         *self.auto.get_or_init(|| {
             let auto = self.capabilities::<B>(device).auto_without_f16();
@@ -75,13 +75,13 @@ impl DeviceState {
         })
     }
 
-    /// The precision in force; what `Auto` selects if the device was not configured.
+    /// The precision in force; the choice of `Auto` if the device was not configured.
     pub(crate) fn in_force<B: Backend>(&self, device: &B::Device) -> Chosen {
         let in_force = *self.in_force.read().unwrap_or_else(PoisonError::into_inner);
         in_force.unwrap_or_else(|| self.auto::<B>(device))
     }
 
-    /// What `precision` is on this device. Puts nothing in force.
+    /// The choice for `precision` on this device. Does not change the precision in force.
     pub(crate) fn chosen<B: Backend>(
         &self,
         device: &B::Device,
@@ -136,7 +136,7 @@ impl DeviceState {
         }
     }
 
-    /// Whether the device is exact in an operation in `half`. Tries it the first time.
+    /// Whether the device is exact in an operation in `half`. The first call tries the operation.
     pub(crate) fn is_exact<B: Backend>(
         &self,
         device: &B::Device,
@@ -149,7 +149,7 @@ impl DeviceState {
         })
     }
 
-    /// What the trials in `half` have shown so far.
+    /// The results of the trials in `half` so far.
     pub(crate) fn trials(&self, half: DType) -> &TrialResults {
         &self.trials[usize::from(half == DType::BF16)]
     }

@@ -1,4 +1,4 @@
-//! Counts what mixed precision adds to a device: casts, and the half copies that clones share.
+//! Counts the costs of mixed precision on a device: casts, and the half copies that clones share.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub struct OpCasts {
     pub to_half: Casts,
     /// Casts to FP32 or wider.
     pub from_half: Casts,
-    /// Casts to half that a shared copy spared.
+    /// Casts to half that a shared copy saved.
     pub spared: Casts,
 }
 
@@ -39,7 +39,7 @@ impl CastStatistics {
         });
     }
 
-    /// Counts a cast that a shared copy spared.
+    /// Counts a cast that a shared copy saved.
     pub(crate) fn spared(&self, op: &'static str, elements: usize, from: DType, to: DType) {
         self.count(op, elements, from, to, |casts| &mut casts.spared);
     }
@@ -53,7 +53,7 @@ impl CastStatistics {
         counter: impl FnOnce(&mut OpCasts) -> &mut Casts,
     ) {
         let bytes = (elements * (from.size() + to.size())) as u64;
-        // Counts are whole after a panic of another thread.
+        // A panic of another thread leaves the counts valid.
         let mut by_op = self.by_op.lock().unwrap_or_else(PoisonError::into_inner);
         *counter(by_op.entry(op).or_default()) += Casts { count: 1, bytes };
     }
@@ -64,7 +64,7 @@ impl CastStatistics {
         by_op.clone()
     }
 
-    /// Forgets the casts. Copies that live stay counted.
+    /// Resets the casts. Copies that still exist stay counted.
     pub(crate) fn reset(&self) {
         let mut by_op = self.by_op.lock().unwrap_or_else(PoisonError::into_inner);
         by_op.clear();
@@ -72,7 +72,7 @@ impl CastStatistics {
     }
 }
 
-/// Bytes that the shared half copies of a device take.
+/// Bytes that the shared half copies of a device use.
 #[derive(Debug, Default)]
 pub(crate) struct CopyBytes {
     now: AtomicU64,

@@ -6,7 +6,7 @@ use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorData, try_read_sync};
 
-/// Whether a device is exact in an operation, in `half`: tries it.
+/// Tries an operation on a device. Returns whether the device is exact in it, in `half`.
 pub(super) fn tried<B: Backend>(
     device: &B::Device,
     half: DType,

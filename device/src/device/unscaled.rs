@@ -1,20 +1,21 @@
-//! The warning that a device computes a backward pass in f16 and no loss was scaled. A device sees
-//! operations: it recognizes a backward pass by one that only a backward pass has, such as the gradient of
-//! an activation, a convolution, a pool or an embedding. A model of products alone has none.
+//! The warning that a device computes a backward pass in f16 and no loss was scaled. A device only receives
+//! operations. It recognizes a backward pass by an operation that only a backward pass has, such as the
+//! gradient of an activation, a convolution, a pool or an embedding. A model of only products has no such
+//! operation.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Process-wide: the device has no access to losses, and the client that scales a loss has none to
-/// the device.
+/// Process-wide: the device has no access to losses, and the client that scales a loss has no access to the
+/// device.
 pub(crate) static UNSCALED: Unscaled = Unscaled::new();
 
-/// Whether there is something to warn of. Warns at most once.
+/// Whether a backward pass in f16 should cause the warning. Warns at most once.
 #[derive(Debug)]
 pub(crate) struct Unscaled(AtomicU8);
 
-/// No device of this process computes in f16, so a backward pass in f16 is one of another process.
+/// No device of this process computes in f16, so a backward pass in f16 belongs to another process.
 const ABSENT: u8 = 0;
-/// There is such a device, and no loss was scaled yet.
+/// A device of this process computes in f16, and no loss was scaled yet.
 const WATCHED: u8 = 1;
 /// A loss was scaled, or the warning was given.
 const SETTLED: u8 = 2;
@@ -34,7 +35,7 @@ impl Unscaled {
         self.0.store(SETTLED, Ordering::Relaxed);
     }
 
-    /// Whether a backward pass in f16 would be warned of.
+    /// Whether a backward pass in f16 would cause the warning.
     pub(crate) fn is_watched(&self) -> bool {
         self.0.load(Ordering::Relaxed) == WATCHED
     }

@@ -1,4 +1,4 @@
-//! Devices of this process on Burn 0.23: each is a group of one device, which takes a backend of any
+//! Devices of this process on Burn 0.23: each is a group of one device, which can have a backend of any
 //! crate. Operations run on the thread that calls them.
 
 use std::sync::{Mutex, PoisonError};
@@ -21,8 +21,8 @@ pub(super) struct Local {
     pub(super) device: Device,
 }
 
-/// Process-wide, since the same device and precision are the same device for all threads, and a
-/// group lasts as long as the process.
+/// Process-wide, since all threads get the same device for one Burn device and precision, and a group lasts
+/// as long as the process.
 pub(super) static LOCAL: Mutex<Vec<Local>> = Mutex::new(Vec::new());
 
 /// One of Burn's devices, computing in `precision`.
@@ -34,23 +34,23 @@ pub(super) static LOCAL: Mutex<Vec<Local>> = Mutex::new(Vec::new());
 /// loaders. In f16, scale the loss with
 /// [`GradScaler::of`](crate::GradScaler::of).
 ///
-/// A second call with the same device and precision gives the same device: each lasts as long as the
-/// process. It keeps the autodiff that `device` has. Its operations run on the thread that calls
-/// them, one at a time for each device. One that panics does so there, and leaves the device and
-/// its other tensors as they were.
+/// A second call with the same device and precision returns the same device: each device lasts as long as the
+/// process. The result has autodiff if `device` has autodiff. Operations run on the thread that calls them,
+/// one at a time for each device. An operation that panics does so on that thread, and leaves the device and
+/// its other tensors unchanged.
 ///
 /// # Errors
 ///
 /// - [`Error::Amp`] when the device does not compute in `precision`.
-/// - [`Error::UnsupportedDevice`] when it is not a device of Flex or CubeCL.
-/// - [`Error::Group`] when Burn makes no device of it.
+/// - [`Error::UnsupportedDevice`] when the device is not one of Flex or CubeCL.
+/// - [`Error::Group`] when Burn cannot make a group of the device.
 pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, Error> {
     let on = device.clone().without_autodiff();
     let local: Result<Device, _> = on_backend!(on, local(&on, precision))?;
     Ok(local?.with_autodiff_context_from(&device))
 }
 
-/// The one device of this process for a device and a precision.
+/// The one device of this process for a Burn device and a precision.
 fn local<B: BackendIr>(
     below: &B::Device,
     on: &Device,
@@ -66,7 +66,7 @@ fn local<B: BackendIr>(
     let group = match in_force.precision {
         Precision::F16 => group::<Amp<B, F16>>(below, on),
         Precision::Bf16 => group::<Amp<B, Bf16>>(below, on),
-        // In FP32 every operation is the backend's own.
+        // In FP32 every operation goes to the backend unchanged.
         Precision::F32 | Precision::Auto => group::<B>(below, on),
     };
     let device = Device::new(DispatchDevice::from(group?));
@@ -78,7 +78,7 @@ fn local<B: BackendIr>(
     Ok(device)
 }
 
-/// With the default dtypes and the quantization that the program gave the device below.
+/// A group with the default dtypes and the quantization settings of the device below.
 fn group<B: BackendIr>(below: &B::Device, on: &Device) -> Result<GroupDevice, GroupError> {
     GroupDevice::with_member_settings::<B>(&[MemberDevice {
         device: below.clone(),

@@ -1,5 +1,4 @@
-//! Devices of this process on Burn 0.22: each is served to this process alone, over the loopback
-//! interface.
+//! Devices of this process on Burn 0.22: each is served only to this process, over the loopback interface.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,10 +28,10 @@ use crate::{Amp, Error, Precision, batching, connect};
 /// How long a server of this process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a device may take to show that its session has ended. One that computes takes longer.
+/// How long a device may take to show that its session has ended. A device that computes takes longer.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 
-/// How long a tensor may take from one device of this process to another, with what computes it.
+/// How long a transfer of a tensor between devices of this process may take, including its computation.
 const TRANSFER: Duration = Duration::from_secs(600);
 
 /// A device of this process that computes in mixed precision. Its server ends with it.
@@ -44,12 +43,12 @@ pub(super) struct Local {
     server: AbortHandle,
 }
 
-/// Process-wide, since the same device and precision are the same device for all threads. Nothing
-/// that waits is called while it is locked.
+/// Process-wide, since all threads get the same device for one Burn device and precision. No call that waits
+/// is made while the list is locked.
 pub(super) static LOCAL: Mutex<Vec<Arc<Local>>> = Mutex::new(Vec::new());
 
-/// Runs the servers, until the process ends. It only moves bytes: each session computes on a thread
-/// of its own.
+/// Runs the servers, until the process ends. The runtime only moves bytes: each session computes on its own
+/// thread.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     Builder::new_multi_thread()
         .worker_threads(2)
@@ -68,22 +67,22 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 /// loaders. In f16, scale the loss with
 /// [`GradScaler::of`](crate::GradScaler::of).
 ///
-/// The device is served to this process, on a free port of the loopback interface. A connection of
-/// another program is closed before a byte of it is read; where the operating system does not tell
-/// whose a connection is (Windows), a random token decides. A second call with the same device and
-/// precision gives the same device, unless an operation that panicked has ended its session: then
-/// it gives a new one, without the old one's tensors. It keeps the autodiff that `device` has.
+/// The device is served to this process, on a free port of the loopback interface. A connection of another
+/// program is closed before a byte of it is read. Where the operating system does not report the owner of a
+/// connection (Windows), a random token decides. A second call with the same device and precision returns the
+/// same device, unless an operation that panicked has ended its session: then the call returns a new device,
+/// without the old device's tensors. The result has autodiff if `device` has autodiff.
 ///
-/// Two settings of Burn change for the whole process. Its server makes CubeCL's runtime asynchronous.
-/// And its clients send 32 operations at once where Burn's default is 4 (`remote.flush_threshold`),
-/// unless `burn.toml` sets the number, or the program has set or used Burn's configuration before.
+/// Two settings of Burn change for the whole process. Burn's server makes CubeCL's runtime asynchronous.
+/// Burn's clients send 32 operations at once instead of 4 (`remote.flush_threshold`), unless `burn.toml` sets
+/// the number, or the program has already set or used Burn's configuration.
 ///
 /// # Errors
 ///
 /// - [`Error::Amp`] when the device does not compute in `precision`.
-/// - [`Error::UnsupportedDevice`] when it is not a device of Flex or CubeCL.
-/// - [`Error::Token`], [`Error::Listen`] and [`Error::Connect`] when the operating system refuses
-///   random bytes or a socket, and [`Error::NoAnswer`] when it takes too long.
+/// - [`Error::UnsupportedDevice`] when the device is not one of Flex or CubeCL.
+/// - [`Error::Token`], [`Error::Listen`] and [`Error::Connect`] when the operating system refuses random
+///   bytes or a socket, and [`Error::NoAnswer`] when the server takes too long.
 pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, Error> {
     batching::enlarge();
     let on = device.clone().without_autodiff();
@@ -99,7 +98,7 @@ pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, E
     Ok(local.device.clone().with_autodiff_context_from(&device))
 }
 
-/// What a server hosts, and what is in force there.
+/// The devices that a server hosts, and the precision in force.
 type Hosting = (Arc<dyn Host>, Chosen);
 
 fn hosted<B: BackendIr>(device: &B::Device, precision: Precision) -> Result<Hosting, Error> {
@@ -108,7 +107,7 @@ fn hosted<B: BackendIr>(device: &B::Device, precision: Precision) -> Result<Host
     let host: Arc<dyn Host> = match in_force.precision {
         Precision::F16 => Arc::new(Hosted::<Amp<B, F16>> { devices }),
         Precision::Bf16 => Arc::new(Hosted::<Amp<B, Bf16>> { devices }),
-        // In FP32 every operation is the backend's own.
+        // In FP32 every operation goes to the backend unchanged.
         Precision::F32 | Precision::Auto => Arc::new(Hosted::<B> { devices }),
     };
     Ok((host, in_force))
@@ -128,9 +127,9 @@ impl Local {
         self.on == *on && self.in_force.precision == *precision
     }
 
-    /// Whether the session lives: an operation that panicked has ended it. What was sent before is
-    /// waited for, but not for long. Burn's client closes its connection to a server that has ended
-    /// once it sends something, as it does here.
+    /// Whether the session still runs: an operation that panicked ends it. Waits a short time for operations
+    /// that were sent before. Burn's client notices that a server has ended only when it sends something, as
+    /// `sync` does here.
     fn is_alive(&self) -> bool {
         let device = self.device.clone();
         let answers = within(SIGN_OF_LIFE, move || device.sync().is_ok()).unwrap_or(true);
@@ -164,7 +163,7 @@ impl Local {
         let mut local = Self {
             on: on.clone(),
             in_force,
-            // Until it is connected.
+            // Replaced once the client is connected.
             device: on.clone(),
             ended,
             server: serving.abort_handle(),
@@ -174,8 +173,8 @@ impl Local {
         Ok(Arc::new(local))
     }
 
-    /// Replaces `old` in the list by this device, unless another thread has done so first: then
-    /// that one's.
+    /// Replaces `old` in the list by this device, and returns it. If another thread was first, returns that
+    /// thread's device.
     fn or_first(self: Arc<Self>, key: &Key, old: Option<&Arc<Self>>) -> Arc<Self> {
         let mut list = LOCAL.lock().unwrap_or_else(PoisonError::into_inner);
         let place = list.iter_mut().find(|local| local.is(key));
@@ -194,8 +193,8 @@ impl Drop for Local {
     }
 }
 
-/// Serves this process: one session, and the other servers of this process that fetch its tensors.
-/// Goes on after the session, so that they get at once the answer that no tensor will come.
+/// Serves this process: one session, and the other servers of this process that fetch its tensors. Continues
+/// after the session, so that these servers get a refusal at once.
 async fn serve(
     mut front: Front,
     server: back::Closed,
@@ -236,14 +235,14 @@ async fn serve(
     }
 }
 
-/// Closes a connection as Burn's server expects it. It panics otherwise.
+/// Closes a connection in the way that Burn's server expects. Otherwise the server panics.
 async fn close(socket: &mut WebSocket) {
     let closed = timeout(Duration::from_secs(1), async {
         if socket.close(None).await.is_ok() {
             while socket.next().await.is_some() {}
         }
     });
-    // One that waits for a tensor that never comes does not answer.
+    // A server that waits for a tensor that never comes does not answer.
     let _ = closed.await;
 }
 
@@ -251,7 +250,7 @@ async fn close(socket: &mut WebSocket) {
 async fn fetch(mut client: WebSocket, data: Arc<tokio::sync::Mutex<WebSocket>>) {
     while let Ok(request) = message(&mut client).await {
         let answer = timeout(TRANSFER, async {
-            // Burn's server answers in turn.
+            // Burn's server answers the requests in order.
             let mut data = data.lock().await;
             data.send(Message::Binary(request)).await.ok()?;
             message(&mut data).await.ok()

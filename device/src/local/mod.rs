@@ -1,6 +1,6 @@
-//! Devices of this process: those of Burn's, computing in a precision.
+//! Devices of this process: Burn's devices, computing in a precision.
 
-/// What a function that is generic over a backend gives for a device of Burn's.
+/// Calls a function that is generic over a backend for the backend of a Burn device.
 macro_rules! on_backend {
     ($on:expr, $function:ident($($argument:expr),*)) => {
         match $on.as_dispatch() {
@@ -43,7 +43,7 @@ use crate::{AmpReport, Error, Precision};
 
 pub use this_burn::mixed_precision;
 
-/// The device of Burn's below one of this process, and what is in force there.
+/// The Burn device below a device of this process, and the precision in force.
 pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
     // A panic leaves the list as it was.
     let list = this_burn::LOCAL
@@ -53,7 +53,7 @@ pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
     Some((local.on.clone(), local.in_force))
 }
 
-/// Makes a device of a proof one of this process, for regions.
+/// Registers a device of a proof as a device of this process, for regions.
 #[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
 pub(crate) fn know(device: &Device, precision: Precision) {
     let in_force = Chosen {
@@ -70,7 +70,7 @@ pub(crate) fn know(device: &Device, precision: Precision) {
     });
 }
 
-/// What anomaly detection found on a device of this process since the last call.
+/// The anomalies that were found on a device of this process since the last call.
 pub(crate) fn anomalies(device: &Device) -> Vec<Anomaly> {
     let below = below(&device.clone().without_autodiff());
     below
@@ -82,7 +82,7 @@ fn anomalies_on<B: Backend>(device: &B::Device) -> Vec<Anomaly> {
     DeviceState::of::<B>(device).anomalies().take()
 }
 
-/// What `precision` is for a device of this process, which is about to be made.
+/// The choice for `precision` on a device of this process that is about to be created.
 fn chosen<B: Backend>(below: &B::Device, precision: Precision) -> Result<Chosen, Error> {
     let chosen = DeviceState::of::<B>(below).chosen::<B>(below, precision)?;
     if chosen.precision == Precision::F16 {
@@ -92,9 +92,9 @@ fn chosen<B: Backend>(below: &B::Device, precision: Precision) -> Result<Chosen,
 }
 
 impl AmpReport {
-    /// The report of a device that [`mixed_precision`] gave, or a function of this crate with the name
-    /// of a backend; `None` for any other. Its counts are those of all devices of this process on the
-    /// same device of Burn's.
+    /// The report of a device that [`mixed_precision`], or a function of this crate with the name of a
+    /// backend, returned; `None` for any other device. The counts include all devices of this process on the
+    /// same Burn device.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -116,7 +116,7 @@ fn report<B: Backend>(device: &B::Device, in_force: Chosen) -> AmpReport {
     AmpReport::in_force::<B>(device, in_force)
 }
 
-/// A function of Burn's that gives a device, with a precision.
+/// Burn's functions that return a device, with a precision.
 macro_rules! devices {
     ($($feature:literal $name:ident($($arg:ident: $ty:ty)?);)*) => {$(
         #[doc = concat!(
@@ -126,7 +126,7 @@ macro_rules! devices {
         ///
         /// # Errors
         ///
-        /// Those of [`mixed_precision`].
+        /// The errors of [`mixed_precision`].
         #[cfg(feature = $feature)]
         pub fn $name($($arg: $ty,)? precision: Precision) -> Result<Device, Error> {
             mixed_precision(Device::$name($($arg)?), precision)

@@ -1,4 +1,4 @@
-//! Attention in steps of the policy's own: contractions in half, and a softmax in FP32 between.
+//! Attention in the policy's own steps: contractions in half, with a softmax in FP32 between them.
 
 use burn_amp_core::policy::is_half;
 use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
@@ -9,8 +9,8 @@ use super::this_burn::causal_offset;
 use super::{Call, op};
 use crate::{Amp, AmpTensor};
 
-/// Attention as one operation of the backend or, in half, as steps where the device or a bias does
-/// not let it run whole.
+/// Attention as one operation of the backend. In half, it runs in steps if the device or a bias requires
+/// steps.
 pub(super) fn attention<B: Backend>(
     mut query: AmpTensor<B>,
     key: AmpTensor<B>,
@@ -29,8 +29,8 @@ pub(super) fn attention<B: Backend>(
             query = scaled(query, &mut options);
             return scaled_dot_product(query, key, value, mask, attn_bias, options);
         }
-        // Unscaled scores may exceed 65504. In bf16 they do not, and CubeCL's backends have their
-        // kernel for the usual scale only.
+        // Unscaled scores may exceed 65504. In bf16 they cannot overflow, and CubeCL's backends have a kernel
+        // only for the usual scale.
         if half == DType::F16 {
             query = scaled(query, &mut options);
         }
@@ -91,8 +91,8 @@ fn grouped<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     }
     assert!(
         shared > 0 && heads % shared == 0,
-        "attention with {heads} query heads and {shared} key/value heads: expected as many, or a \
-         divisor of them"
+        "attention with {heads} query heads and {shared} key/value heads: expected {heads}, or a \
+         divisor of {heads}"
     );
     let rows = Shape::new([left[0], shared, heads / shared * left[2], left[3]]);
     let product = A::<B>::float_matmul(A::<B>::float_reshape(lhs, rows), rhs);
@@ -105,7 +105,7 @@ fn masked_softmax<B: Backend>(scores: AmpTensor<B>) -> AmpTensor<B> {
 
     let dim = scores.rank() - 1;
     let largest = A::<B>::float_max_dim(scores.clone(), dim);
-    // Half does not hold the bound: the largest score becomes FP32.
+    // Half cannot represent the bound, so the largest score becomes FP32.
     let largest = A::<B>::float_clamp_min(largest, f64::from(f32::MIN).into());
     let exps = A::<B>::float_exp(A::<B>::float_sub(scores, largest));
     let sums = A::<B>::float_sum_dim(exps.clone(), dim);

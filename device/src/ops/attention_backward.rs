@@ -14,9 +14,9 @@ use crate::{Amp, AmpTensor};
 /// The result of attention and, in FP32, the logarithm of each row's sum.
 pub(super) type WithLogsumexp<B> = (FloatTensor<B>, FloatTensor<B>);
 
-/// Attention without a mask and a bias, and the logarithm of each query's sum of exponentials. In
-/// half, without a kernel of the backend's for it, in FP32 on operands that half has rounded, as its
-/// backward pass: both then have the same scores. Burn's own steps round the scores to half.
+/// Attention without a mask and a bias, and the logarithm of each query's sum of exponentials. In half, if
+/// the backend has no kernel for it, both passes compute in FP32 on operands rounded to half, so that both
+/// have the same scores. Burn's own steps round the scores to half.
 pub(super) fn attention_with_logsumexp<B: Backend>(
     query: AmpTensor<B>,
     key: AmpTensor<B>,
@@ -47,7 +47,7 @@ pub(super) fn attention_backward<B: Backend, P: Session>(
     let widens = widens(&call, &query, &key, &options);
     let operand = |tensor| operand(&call, tensor, widens);
     let [query, key, value] = [query, key, value].map(operand);
-    // In FP32 these need no rounding: the forward pass had neither for an operand.
+    // In FP32, `out` and `out_grad` need no rounding: neither is an operand of the forward pass.
     let [out, out_grad] = [out, out_grad].map(|tensor| {
         if widens {
             tensor.into_dtype(DType::F32, call.op.name)
@@ -65,7 +65,7 @@ pub(super) fn attention_backward<B: Backend, P: Session>(
     )
 }
 
-/// An operand in the dtype of the policy, and in FP32 after that if it `widens`.
+/// An operand in the policy's dtype, and then cast to FP32 if `widens`.
 fn operand<B: Backend>(call: &Call, tensor: AmpTensor<B>, widens: bool) -> FloatTensor<B> {
     let operand = call.operand(tensor);
     if widens {
@@ -75,16 +75,16 @@ fn operand<B: Backend>(call: &Call, tensor: AmpTensor<B>, widens: bool) -> Float
     }
 }
 
-/// The dtype of a result, whatever it was computed in: half, unless the device only contracts in it.
+/// The dtype of a result, whatever dtype it was computed in: half, unless the device only contracts in half.
 fn result<B: Backend>(call: &Call, computed: &FloatTensor<B>) -> DType {
     let decision = &call.decision;
     let dtype = decision.result.or(decision.operands);
     dtype.unwrap_or(computed.dtype())
 }
 
-/// Whether half operands become FP32, because the backend has no kernel for an attention and its
-/// gradients, with the scores and the sums in FP32. CubeCL's backends have none for a cap of the
-/// scores, and none for a causal mask that does not align the last key with the last query.
+/// Whether half operands become FP32, because the backend has no kernel for this attention and its gradients
+/// that keeps the scores and the sums in FP32. CubeCL's backends have no such kernel for a cap of the scores,
+/// or for a causal mask that does not align the last key with the last query.
 fn widens<B: Backend>(
     call: &Call,
     query: &AmpTensor<B>,

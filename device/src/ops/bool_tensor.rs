@@ -1,4 +1,4 @@
-//! Boolean operations: the backend's own.
+//! Boolean operations, which go to the backend unchanged.
 
 use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};

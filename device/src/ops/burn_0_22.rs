@@ -1,8 +1,8 @@
-//! What Burn 0.22 has by a signature of its own: one line each.
+//! Operations with a signature of Burn 0.22 only: one line each.
 
 use burn_backend::ops::AttentionModuleOptions;
 
-/// Of `BoolTensorOps`.
+/// Operations of `BoolTensorOps`.
 macro_rules! bool_operations {
     ($list:ident) => {
         $list! {
@@ -12,7 +12,7 @@ macro_rules! bool_operations {
     };
 }
 
-/// Of `ModuleOps`.
+/// Operations of `ModuleOps`.
 macro_rules! module_operations {
     ($list:ident) => {
         $list! {
@@ -26,8 +26,7 @@ macro_rules! module_operations {
 
 pub(super) use {bool_operations, module_operations};
 
-/// How many more keys than its own position a query sees: the last key is aligned with the last
-/// query.
+/// How many keys after its own position a query sees: the last key is aligned with the last query.
 pub(super) fn causal_offset(_: &AttentionModuleOptions, queries: usize, keys: usize) -> i64 {
     keys as i64 - queries as i64
 }

@@ -1,8 +1,8 @@
-//! What Burn 0.23 added, or has by a signature of its own: one line each.
+//! Operations that Burn 0.23 added, or with a signature of Burn 0.23 only: one line each.
 
 use burn_backend::ops::AttentionModuleOptions;
 
-/// Of `BoolTensorOps`.
+/// Operations of `BoolTensorOps`.
 macro_rules! bool_operations {
     ($list:ident) => {
         $list! {
@@ -14,7 +14,7 @@ macro_rules! bool_operations {
     };
 }
 
-/// Of `FloatTensorOps`.
+/// Operations of `FloatTensorOps`.
 macro_rules! float_operations {
     ($list:ident) => {
         $list! {
@@ -24,7 +24,7 @@ macro_rules! float_operations {
     };
 }
 
-/// Of `ModuleOps`.
+/// Operations of `ModuleOps`.
 macro_rules! module_operations {
     ($list:ident) => {
         $list! {
@@ -43,7 +43,7 @@ macro_rules! module_operations {
 
 pub(super) use {bool_operations, float_operations, module_operations};
 
-/// How many more keys than its own position a query sees.
+/// How many keys after its own position a query sees.
 pub(super) fn causal_offset(options: &AttentionModuleOptions, queries: usize, keys: usize) -> i64 {
     options.causal_alignment.offset(queries, keys)
 }

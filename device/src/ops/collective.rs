@@ -1,5 +1,5 @@
-//! Burn's collective operations between devices, from Burn 0.23 on. The backend's own: where it has
-//! none for its devices, its default takes transfers and additions.
+//! Burn's collective operations between devices, from Burn 0.23 on. They go to the backend. A backend without
+//! collectives of its own uses Burn's default, which transfers and adds.
 
 use burn_amp_core::policy::{HalfSupport, TensorFlags};
 use burn_backend::distributed::ReduceOperation;
@@ -46,7 +46,7 @@ impl<B: Backend, P: Session> CollectiveOps<Self> for Amp<B, P> {
         })
     }
 
-    /// A device may lack the half dtype that the policy of another one made.
+    /// A device may not support the half dtype of a tensor from another device.
     fn float_broadcast(
         tensor: FloatTensor<Self>,
         devices: &[Device<Self>],
@@ -85,7 +85,7 @@ fn as_declared<B: Backend>(tensors: Vec<AmpTensor<B>>, op: &'static str) -> Vec<
         .collect()
 }
 
-/// Moves tensors of one dtype as they are. Others have no dtype in common but the client's.
+/// Moves tensors of one dtype unchanged. Tensors of different dtypes only share the client's dtype.
 fn moved<B: Backend>(
     tensors: Vec<AmpTensor<B>>,
     op: &'static str,

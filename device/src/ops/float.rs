@@ -15,7 +15,7 @@ use crate::device::{DeviceState, Session, enter};
 use crate::tensor::{Mark, Origin, converted, to_client};
 use crate::{Amp, AmpTensor};
 
-/// The case of an operation that writes values into a tensor.
+/// The operation for a write of values into a tensor, by its kind of update.
 macro_rules! update_op {
     ($op:ident, $update:ident) => {
         match $update {
@@ -40,8 +40,8 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     ) -> FloatTensor<Self> {
         let _session = enter::<P>();
         let draw = |dtype| B::float_random(shape, distribution, device, dtype);
-        // Burn's backends decide on zero or one before they convert, so every dtype gets the same. The
-        // noise of a dropout is kept for the backward pass: half loses nothing of it.
+        // Burn's backends draw zero or one before they convert, so every dtype gets the same noise. The noise
+        // of a dropout is kept for the backward pass: half represents it exactly.
         if matches!(distribution, Distribution::Bernoulli(_)) {
             return match half_in_force::<B>(device) {
                 Some(half) if dtype == FloatDType::F32 => {
@@ -87,7 +87,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
 
     fn float_empty(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let make = |dtype| B::float_empty(shape, device, dtype);
-        // Its values do not matter: others are written over them.
+        // The values do not matter: the caller overwrites them.
         constant(create::<B>("float_empty", device, dtype, make))
     }
 
@@ -102,7 +102,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
         let support = DeviceState::of::<B>(device).support::<B>(device);
         let tensor = match support.of(tensor.dtype()) {
-            // The policy of the device that it comes from may have made it half.
+            // The policy of the source device may have made the tensor half.
             HalfSupport::None => tensor.into_declared("float_to_device"),
             _ => tensor,
         };
@@ -123,7 +123,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         cast.with_marks(marks)
     }
 
-    // Gradients: those of a backend below that has autodiff of its own.
+    // Gradients, for a backend below that has its own autodiff.
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         tensor.moved(B::float_detach)
@@ -171,7 +171,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         async move { call.result(selected.await) }
     }
 
-    /// Half does not always hold the constant that pads.
+    /// Half cannot always represent the padding constant.
     fn float_pad(
         tensor: FloatTensor<Self>,
         padding: &[(usize, usize)],
@@ -215,8 +215,8 @@ fn product<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     call.result(B::float_mul(lhs, rhs))
 }
 
-/// A sum. Burn's clients send a linear layer as a product and the sum of it and the bias: that one is in
-/// half if the product is, as `linear` is.
+/// A sum. Burn's clients send a linear layer as a product, and as the sum of this product and the bias. This
+/// sum is in half if the product is, like `linear`.
 fn sum<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     let (is_linear, half) = (is_linear(&lhs, &rhs), lhs.dtype());
     let op = if is_linear {
@@ -232,8 +232,8 @@ fn sum<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     call.result(B::float_add(lhs, rhs))
 }
 
-/// A bias in half. What looks like a bias may be a mask of -1e9 for the columns, which is beyond f16,
-/// or of the lowest FP32, which is beyond bf16: the sum with it stays finite.
+/// A bias in half. A tensor that looks like a bias may be a mask for the columns, of -1e9, which is beyond
+/// f16, or of the lowest FP32 value, which is beyond bf16. The clamp keeps the sum finite.
 fn without_minus_infinity<B: Backend>(bias: FloatTensor<B>, half: DType) -> FloatTensor<B> {
     let lowest: f64 = match half {
         DType::F16 => -6e4,
@@ -243,8 +243,8 @@ fn without_minus_infinity<B: Backend>(bias: FloatTensor<B>, half: DType) -> Floa
     B::float_clamp_min(bias, lowest.into())
 }
 
-/// A product of matrices. That with a transposed matrix on the left is the gradient of a linear layer's
-/// weight, or may be: optimizers sum it up and multiply it with small factors, in its dtype.
+/// A product of matrices. A product with a transposed matrix on the left may be the gradient of a linear
+/// layer's weight, which optimizers sum up and multiply with small factors, in the gradient's dtype.
 fn matmul<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     let op = op!(float_matmul);
     let may_be_gradient = lhs.origin() == Origin::Transposed && lhs.rank() == 2;
@@ -269,7 +269,7 @@ fn is_linear<B: Backend>(product: &AmpTensor<B>, bias: &AmpTensor<B>) -> bool {
         && row.num_elements() == row[row.num_dims() - 1]
 }
 
-/// A tensor between two bounds, or one that the client marks.
+/// A tensor clamped between two bounds, or marked by the client.
 fn clamped<B: Backend>(tensor: AmpTensor<B>, min: Scalar, max: Scalar) -> AmpTensor<B> {
     if let Some(mark) = Mark::of(min, max) {
         return tensor.marked(mark);
@@ -288,10 +288,10 @@ fn clamped<B: Backend>(tensor: AmpTensor<B>, min: Scalar, max: Scalar) -> AmpTen
     call.result(B::float_clamp(call.operand(tensor), min, max))
 }
 
-/// The values and where they were.
+/// The values and their indices.
 type WithIndices<B> = (FloatTensor<B>, IntTensor<B>);
 
-/// An operation that writes values into a tensor. Where it accumulates, it is a sum.
+/// An operation that writes values into a tensor. An operation that accumulates is a sum.
 fn update<B: Backend>(
     op: Op,
     tensor: AmpTensor<B>,
@@ -329,7 +329,7 @@ fn half_in_force<B: Backend>(device: &B::Device) -> Option<FloatDType> {
     }
 }
 
-/// Flags a tensor of values that fit in both half dtypes: in FP32 it follows half tensors.
+/// Flags a tensor whose values fit in both half dtypes: an FP32 constant follows half tensors.
 pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     match tensor.dtype() {
         DType::F32 => tensor.with_flags(TensorFlags::CONSTANT),

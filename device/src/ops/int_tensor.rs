@@ -1,4 +1,4 @@
-//! Integer operations: the backend's own.
+//! Integer operations, which go to the backend unchanged.
 
 use std::ops::Range;
 

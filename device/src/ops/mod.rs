@@ -1,4 +1,4 @@
-//! The backend's operations, one file per Burn trait. This file: how an operation is forwarded.
+//! The backend's operations, one file per Burn trait. This file forwards an operation to the backend.
 
 // A method left to its default would silently lose the inner backend's own kernel.
 #![deny(clippy::missing_trait_methods)]
@@ -40,27 +40,27 @@ use crate::device::{DeviceState, UNSCALED, is_watched};
 use crate::tensor::{Marks, Origin, converted};
 use watch::Watch;
 
-/// An operation, and what becomes of it.
+/// An operation, and the decision about it.
 struct Call {
     op: Op,
     decision: Decision<DType>,
     /// The client's dtype of the result.
     declared: FloatDType,
-    /// Those of the result, unless it is one number made of many.
+    /// The marks of the result, unless the result is one number reduced from many.
     marks: Marks,
     reduces_from: usize,
     origin: Origin,
-    /// Of anomaly detection.
+    /// For anomaly detection.
     watch: Option<Watch>,
 }
 
 impl Call {
-    /// An operation on these operands. Another operand may stand in for an absent one.
+    /// An operation on these operands. For an absent operand, pass another one.
     fn new<B: Backend, const N: usize>(op: Op, tensors: [&AmpTensor<B>; N]) -> Self {
         Self::of(op, &tensors, &tensors.map(AmpTensor::operand), &[])
     }
 
-    /// An operation on these operands, which are those of the tensors, and on these scalars.
+    /// An operation on these operands of the tensors, and on these scalars.
     fn of<B: Backend>(
         op: Op,
         tensors: &[&AmpTensor<B>],
@@ -136,7 +136,8 @@ impl Call {
         }
         let out = AmpTensor::new(primitive, self.declared, self.decision.flags);
         let out = out.with_origin(self.origin);
-        // A norm or a loss of marked tensors belongs to no region: what is scaled by it would.
+        // A norm or a loss of marked tensors belongs to no region: otherwise tensors scaled by it would
+        // belong to the region, too.
         let is_number = self.reduces_from > 1 && out.shape().num_elements() == 1;
         if is_number || self.marks == Marks::default() {
             out
@@ -159,7 +160,7 @@ impl<B: Backend> Site<DType> for At<B> {
         self.state.mode::<B>(&self.device, self.marks.region())
     }
 
-    /// Autodiff runs in the client, but for a backend that has its own.
+    /// Autodiff runs in the client, unless the backend has its own.
     fn is_kernel(&self) -> bool {
         !B::ad_enabled(&self.device)
     }
@@ -172,7 +173,7 @@ impl<B: Backend> Site<DType> for At<B> {
         Some(self.state.is_exact::<B>(&self.device, half, op))
     }
 
-    /// Not needed where nothing is tracked.
+    /// The policy needs no sizes where nothing is tracked.
     fn elements(&self, _operand: usize) -> usize {
         0
     }
@@ -181,18 +182,18 @@ impl<B: Backend> Site<DType> for At<B> {
         None
     }
 
-    /// The client's graph has dtypes of its own.
+    /// The client's graph has its own dtypes.
     fn declared(&self) -> Option<DType> {
         Some(self.declared.into())
     }
 
-    /// The policy's table holds: a device cannot tell an operation from a step of a backward pass.
+    /// No change applies: a device cannot distinguish an operation from a step of a backward pass.
     fn changed(&self, _op: &Op) -> Option<OpPrecision> {
         None
     }
 }
 
-/// Whether an operation makes one value of many.
+/// Whether an operation reduces many values to one.
 fn reduces(op: &Op) -> bool {
     const REDUCTIONS: [&str; 5] = ["sum", "mean", "prod", "max", "min"];
     let name = op.name.strip_prefix("float_").unwrap_or_default();
@@ -200,7 +201,7 @@ fn reduces(op: &Op) -> bool {
     REDUCTIONS.contains(&name.trim_end_matches("_abs"))
 }
 
-/// What the result of an operation on these tensors is.
+/// The origin of the result of an operation on these tensors.
 fn origin<B: Backend>(op: &Op, tensors: &[&AmpTensor<B>]) -> Origin {
     match (op.name, tensors) {
         ("float_matmul", [_, rhs]) => match (rhs.origin(), rhs.rank()) {
@@ -219,13 +220,13 @@ fn origin<B: Backend>(op: &Op, tensors: &[&AmpTensor<B>]) -> Origin {
     }
 }
 
-/// The client's dtype of a result: that of the operands, which have one dtype for the client.
+/// The client's dtype of a result: the dtype of the operands, which all have the same dtype in the client.
 fn declared<B: Backend>(tensors: &[&AmpTensor<B>]) -> FloatDType {
     let dtypes = tensors.iter().map(|tensor| tensor.declared());
     widest(dtypes.map(DType::from)).into()
 }
 
-/// Operands, with the first in place of each absent one.
+/// Operands, with the first operand in place of each absent operand.
 fn present<B: Backend, const N: usize>(tensors: [Option<&AmpTensor<B>>; N]) -> [&AmpTensor<B>; N] {
     let first = tensors[0].expect("the first operand is always given");
     tensors.map(|tensor| tensor.unwrap_or(first))
@@ -329,7 +330,7 @@ macro_rules! wrapped {
     }};
 }
 
-/// Operations without float tensors: the backend's own.
+/// Operations without float tensors, which go to the backend unchanged.
 macro_rules! delegate {
     ($($(#[$on:meta])? fn $op:ident($($a:ident: $ty:ty),*) $(-> $out:ty)?;)*) => {$(
         $(#[$on])?
@@ -372,7 +373,7 @@ mod tests {
 
         let call = Call::new(op!(linear), [&ones([2, 2])]);
         assert!(call.decision.only_contracts);
-        // The bias is added in FP32: beside 2, bf16 does not hold it.
+        // The bias is added in FP32: bf16 would lose 0.002 in a sum with 2.
         let data = TensorData::new(vec![0.002f32; 2], [2]);
         let bias = Contracting::float_from_data(data, &FlexDevice);
         let out = Contracting::linear(ones([2, 2]), ones([2, 2]), Some(bias));

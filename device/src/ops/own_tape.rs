@@ -1,5 +1,5 @@
-//! A proof, for tests alone: a tape below the policy, between two layers of [`Amp`], and what a client
-//! in the same process asks of it in band. `docs/own_tape.md` has what it shows.
+//! A proof, only for tests: a tape below the policy, between two layers of [`Amp`], and the requests that a
+//! client in the same process sends to it in band. `docs/own_tape.md` has the results.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -26,7 +26,7 @@ type Tape = Autodiff<Below>;
 /// The backend of a group with a tape of its own, in the precision of `P`.
 pub(crate) type OnTape<P> = Amp<Tape, P>;
 
-/// What a client asks of a tensor with a clamp that is the identity on every other device.
+/// A client's request for a tensor, sent as a clamp that is the identity on every other device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ask {
     /// The tensor as a leaf of the tape.
@@ -35,12 +35,13 @@ pub(crate) enum Ask {
     Detach,
     /// To run the backward pass of a loss. Its gradients stay with the thread.
     Backward,
-    /// The gradient of a leaf. [`take_found`] then says whether there is one.
+    /// The gradient of a leaf. [`take_found`] then returns whether there is one.
     Gradient,
 }
 
 thread_local! {
-    /// From a backward pass until its gradients were fetched: one step of the client's own.
+    /// The gradients of a backward pass until the client has fetched them. Thread-local: a client runs one
+    /// step on its own thread.
     static GRADIENTS: RefCell<Option<Gradients>> = const { RefCell::new(None) };
     static FOUND: Cell<bool> = const { Cell::new(false) };
 }
@@ -50,7 +51,7 @@ pub(crate) fn take_found() -> bool {
     FOUND.take()
 }
 
-/// Drops what the last backward pass left.
+/// Drops the gradients that the last backward pass left.
 pub(crate) fn forget_gradients() {
     GRADIENTS.take();
 }
@@ -75,7 +76,7 @@ impl Ask {
     }
 }
 
-/// What a client gets that asks this of a tensor: the tensor itself where the backend has no tape.
+/// The answer to a client's request: the tensor itself if the backend has no tape.
 pub(super) fn answered<B: Backend>(tensor: AmpTensor<B>, ask: Ask) -> AmpTensor<B> {
     let mut tensor = Some(tensor);
     let any: &mut dyn Any = &mut tensor;
@@ -111,7 +112,7 @@ fn answer(tensor: AmpTensor<Tape>, ask: Ask) -> AmpTensor<Tape> {
     }
 }
 
-/// A ReLU. On the tape, one that keeps its result, as the next layer does, where Burn's keeps its
+/// A ReLU. On the tape, this ReLU keeps its result, which the next layer keeps anyway. Burn's ReLU keeps its
 /// operand.
 pub(super) fn relu<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let mut tensor = Some(tensor);

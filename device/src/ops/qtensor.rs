@@ -1,4 +1,4 @@
-//! Quantized operations: the backend's own. Their float operands and float results are FP32.
+//! Quantized operations, which go to the backend. Their float operands and float results are FP32.
 
 use burn_backend::ops::QTensorOps;
 use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
@@ -30,7 +30,7 @@ impl<B: Backend, P: Session> QTensorOps<Self> for Amp<B, P> {
     ) -> QuantizedTensor<Self> {
         let _session = enter::<P>();
         let call = Call::new(op!(quantize), [&tensor]);
-        // Scales have a dtype of their own, which the scheme gives.
+        // Scales have their own dtype, which the scheme sets.
         let own = |scale: AmpTensor<B>| scale.into_declared("quantize").into_primitive();
         let qparams = QuantizationParametersPrimitive {
             scales: own(qparams.scales),

@@ -8,18 +8,18 @@ use burn_backend::{Backend, DType, FloatDType, TensorMetadata, try_read_sync};
 use crate::AmpTensor;
 use crate::device::{Anomalies, DeviceState};
 
-/// An operation that is watched.
+/// An operation under anomaly detection.
 pub(super) struct Watch {
     op: &'static str,
     pass: AnomalyPass,
-    /// Among the operands and the scalars.
+    /// The largest magnitude among the operands and the scalars.
     largest: f32,
     found: &'static Anomalies,
 }
 
 impl Watch {
-    /// Begins an operation. `None` if its result does not matter: it only moves values, an operand is
-    /// not finite, or the pass has an anomaly already.
+    /// Begins an operation. `None` if its result does not matter: the operation only moves values, an operand
+    /// is not finite, or the pass already has an anomaly.
     #[cold]
     pub(super) fn begin<B: Backend>(
         op: &Op,
@@ -77,7 +77,7 @@ fn magnitude<B: Backend>(tensor: FloatTensor<B>) -> Option<f32> {
         _ => tensor,
     };
     let read = |tensor| try_read_sync(B::float_into_data(tensor))?.ok();
-    // A finite sum proves that all values are. One that is not may also come from large values.
+    // A finite sum proves that all values are finite. A non-finite sum may also come from large values.
     let sum = read(B::float_sum(wide.clone()))?;
     if !sum.iter::<f32>().all(f32::is_finite) {
         let values = read(wide.clone())?;

@@ -1,5 +1,5 @@
-//! A proof, for tests alone: `loss.backward()` with a tape of this crate behind a chain of the
-//! client's nodes. `docs/own_tape.md` has what it shows.
+//! A proof, only for tests: `loss.backward()` with a tape of this crate behind a chain of the client's nodes.
+//! `docs/own_tape.md` has the results.
 
 mod tests;
 
@@ -25,7 +25,7 @@ use crate::ops::own_tape::{Ask, OnTape, forget_gradients, take_found};
 /// A tensor of the client's own tape.
 type Recorded = FloatTensor<Autodiff<Group>>;
 
-/// A device of this process whose backend has a tape of its own.
+/// A device of this process whose backend has its own tape.
 fn on_tape<P: Session>() -> Device {
     let group = GroupDevice::new::<OnTape<P>>(&[FlexDevice]).expect("a group of one device");
     let device = Device::new(DispatchDevice::from(group));
@@ -35,9 +35,9 @@ fn on_tape<P: Session>() -> Device {
     device
 }
 
-/// The loss that `f` computes with the model, and its gradients, which the tape of the model's device
-/// computes at once: from the loss times `scale`, if there is one. The backward pass of the loss only
-/// hands them out; after an overflow it hands out none.
+/// The loss that `f` computes with the model. The tape of the model's device computes the gradients at once,
+/// from the loss times `scale` if there is a scale. The backward pass of the loss only returns these
+/// gradients; after an overflow it returns none.
 ///
 /// `f` gets the model with parameters that the client's tape does not track, on the same autodiff
 /// device: dropout and batch norm train.
@@ -48,7 +48,7 @@ fn loss<M: Module>(model: &M, scale: Option<f32>, f: impl FnOnce(M) -> Tensor<1>
     let loss = recorded(kind);
     let value = ask(loss.primitive().clone(), Ask::Detach);
     let gradients = gradients(loss.primitive().clone(), tracked.leaves, scale);
-    // Where `f` captured what the client's tape tracks, the first link hands that gradient on there.
+    // If `f` captured a tensor on the client's tape, the first link passes the gradient on to that tape.
     let parameters = tracked.parameters.into_iter().zip(gradients);
     let loss = parameters.fold(loss, |loss, (parameter, gradient)| {
         let nodes = [loss.node(), parameter.node()];
@@ -64,7 +64,7 @@ fn loss<M: Module>(model: &M, scale: Option<f32>, f: impl FnOnce(M) -> Tensor<1>
     })
 }
 
-/// A tensor that leaves the closure of a [`loss`], which metrics on another thread may go on with.
+/// A tensor that leaves the closure of a [`loss`], for example for metrics on another thread.
 #[cfg(feature = "train")]
 fn off_tape<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     let DispatchTensor { kind, autodiff } = tensor.into_dispatch();
@@ -73,7 +73,7 @@ fn off_tape<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(DispatchTensor { kind, autodiff })
 }
 
-/// One parameter's place in the chain that is the loss. Its state is the gradient.
+/// One parameter's link in the chain that is the loss. Its state is the gradient.
 #[derive(Debug)]
 struct Link;
 
@@ -93,7 +93,7 @@ impl Backward<Group, 2> for Link {
     }
 }
 
-/// The gradients of the leaves. None of them after an overflow.
+/// The gradients of the leaves, each `None` after an overflow.
 fn gradients(
     loss: FloatTensor<Group>,
     leaves: Vec<FloatTensor<Group>>,

@@ -1,4 +1,4 @@
-//! What the proof shows, on small models, and its figures: those of `docs/own_tape.md`.
+//! Tests of the proof on small models, and the figures of `docs/own_tape.md`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -31,7 +31,8 @@ use crate::device::{Bf16, F16};
 use crate::local::flex;
 use crate::region::full_precision;
 
-/// The system's allocator, which counts what a thread has: others of this process run beside it.
+/// The system's allocator, with the bytes of each thread counted: other threads of this process run at the
+/// same time.
 struct Counting;
 
 #[global_allocator]
@@ -78,7 +79,7 @@ struct Batch {
 
 const CLASSES: usize = 10;
 
-/// One test at a time: the random numbers of a device are the process's.
+/// One test at a time: a device has one random generator for the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -138,7 +139,7 @@ impl Batch {
 enum Way {
     /// By Burn, in FP32.
     Burn,
-    /// By today's device, whose gradients the client asks for.
+    /// By today's device, with autodiff in the client.
     Client,
     /// By the device's own tape.
     Own,
@@ -234,7 +235,7 @@ fn gradients(like: &Mlp, rows: usize, width: usize) -> [Vec<Option<Vec<f32>>>; 3
     })
 }
 
-/// The norm of the difference over the norm, of all values.
+/// The norm of the difference divided by the norm, over all values.
 fn relative_error(of: &[Option<Vec<f32>>], exact: &[Option<Vec<f32>>]) -> f64 {
     let (mut difference, mut norm) = (0.0, 0.0);
     assert_eq!(of.len(), exact.len());
@@ -264,7 +265,7 @@ fn gradients_are_those_of_fp32_within_the_roundings_of_bf16() {
     assert!(of_own < 1.5 * of_client, "{of_own} {of_client}");
 }
 
-/// What a step keeps for its backward pass, and its peak, above parameters and batch.
+/// The bytes that a step keeps for its backward pass, and its peak, without parameters and batch.
 fn held(way: Way, like: &Mlp, rows: usize, width: usize) -> [isize; 2] {
     let (model, batch) = on(&way.device(), like, rows, width);
     drop(way.loss(&model, batch.clone()).backward());
@@ -323,7 +324,7 @@ fn an_overflow_leaves_no_gradient_and_the_step_is_skipped_exactly() {
     let (stepped, count) = step(model, 1e30);
     assert_eq!(count, 0);
     assert_eq!(parameters(&stepped), before);
-    // Adam's first step moves each parameter by the rate, so its state is as it was.
+    // Adam's first step moves each parameter by the rate, so the skipped step left Adam's state unchanged.
     let (stepped, count) = step(stepped, 1024.0);
     assert_eq!(count, before.len());
     let after = parameters(&stepped);
@@ -338,8 +339,8 @@ fn an_overflow_leaves_no_gradient_and_the_step_is_skipped_exactly() {
     drop(model);
 }
 
-/// Burn's autodiff keeps a node of each operation until a backward pass, which a device with a tape
-/// adds to all of its operations: a full version has to pass untracked tensors below the tape.
+/// Burn's autodiff keeps a node of each operation until a backward pass. A device with a tape adds a node to
+/// all of its operations: a full version has to pass untracked tensors below the tape.
 #[test]
 fn operations_without_a_backward_pass_leave_their_nodes() {
     let _alone = alone();
@@ -512,7 +513,7 @@ mod learner {
         assert!(relative_error(&own, &client) < 2.0 * BF16);
         let item = item.sync().unwrap();
         assert_eq!(item.output.dims(), [64, CLASSES]);
-        // Metrics go on with the logits in bf16.
+        // Metrics compute on the logits in bf16.
         let [again, loss] = [loss_of(item.output, batch.targets), item.loss]
             .map(|loss| f64::from(loss.into_scalar::<f32>()));
         assert!((again - loss).abs() < BF16 * loss, "{again} for {loss}");
@@ -522,9 +523,10 @@ mod learner {
     }
 }
 
-/// A step of a client's backward pass that itself records holds the lock of its graph and waits for
-/// the registry of graphs. A thread that merges this graph with another holds the registry and waits
-/// for the graph. So the device's pass runs before the client's, and not in a step of it.
+/// A step of a client's backward pass that itself records holds the lock of its graph and waits for the
+/// registry of graphs. A thread that merges this graph with another graph holds the registry and waits for
+/// the graph. This is why the device's pass runs before the client's pass, and not within a step of that
+/// pass.
 #[test]
 #[ignore = "ends in a deadlock of Burn's autodiff, which this shows"]
 fn a_pass_within_a_step_and_a_thread_with_the_same_parameter_wait_for_each_other() {
@@ -609,7 +611,7 @@ fn figures() {
     }
 }
 
-/// The bytes that an operation leaves that nothing tracks and no backward pass follows.
+/// The bytes that an untracked operation without a backward pass leaves.
 fn left(device: &Device) -> isize {
     let count = 1000;
     let mut x = Tensor::<1>::ones([4], device);
@@ -621,7 +623,7 @@ fn left(device: &Device) -> isize {
     (LIVE.get() - before) / count
 }
 
-/// Milliseconds of a step with an SGD, the ways in turn.
+/// Prints the milliseconds of a step with SGD, with the ways in turn.
 fn paired(rows: usize, width: usize, layers: usize, steps: usize) {
     let like = Mlp::new(width, layers, &Device::flex().autodiff());
     let mut runs = Way::ALL.map(|way| {

@@ -1,29 +1,29 @@
-//! What a tensor takes from the operations before it: the region that it is in, and whether it is a
-//! gradient. Burn's operations have no argument for either. A client marks a tensor with a clamp
-//! between bounds that no finite FP32 number exceeds, which is the identity on every other device.
+//! The marks that a tensor inherits from earlier operations: its region, and whether it is a gradient. Burn's
+//! operations have no argument for marks. So a client marks a tensor with a clamp between bounds that no
+//! finite FP32 number exceeds. On every other device, this clamp is the identity.
 
 use burn_amp_core::Precision;
 use burn_backend::Scalar;
 
-/// A mark that a client sends with a tensor. Regions have a depth: how many are around them.
+/// A mark that a client sends with a tensor. The depth of a region is the number of regions around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// The tensor enters a region of this precision, at this depth.
     Enter(Precision, u32),
-    /// It leaves the region at this depth, and those within it.
+    /// The tensor leaves the region at this depth, and the regions within it.
     Leave(u32),
-    /// It is the gradient that a backward pass begins with.
+    /// The tensor is the gradient that a backward pass begins with.
     Gradient,
-    /// It is of no region and no backward pass.
+    /// The tensor is in no region and no backward pass.
     Clear,
-    /// The device keeps it in this half precision from now on.
+    /// The device keeps the tensor in this half precision from now on.
     Half(Precision),
 }
 
-/// How many regions may lie within each other: one that lies deeper has no effect.
+/// How many regions may be nested.
 pub(crate) const DEPTHS: u32 = u32::BITS / BITS;
 
-/// The precisions of regions. One more than the place is a region in [`Marks`].
+/// The precisions of regions. [`Marks`] stores a region as its place here plus one.
 const PRECISIONS: [Precision; 4] = [
     Precision::F32,
     Precision::F16,
@@ -54,7 +54,7 @@ impl Mark {
         [Self::LOWER.into(), upper.into()]
     }
 
-    /// The mark with these bounds, if they are a mark's.
+    /// The mark with these bounds, if there is one.
     pub(crate) fn of(lower: Scalar, upper: Scalar) -> Option<Self> {
         if lower.elem::<f64>() != Self::LOWER {
             return None;
@@ -70,13 +70,12 @@ impl Mark {
 /// The marks of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Marks {
-    /// The region that the tensor is in at each depth, the outermost in the lowest bits; 0 if it is
-    /// in none there.
+    /// The tensor's region at each depth, the outermost in the lowest bits; 0 if there is none at a depth.
     regions: u32,
     is_gradient: bool,
 }
 
-/// Of a region in [`Marks`].
+/// The bits of a region in [`Marks`].
 const BITS: u32 = 3;
 
 /// The bits of the regions that lie around a depth.
@@ -102,7 +101,7 @@ impl Marks {
         self.is_gradient
     }
 
-    /// With one mark more.
+    /// These marks after one more mark.
     pub(crate) fn with(self, mark: Mark) -> Self {
         match mark {
             Mark::Enter(precision, depth) => {
@@ -126,8 +125,8 @@ impl Marks {
         }
     }
 
-    /// Those of an operation's result. Of operands in different regions, the inner one decides, then
-    /// the one in FP32.
+    /// The marks of an operation's result. If operands are in different regions, the inner region decides,
+    /// then the region in FP32.
     pub(crate) fn of(operands: impl Iterator<Item = Self>) -> Self {
         operands.reduce(Self::joined).unwrap_or_default()
     }
@@ -139,7 +138,7 @@ impl Marks {
         } else {
             (self, other)
         };
-        // Around the inner region, what either operand is in.
+        // Around the inner region, the result is in the regions of either operand.
         let mut regions = first.regions;
         for depth in 0..first.depth() {
             let here = around(depth + 1) & !around(depth);
@@ -201,9 +200,9 @@ mod tests {
         assert_eq!(own.with(Mark::Leave(0)), none);
         assert_eq!(none.with(Mark::Leave(1)), none);
         assert_eq!(own.with(Mark::Gradient).with(Mark::Clear), none);
-        // What never entered the inner region stays in the outer one.
+        // A tensor that never entered the inner region stays in the outer region.
         assert_eq!(fp32.with(Mark::Leave(1)), fp32);
-        // What was in no region around the one that it enters is in none after that one.
+        // A tensor that was in no outer region is in no region after it leaves the inner one.
         let inner = none.with(Mark::Enter(Precision::F16, 3));
         assert_eq!(inner.region(), Some(Precision::F16));
         assert_eq!(inner.with(Mark::Leave(3)).region(), None);

@@ -1,5 +1,5 @@
-//! The float tensor of [`Amp`](crate::Amp): the backend's own tensor, with the policy's state for
-//! it. Independent of the operations.
+//! The float tensor of [`Amp`](crate::Amp): the backend's own tensor, with the policy's state. Independent of
+//! the operations.
 
 mod marks;
 
@@ -17,8 +17,8 @@ pub(crate) use marks::{DEPTHS, Mark, Marks};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
-/// The client has a dtype of its own for the tensor, which the policy does not change: data read
-/// back has that dtype. Clones share the data and its half copies.
+/// The client has its own dtype for the tensor, which the policy does not change: data read back has this
+/// dtype. Clones share the data and its half copies.
 pub struct AmpTensor<B: Backend> {
     pub(crate) primitive: FloatTensor<B>,
     /// The client's dtype.
@@ -26,24 +26,24 @@ pub struct AmpTensor<B: Backend> {
     flags: TensorFlags,
     marks: Marks,
     origin: Origin,
-    /// What the clones have in common, and no other tensor.
+    /// A number that only the clones of a tensor share.
     identity: u64,
     /// Shared by the clones of an FP32 tensor from the first clone on.
     copies: OnceLock<Arc<HalfCopies<B>>>,
 }
 
-/// The operation that a tensor is the result of, where the next one depends on it.
+/// The operation that a tensor is the result of, if a later operation depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// A product with one matrix, as that with a linear layer's weight. Not one with a transposed
-    /// matrix, as the scores of attention are: what is added to them may be a mask.
+    /// A product with one matrix, such as a linear layer's weight. A product with a transposed matrix, such
+    /// as the scores of attention, is not included: a tensor added to the scores may be a mask.
     Product,
     /// A matrix, reshaped to a tensor of more dimensions.
     Matrix,
     /// A vector, reshaped to a row of a tensor of more dimensions.
     Row,
     Transposed,
-    /// Random zeros and ones, which half holds: to the policy, an FP32 constant.
+    /// Random zeros and ones, stored in half: for the policy, an FP32 constant.
     Noise,
     Other,
 }
@@ -118,12 +118,12 @@ impl<B: Backend> AmpTensor<B> {
         Self { marks, ..self }
     }
 
-    /// The tensor with a mark of the client's. On the border of a region it has the client's dtype:
-    /// what one side computes in half is not half on the other.
+    /// The tensor with a mark of the client. On the border of a region, the tensor returns to the client's
+    /// dtype: a half tensor of one side is not half on the other side.
     pub(crate) fn marked(self, mark: Mark) -> Self {
         let marks = self.marks.with(mark);
         let tensor = match mark {
-            // Nor does FP32 of one side fit in the half of the other.
+            // FP32 values that fit in one side's half may not fit in the other side's half.
             Mark::Enter(..) | Mark::Leave(_) => {
                 let tensor = self.into_declared("float_clamp");
                 let flags = tensor.flags - TensorFlags::FITS;
@@ -132,7 +132,7 @@ impl<B: Backend> AmpTensor<B> {
             Mark::Gradient | Mark::Clear => self,
             Mark::Half(precision) => self.in_half(precision),
         };
-        // No longer the tensor that it was.
+        // A marked tensor has a new identity and no shared copies.
         Self::new(tensor.primitive, tensor.declared, tensor.flags).with_marks(marks)
     }
 
@@ -148,7 +148,7 @@ impl<B: Backend> AmpTensor<B> {
         }
     }
 
-    /// The same values in another place, with all that is known of them.
+    /// The same values in another place, with the policy's state.
     pub(crate) fn moved(self, place: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> Self {
         let (declared, flags) = (self.declared, self.flags);
         Self::new(place(self.primitive), declared, flags)
@@ -156,13 +156,13 @@ impl<B: Backend> AmpTensor<B> {
             .with_origin(self.origin)
     }
 
-    /// Whether one is a clone of the other.
+    /// Whether both are clones of one tensor.
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 
-    /// The tensor as the policy sees it. Half is the policy's choice if the client has another
-    /// dtype.
+    /// The tensor as an operand for the policy. Half counts as the policy's choice if the client's dtype
+    /// differs.
     pub(crate) fn operand(&self) -> Operand<DType> {
         if self.origin == Origin::Noise {
             return Operand {
@@ -193,13 +193,14 @@ impl<B: Backend> AmpTensor<B> {
             state.statistics().spared(op, elements, self.dtype(), dtype);
             return made.primitive.clone();
         }
-        // No lock is held while the kernel runs: a thread that waits for it may come here again.
+        // No lock is held while the kernel runs: a thread that waits for the kernel may call this method
+        // again.
         let primitive = converted::<B>(self.primitive.clone(), dtype, op);
         let made = HalfCopy::new(primitive, &state.statistics().copies);
         copy.get_or_init(|| made).primitive.clone()
     }
 
-    /// Where a half copy is kept, if there is one or another clone could use it.
+    /// The place of a half copy, if the copy exists or another clone could use it.
     fn shared_copy(&self, dtype: DType) -> Option<&OnceLock<HalfCopy<B>>> {
         let copies = self.copies.get()?;
         let copy = match (self.dtype(), dtype) {

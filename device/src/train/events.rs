@@ -1,4 +1,4 @@
-//! What differs between the versions of Burn in the events of an epoch.
+//! The events of an epoch, which differ between the versions of Burn.
 
 use burn::data::dataloader::Progress;
 use burn::train::{ItemLazy, LearnerEvent};
@@ -31,7 +31,7 @@ pub fn start_split<T: ItemLazy>(epoch_number: usize, progress: Progress) -> Lear
     }
 }
 
-/// An epoch has ended, `whole` or by a stop.
+/// An epoch has ended: complete if `whole`, otherwise stopped.
 pub fn end_split<T: ItemLazy>(
     epoch: usize,
     #[allow(unused_mut)] mut progress: Progress,

@@ -35,7 +35,7 @@ impl ItemMetrics {
         }
     }
 
-    /// One for each metric, since each takes its own steps.
+    /// One queue for each metric, since each metric consumes its own steps.
     pub fn queues(&self) -> [Arc<StepQueue>; 3] {
         let Self {
             scale,

@@ -1,6 +1,5 @@
-//! A training strategy of Burn's `Learner`. A step that overflows leaves model, optimizer and
-//! learning rate as they are. Otherwise it trains as Burn's strategies for one device and for
-//! several devices do.
+//! A training strategy of Burn's `Learner`. A step that overflows leaves model, optimizer and learning rate
+//! as they are. Otherwise it trains like Burn's strategies for one device and for several devices.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,9 +24,9 @@ pub(super) struct Strategy {
     pub devices: Vec<Device>,
     /// With several devices.
     pub optim: MultiDeviceOptim,
-    /// Where the metrics take the step of each item from.
+    /// The queues from which the metrics read the step of each item.
     pub shown: Vec<Arc<StepQueue>>,
-    /// Whether to stop when no loss scale helps.
+    /// Whether to stop when the run is stuck.
     pub stops_when_stuck: bool,
     /// The error that stopped the training.
     pub failed: Arc<Mutex<Option<Error>>>,
@@ -43,7 +42,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
         starting_epoch: usize,
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
         let main = &self.devices[0];
-        // Of an earlier run of the process, or of a checkpoint.
+        // The scalers keep the state of an earlier run of the process, or of a checkpoint.
         let scalers: Vec<_> = self.devices.iter().map(GradScaler::of).collect();
         scalers.iter().for_each(GradScaler::begin_run);
         let valid = valid.to_device(&main.clone().inner());
@@ -110,9 +109,9 @@ struct Run<'a, M: LearnerModel> {
     loaders: Vec<TrainLoader<M>>,
     /// One for each device.
     windows: Vec<Window<M>>,
-    /// Whether a batch of the windows gave no gradient.
+    /// Whether a batch of the windows had no gradient.
     without_gradients: bool,
-    /// The first that scales. The devices step together.
+    /// The first scaler that is enabled. The devices step together.
     scaler: Option<GradScaler>,
     /// Batches in a step.
     accumulation: usize,
@@ -209,7 +208,7 @@ impl<M: LearnerModel> Run<'_, M> {
         let mut items = Vec::new();
         for TrainOutput { grads, item } in outputs {
             items.push(item);
-            // A worker's gradients are on its device.
+            // A worker's gradients are on the worker's device.
             let window = match self.windows.len() {
                 1 => Some(0),
                 _ => window_of(&grads),
@@ -269,7 +268,7 @@ impl<M: LearnerModel> Run<'_, M> {
         }
     }
 
-    /// Unscales and checks the gradients, and updates the scales. Whether to take the step.
+    /// Unscales and checks the gradients, and updates the scales. Returns whether to take the step.
     fn checked(
         &mut self,
         scalers: &[GradScaler],

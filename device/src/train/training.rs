@@ -16,9 +16,9 @@ use crate::{AmpError, Error, GradScaler, LossScaleConfig, Precision};
 /// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. `to_fp16` and the
 /// others are named as in fastai's `Learner`.
 ///
-/// The model may be on a plain device of Burn's: [`launch`](AmpTraining::launch) moves it, and the
-/// data loaders, to the device that computes in the precision. In f16 the model's `TrainStep` scales
-/// its loss; it then trains in any precision:
+/// The model may be on a plain Burn device: [`launch`](AmpTraining::launch) moves the model and the data
+/// loaders to the device that computes in the precision. In f16 the model's `TrainStep` scales the loss. The
+/// same model then trains in any precision:
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -63,7 +63,7 @@ pub trait AmpTrainingExt<M: LearnerModel>: Sized {
     /// machine. If the device scales losses, a step that overflows is skipped.
     fn with_amp(self) -> AmpTraining<M>;
 
-    /// Trains in a precision, as [`mixed_precision`] gives it.
+    /// Trains in a precision, on a device that [`mixed_precision`] returns.
     fn with_precision(self, precision: Precision) -> AmpTraining<M> {
         let training = self.with_amp();
         AmpTraining {
@@ -104,8 +104,8 @@ impl<M: LearnerModel> AmpTrainingExt<M> for SupervisedTraining<M> {
 
 /// A [`SupervisedTraining`] with a precision, ready to be launched.
 ///
-/// It trains with a strategy of its own, in place of one that was set before. Burn does not reveal
-/// gradient checkpointing that was set before: set it here.
+/// It trains with its own strategy, instead of a strategy that was set before. Gradient checkpointing that
+/// was set on [`SupervisedTraining`] is not visible to this crate: set it here.
 ///
 /// A step that overflows changes neither the model nor the optimizer, and the learning rate does not
 /// advance. With accumulation, and with several devices, an overflow anywhere skips the whole batch.
@@ -113,11 +113,11 @@ impl<M: LearnerModel> AmpTrainingExt<M> for SupervisedTraining<M> {
 /// clip with the optimizer's own clipping.
 pub struct AmpTraining<M: LearnerModel> {
     training: SupervisedTraining<M>,
-    /// If none, that of the model's device.
+    /// If `None`, the precision of the model's device.
     precision: Option<Precision>,
-    /// If none, that of the devices' scalers.
+    /// If `None`, the configuration of the devices' scalers.
     loss_scale: Option<LossScaleConfig>,
-    /// If none, the model's first device.
+    /// If empty, the model's first device.
     devices: Vec<Device>,
     /// With several devices.
     optim: MultiDeviceOptim,
@@ -151,8 +151,8 @@ impl<M: LearnerModel> AmpTraining<M> {
         self
     }
 
-    /// Stops the training when no loss scale helps: see [`Transition::Stuck`](crate::Transition).
-    /// [`LearningResult::interrupted`] has the reason. Without this call, the log has an error.
+    /// Stops the training when it is stuck: see [`Transition::Stuck`](crate::Transition).
+    /// [`LearningResult::interrupted`] has the reason. Without this call, the error is only logged.
     pub fn stop_when_stuck(mut self) -> Self {
         self.stops_when_stuck = true;
         self
@@ -165,22 +165,22 @@ impl<M: LearnerModel> AmpTraining<M> {
 
     /// Moves the model to its devices, registers the metrics and trains.
     ///
-    /// The metrics are [`PrecisionMetric`](crate::PrecisionMetric) and, where losses are scaled, also [`LossScaleMetric`](crate::LossScaleMetric) and
-    /// [`SkippedStepsMetric`](crate::SkippedStepsMetric). The resulting model computes in the precision; its parameters are
-    /// FP32.
+    /// The metrics are [`PrecisionMetric`](crate::PrecisionMetric) and, if losses are scaled, also
+    /// [`LossScaleMetric`](crate::LossScaleMetric) and [`SkippedStepsMetric`](crate::SkippedStepsMetric). The
+    /// resulting model computes in the precision; its parameters are FP32.
     ///
     /// # Errors
     ///
     /// Before the first step:
     ///
-    /// - those of [`mixed_precision`], when a device cannot do the precision;
+    /// - the errors of [`mixed_precision`], when a device does not support the precision;
     /// - [`AmpError::LossScaleWithoutF16`] when a loss scale is given, and no loss is scaled;
-    /// - [`AmpError::InvalidLossScale`] when a setting of it is out of its range.
+    /// - [`AmpError::InvalidLossScale`] when a setting of the loss scale is out of its range.
     ///
-    /// After a step, with the model lost, except for what checkpoints have:
+    /// After a step. The model is then lost, except for its checkpoints:
     ///
-    /// - [`AmpError::NothingScaled`] when losses are to be scaled, and the model's `TrainStep` scaled
-    ///   none: in the first step;
+    /// - [`AmpError::NothingScaled`] in the first step, when losses are to be scaled and the model's
+    ///   `TrainStep` scaled none;
     /// - [`AmpError::ForeignGradients`] when a step has no gradient;
     /// - [`Error::Read`] when a device gives no answer.
     ///

@@ -1,4 +1,4 @@
-//! What the tests share: values, and how far half precision may be from FP32.
+//! Shared code of the tests: values, and the error of half precision.
 #![allow(dead_code)]
 
 pub mod process;
@@ -42,7 +42,7 @@ pub fn product(device: &Device) -> Vec<f32> {
     read(product)
 }
 
-/// What rounding to a precision changes at most, relative to 1.
+/// The largest relative error of rounding to a precision.
 pub fn roundoff(precision: Precision) -> f32 {
     match precision {
         Precision::F16 => 2f32.powi(-11),
@@ -64,12 +64,12 @@ pub fn assert_computed_in(precision: Precision, product: &[f32]) {
     );
 }
 
-/// What `f` gives, unless it takes longer than a minute.
+/// The result of `f`. Panics after a minute.
 pub fn within_a_minute<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     within(60, f)
 }
 
-/// What `f` gives, unless it takes longer than so many seconds.
+/// The result of `f`. Panics after this many seconds.
 #[track_caller]
 pub fn within<T: Send + 'static>(seconds: u64, f: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -99,7 +99,7 @@ pub fn listening() -> Vec<std::net::SocketAddr> {
         .filter(|fields| fields[3] == "0A" && sockets.contains(&format!("socket:[{}]", fields[9])));
     let addresses = listening.map(|fields| {
         let (address, port) = fields[1].split_once(':').unwrap();
-        // The kernel writes the bytes of an address as a number of the machine.
+        // The kernel writes the bytes of an address as a number in native byte order.
         let address = u32::from_str_radix(address, 16).unwrap().to_ne_bytes();
         (address, u16::from_str_radix(port, 16).unwrap()).into()
     });

@@ -1,4 +1,4 @@
-//! An ignored test of the same program, in a process of its own.
+//! An ignored test of the same program, in its own process.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ pub fn own_test(name: &str) -> Command {
     command
 }
 
-/// A process that prints what it has done. The process ends with this value.
+/// A process that prints its progress. The process ends when this value is dropped.
 pub struct Process {
     pub child: Child,
     output: BufReader<ChildStdout>,
@@ -24,7 +24,7 @@ impl Process {
         Self { child, output }
     }
 
-    /// Waits for so many lines with this end.
+    /// Waits for `times` lines that end with `end`.
     pub fn wait_for(&mut self, end: &str, times: usize) {
         let lines = (&mut self.output).lines().map(Result::unwrap);
         let found = lines.filter(|line| line.ends_with(end)).take(times);

@@ -1,4 +1,4 @@
-//! The program `burn-amp-server` in a process of its own.
+//! The program `burn-amp-server` in its own process.
 #![allow(dead_code)]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,7 +17,7 @@ pub fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_burn-amp-server"))
 }
 
-/// A server in another process, which ends with this value.
+/// A server in another process, which ends when this value is dropped.
 pub struct Server {
     pub process: Child,
     pub address: String,
@@ -37,7 +37,7 @@ impl Server {
         let mut process = program
             .args(["--backend", "flex", "--precision", precision])
             .args(["--listen", "127.0.0.1:0"])
-            // That of a panic takes seconds to print.
+            // The backtrace of a panic takes seconds to print.
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -69,7 +69,7 @@ impl Server {
         RemoteHost::websocket(&self.address).with_credential(TOKEN)
     }
 
-    /// A client as any program on Burn is one.
+    /// A client without burn-amp-device.
     pub fn device(&self) -> Device {
         Device::remote_options(&self.host()).init().unwrap()
     }
@@ -79,16 +79,16 @@ impl Server {
         self.process.wait().unwrap();
     }
 
-    /// Asks it to end, as a service manager does.
+    /// Sends SIGTERM, as a service manager does.
     #[cfg(unix)]
     pub fn terminate(&self) {
         let terminate = format!("kill -TERM {}", self.process.id());
-        // A shell has `kill` itself; a program of that name is not everywhere.
+        // `kill` is built into the shell; not every system has a program `kill`.
         let mut shell = Command::new("sh");
         assert!(shell.args(["-c", &terminate]).status().unwrap().success());
     }
 
-    /// The next line that it writes with this in it.
+    /// The next line of the output that contains `part`.
     pub fn line(&self, part: &str) -> Option<String> {
         let end = Instant::now() + MINUTE;
         loop {
@@ -100,22 +100,22 @@ impl Server {
         }
     }
 
-    /// What else it has written, once it has ended.
+    /// Ends the server, and returns the rest of its output.
     pub fn said(mut self) -> String {
-        // It may have ended already.
+        // The server may have ended already.
         let _ = self.process.kill();
         self.said.iter().collect::<Vec<_>>().join("\n")
     }
 }
 
-/// The lines of several outputs, read as they come, so that none fills up.
+/// The lines of several outputs, read as they arrive, so that no pipe fills up.
 fn lines(outputs: [Box<dyn Read + Send>; 2]) -> Receiver<String> {
     let (sender, lines) = channel();
     for output in outputs {
         let sender = sender.clone();
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                // Nobody may wait for it any more.
+                // The receiver may have been dropped.
                 let _ = sender.send(line);
             }
         });
@@ -125,13 +125,13 @@ fn lines(outputs: [Box<dyn Read + Send>; 2]) -> Receiver<String> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The server may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// How a process ends, unless it takes longer than `patience`.
+/// The exit status of a process that ends within `patience`.
 pub fn ends_within(patience: Duration, process: &mut Child) -> ExitStatus {
     let end = Instant::now() + patience;
     loop {

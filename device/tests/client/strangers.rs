@@ -1,4 +1,4 @@
-//! What a program without the token tries against a server, and what the server's process holds.
+//! Attacks of a program without the token on a server, and the resources of the server's process.
 #![allow(dead_code)]
 
 use std::io::{Read, Write};
@@ -9,21 +9,21 @@ use std::{fs, thread};
 /// The request of a tensor that does not exist, as Burn encodes it.
 const NO_SUCH_TENSOR: &[u8] = b"\x81\xadTensorRequest\xcf\x12\x34\x56\x78\x9a\xbc\xde\xf0";
 
-/// What a process holds.
+/// The resources of a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Held {
     pub descriptors: usize,
     pub threads: usize,
-    /// MiB that are in memory.
+    /// Resident MiB.
     pub resident: usize,
-    /// The most of it, so far.
+    /// The most resident MiB so far.
     pub peak: usize,
-    /// MiB that are reserved.
+    /// Reserved MiB.
     pub reserved: usize,
 }
 
 impl Held {
-    /// By a process, or by this one as `self`.
+    /// The resources of a process, or of this process as `self`.
     pub fn by(process: &str) -> Self {
         let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
         let number = |name: &str| -> usize {
@@ -39,7 +39,7 @@ impl Held {
         }
     }
 
-    /// What the process holds above this, unless it holds no more within some seconds.
+    /// The resources that the process uses beyond these, unless it frees them within some seconds.
     pub fn more(self, process: &str) -> Option<String> {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
@@ -59,7 +59,7 @@ impl Held {
     }
 }
 
-/// A connection of a stranger, upgraded to a WebSocket if the server lets it.
+/// A connection of a stranger, upgraded to a WebSocket if the server allows it.
 fn connection(address: SocketAddr, route: &str) -> Option<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_millis(500)).ok()?;
     let patience = Some(Duration::from_secs(1));
@@ -99,12 +99,12 @@ fn message(content: &[u8]) -> Vec<u8> {
     [&head(content.len()), content].concat()
 }
 
-/// Sends as much as the server takes.
+/// Sends as much as the server accepts.
 fn send(stream: &mut TcpStream, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
 }
 
-/// Up to so many attempts, for some seconds: where nobody answers, each takes its time.
+/// Up to `count` attempts, for some seconds: an attempt without an answer takes long.
 fn attempts(count: usize) -> impl Iterator<Item = usize> {
     let end = Instant::now() + Duration::from_secs(5);
     (0..count).take_while(move |_| Instant::now() < end)
@@ -112,7 +112,7 @@ fn attempts(count: usize) -> impl Iterator<Item = usize> {
 
 pub const ROUTES: [&str; 2] = ["/data", "/session"];
 
-/// Asks for a tensor that does not exist, and goes, 250 times.
+/// Requests a tensor that does not exist and disconnects, 250 times.
 pub fn ask_for_nothing(address: SocketAddr) {
     for _ in attempts(250) {
         if let Some(mut stream) = connection(address, "/data") {
@@ -121,7 +121,7 @@ pub fn ask_for_nothing(address: SocketAddr) {
     }
 }
 
-/// Sends a large message, and large ones without an end. The connections stay open.
+/// Sends a large message, and large messages without an end. The connections stay open.
 pub fn send_much(address: SocketAddr) -> Vec<TcpStream> {
     let part = vec![0x91; 16 << 20];
     let mut open = Vec::new();
@@ -156,7 +156,7 @@ pub fn announce_much(address: SocketAddr) -> Vec<TcpStream> {
     open
 }
 
-/// Sends what is no message.
+/// Sends invalid messages.
 pub fn send_nonsense(address: SocketAddr) {
     for i in attempts(20) {
         if let Some(mut stream) = connection(address, ROUTES[i % 2]) {
@@ -165,7 +165,7 @@ pub fn send_nonsense(address: SocketAddr) {
                 1 => send(&mut stream, b"\xff\xff\xff\xff\xff\xff"),
                 _ => send(&mut stream, &message(&[0x91; 64])),
             }
-            // Until it is heard, or a moment.
+            // Waits for an answer, but only a moment.
             let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
             let _ = stream.read(&mut [0; 64]);
         }

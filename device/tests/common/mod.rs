@@ -1,4 +1,4 @@
-//! What the tests share: Flex as the backend inside, one precision at a time, and seeded values.
+//! Shared code of the tests: Flex as the backend inside, one precision at a time, and seeded values.
 
 #![allow(dead_code)]
 
@@ -12,7 +12,7 @@ use burn_dispatch::{backends::Flex, devices::FlexDevice};
 
 pub type A = Amp<Flex>;
 
-/// Flex has one device: a test that configures it has it alone until the guard is dropped.
+/// Flex has one device: a test that configures it has exclusive use until the guard is dropped.
 pub fn on(precision: Precision) -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,19 +49,19 @@ pub fn bools<B: Backend<Device = FlexDevice>>(values: &[bool], shape: &[usize]) 
     B::bool_from_data(data, &FlexDevice)
 }
 
-/// What a client reads.
+/// The values that a client reads.
 pub fn data<B: Backend>(tensor: FloatTensor<B>) -> TensorData {
     try_read_sync(B::float_into_data(tensor))
         .expect("a CPU")
         .expect("values")
 }
 
-/// What a client reads, that knows the tensor as FP32.
+/// The values that a client reads, if the tensor is FP32 in the client.
 pub fn values<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
     data::<B>(tensor).try_to_vec().expect("FP32")
 }
 
-/// A tensor that the policy made half, of values that half holds: to the client it is FP32.
+/// A tensor that the policy made half, with values that half represents exactly. In the client it is FP32.
 pub fn demoted(tensor: FloatTensor<A>) -> FloatTensor<A> {
     let shape = tensor.shape();
     let column = A::float_reshape(tensor, Shape::new([shape.num_elements(), 1]));

@@ -1,4 +1,4 @@
-//! What the shared files want of `common`.
+//! The items of `common` that the shared files use.
 
 #[path = "../../../tests/common/close.rs"]
 #[allow(dead_code)]

@@ -1,4 +1,4 @@
-//! How a case is run on each device.
+//! Runs a case on each device.
 
 use std::marker::PhantomData;
 use std::net::{Ipv4Addr, TcpListener};
@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::cases::{Case, Comparison, FEEDS, Feed, Seen};
 use crate::values::Rng;
 
-/// What a case is run for.
+/// The purpose of a run of a case.
 pub trait Run {
     const NAME: &str;
     const TRAINS: bool;
@@ -82,21 +82,21 @@ macro_rules! with_two_offset_groups {
     };
 }
 
-/// Whether an attention drops probabilities: what the softmax cancels stays so.
+/// Whether an attention drops probabilities, after the softmax: gradients that the softmax cancels stay zero.
 pub const DROPOUT_AFTER_SOFTMAX: bool = true;
 
-/// Cases with tolerances of their own, and why.
+/// Cases with their own tolerances, and the reasons.
 const TOLERANCES: &[(&str, [f64; 2])] = &[
     // With padding or dilation, Burn's autodiff on the client unfolds by a convolution with a one-hot
     // kernel, and a contraction runs in half: 0.75 roundoffs in the gradient of FP32 values.
     ("unfold4d_strided_padded_dilated", [1.0, 1.5]),
 ];
 
-/// Cases that do not train in f16, and why.
+/// Cases that do not train in f16, and the reasons.
 const NOT_TRAINED_IN_F16: &[&str] = &[
-    // The autodiff of Burn 0.22 on the client sends attention as products and a softmax, and scales
-    // the scores after the product: the server sees a product beyond 65504. In inference it sees the
-    // attention.
+    // The autodiff of Burn 0.22 on the client sends attention as products and a softmax, and scales the
+    // scores after the product: the server computes a product beyond 65504. In inference the server gets the
+    // whole attention.
     #[cfg(feature = "burn-0-22")]
     "dot_product_attention_of_large_values",
 ];
@@ -104,13 +104,13 @@ const NOT_TRAINED_IN_F16: &[&str] = &[
 /// The gradient of one leaf.
 type Gradient = Box<dyn Fn(&Gradients) -> Option<Vec<f32>>>;
 
-/// Makes what a case needs, equal on every device, and records what comes of it.
+/// Makes the inputs of a case, equal on every device, and records the results.
 pub struct Lab<B: Run> {
     pub device: Device,
     rng: Rng,
     modules: usize,
     feed: Feed,
-    /// What the loss is multiplied by, a power of two.
+    /// The scale of the loss, a power of two.
     scale: f32,
     seen: Vec<Seen>,
     loss: Option<Tensor<1>>,
@@ -156,7 +156,7 @@ impl<B: Run> Lab<B> {
         self.feed(values)
     }
 
-    /// What is given, after the layer that the input of this run comes from.
+    /// The given tensor, after the layer that the input of this run comes from.
     pub fn feed<const D: usize>(&mut self, values: Tensor<D>) -> Tensor<D> {
         let leaf = values.set_require_grad(B::TRAINS);
         self.watch(format!("input {}", self.leaves.len()), leaf.clone());
@@ -167,12 +167,12 @@ impl<B: Run> Lab<B> {
         burn::tensor::module::linear(leaf, Tensor::eye(features, &self.device), None)
     }
 
-    /// FP32 data that wants no gradient, standard normal.
+    /// FP32 data without a gradient, standard normal.
     pub fn constant<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
         self.values(shape, Rng::normal_in_bf16)
     }
 
-    /// FP32 data that wants no gradient, within (0, 1).
+    /// FP32 data without a gradient, within (0, 1).
     pub fn constant_probabilities<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
         self.values(shape, Rng::probability_in_bf16)
     }
@@ -216,14 +216,14 @@ impl<B: Run> Lab<B> {
         self.device.seed(7);
     }
 
-    /// Gradients of parameters whose path ends so are zero but for rounding, in any precision. They
-    /// are measured against the largest gradient of the case.
+    /// The gradients of parameters whose path has this end are zero up to rounding, in any precision. They
+    /// are compared with the largest gradient of the case.
     pub fn cancels(&mut self, end: &'static str) {
         self.cancelling.push(end);
     }
 
-    /// Gradients of leaves whose name ends so are added up in no certain order: FP32's are equal
-    /// but for rounding.
+    /// The gradients of leaves whose name has this end are added up in no fixed order: in FP32 they are equal
+    /// up to rounding.
     pub fn adds_in_any_order(&mut self, end: &'static str) {
         self.unordered.push(end);
     }
@@ -288,7 +288,7 @@ impl<B: Run> Lab<B> {
     }
 }
 
-/// What the client reads: FP32, whatever the server computed in.
+/// The values that the client reads: FP32, whatever precision the server computed in.
 fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_to_vec().expect("FP32")
 }
@@ -311,7 +311,7 @@ impl<B: Run> ModuleMapper for Fill<'_, B> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // A parameter that is not initialized yet stays so: its initializer would draw from the
+        // A parameter that is not initialized yet stays uninitialized: its initializer would draw from the
         // backend's generator, which all tests share.
         let trained = !param.is_initialized() || param.is_require_grad();
         let shape = param.lazy_shape();
@@ -344,7 +344,7 @@ impl<B: Run> ModuleVisitor for Watch<'_, B> {
     }
 }
 
-/// Flex as Burn serves it, over the same transport.
+/// Flex behind Burn's own server, over the same transport.
 fn plain() -> Device {
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         let mut builder = Builder::new_multi_thread();
@@ -353,7 +353,7 @@ fn plain() -> Device {
     static PLAIN: Mutex<Option<Device>> = Mutex::new(None);
 
     let mut plain = PLAIN.lock().unwrap_or_else(PoisonError::into_inner);
-    // An operation that panics there ends the session.
+    // An operation that panics on the server ends the session.
     if let Some(device) = plain.as_ref().filter(|device| device.sync().is_ok()) {
         return device.clone();
     }
@@ -389,7 +389,7 @@ pub fn comparisons<C: Case>(precision: Precision) -> Vec<Comparison> {
 }
 
 fn compared<C: Case, B: Run>(feed: Feed, precision: Precision, tolerance: f64) -> Comparison {
-    // Training would find a scale that overflows nothing; this is one.
+    // A scale without overflows, as training would find it.
     let scale = match precision {
         Precision::F16 => 128.0,
         _ => 1.0,
@@ -404,7 +404,7 @@ fn compared<C: Case, B: Run>(feed: Feed, precision: Precision, tolerance: f64) -
     }
 }
 
-/// Otherwise every tolerance would hold.
+/// Checks that the input is rounded to the precision: otherwise every tolerance would hold.
 #[test]
 fn what_an_activation_feeds_is_in_the_precision() {
     let third = 1.0 / 3.0;

@@ -7,7 +7,7 @@
 
 include!("../../src/burn.rs");
 
-// By the name that the shared files have for it.
+// The name that the shared files use.
 extern crate burn_amp_device as burn_amp;
 
 mod common;

@@ -1,5 +1,5 @@
-//! What Burn 0.21 lacks: modules, losses and activation functions. Not `NearestExact`, for which Flex
-//! has no interpolation.
+//! Modules, losses and activation functions that Burn 0.21 lacks. Without `NearestExact`, for which Flex has
+//! no interpolation.
 
 use burn::nn::activation::*;
 use burn::nn::loss::*;
@@ -11,7 +11,7 @@ use burn::tensor::activation;
 
 use crate::harness::{Lab, Run};
 
-/// Public items, with what the names of their cases begin with.
+/// Public items, with the prefix of the names of their cases.
 pub const COVERED: &[(&str, &str)] = &[
     ("Identity", "new::identity"),
     ("CosineSimilarity", "new::cosine_similarity"),
@@ -51,7 +51,7 @@ pub const COVERED: &[(&str, &str)] = &[
     ("RotaryEncoding", "new::rotary_encoding_reset"),
 ];
 
-/// What cargo is told to find the sources of this release of Burn.
+/// Cargo's arguments to find the sources of this release of Burn.
 pub const FEATURES: &[&str] = &[
     "--no-default-features",
     "--features",
@@ -213,7 +213,7 @@ cases! {
     silu(0.0, 1.5) |lab| SiLU::new().forward(input(lab));
     tanhshrink(0.0, 1.5) |lab| Tanhshrink::new().forward(input(lab));
     threshold(0.0, 1.0) |lab| ThresholdConfig::new(0.5, -1.25).init().forward(input(lab));
-    // f16 does not hold the value.
+    // The value is outside f16's range.
     threshold_with_large_value(0.0, 1.0) |lab| {
         ThresholdConfig::new(0.5, -1e9).init().forward(input(lab))
     };
@@ -231,8 +231,8 @@ cases! {
         let loss = GaussianNLLLossConfig::new().with_full(true).init();
         loss.forward_no_reduction(input, target, variance)
     };
-    // Squares are beyond 65504, and f16 does not hold the least variance. Nor would it the variance's
-    // gradient: it is no layer's output.
+    // Squares are beyond 65504, and the least variance is below f16's range. The variance is a constant,
+    // because f16 could not represent the variance's gradient either.
     gaussian_nll_of_large_values(0.0, 1.5) |lab| {
         let [input, target] = [lab.scaled_input([6, 8], 128.0), lab.scaled_input([6, 8], 128.0)];
         let variance = lab.constant_probabilities([6, 8]);
@@ -285,7 +285,7 @@ cases! {
         let loss = TripletMarginLossConfig::new().with_p(1.0).with_margin(2.0).init();
         loss.forward_no_reduction(anchor, positive, negative)
     };
-    // Distances are of differences, which the bias is not in.
+    // Distances are of differences, in which the bias cancels.
     triplet_margin_after_linear(3.0, 3.0) |lab| {
         lab.cancels("bias");
         let linear = lab.module(LinearConfig::new(8, 6).init(&lab.device));

@@ -6,7 +6,7 @@ use super::TrialDevice;
 
 /// The number of terms in a sum: beyond what f16 (2,048) and bf16 (256) can count to.
 pub const N: usize = 4096;
-/// Enough values that two roundings show where one is allowed.
+/// Enough values to detect two roundings where one is allowed.
 pub const SPREAD: usize = 512;
 
 /// Points at which precision is lost: near zero, at a bend and at the end of the range.
@@ -57,7 +57,7 @@ impl<D: TrialDevice> TrialInputs<'_, D> {
         self.values((1..=count).map(value).collect(), shape)
     }
 
-    /// The end of f16's range, where a sum of two overflows.
+    /// The end of f16's range, where a sum of two values overflows.
     pub fn ends<const R: usize>(&self, shape: [usize; R]) -> D::Tensor {
         self.values(vec![60_000.0; shape.iter().product()], shape)
     }

@@ -1,15 +1,14 @@
-//! The operations that are tried, each with the operands that try it.
+//! The operations that are tried, each with the operands of its trials.
 
 /// The tried operations. Each row has the first version of Burn with the operation, its name, and the
 /// arguments of its trials; and, where its signature changed, the version that changed it and the
 /// arguments from then on.
 ///
-/// `trials! { for Burn 0.21 }` is, in an implementation of [`TrialDevice`](super::TrialDevice), the
-/// function `trials`. A macro, since each version of Burn has a `Backend` of its own: a trial is a
-/// call of a method of `B`. Functions `conv` and `transpose` beside it give the options of a plain
-/// convolution.
-// One row of a matrix selects a different kernel than many. So do few channels, and taps instead of
-// channels.
+/// In an implementation of [`TrialDevice`](super::TrialDevice), `trials! { for Burn 0.21 }` expands to the
+/// function `trials`. This is a macro because each version of Burn has its own `Backend`, and a trial calls a
+/// method of `B`. Functions `conv` and `transpose` beside it return the options of a plain convolution.
+// A matrix of one row selects a different kernel than a matrix of many rows. A convolution with few channels,
+// or with taps instead of channels, also selects a different kernel.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! trials {
@@ -183,8 +182,8 @@ macro_rules! trials {
         }
     };
 
-    // What a version of Burn lacks is left out, and a row that no later version changes has no such
-    // version.
+    // Operations that a version of Burn lacks are left out. A row that no later version changes names no
+    // later version.
     (if Burn $burn:tt has { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };
     (if Burn 0.21 has 0.22 { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };
     (if Burn 0.21 has 0.23 { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };

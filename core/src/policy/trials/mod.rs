@@ -1,15 +1,15 @@
 //! Trials: which operations a device computes in half as exactly as half allows.
 //!
-//! An operation is *tried* when it first computes in half on a device, and the device is *exact* in it
-//! or not.
+//! An operation is *tried* when it first computes in half on a device. The trial shows whether the device is
+//! *exact* in the operation.
 //!
-//! Some kernels accumulate products in half, so that 4,096 ones sum to 2,048. Others compute a
-//! function in half throughout and lose its last bits or its small results. What a device is not
-//! exact in runs in FP32 there: operands are rounded to half first, and the result is half, so the
-//! values are those of an exact device. An operation that could not be tried runs the same way.
+//! Some kernels accumulate products in half, so that 4,096 ones sum to 2,048. Others compute a function in
+//! half throughout and lose its last bits or its small results. An operation in which a device is not exact
+//! runs in FP32: its operands are rounded to half first, and its result is half, so the values are those of
+//! an exact device. An operation that could not be tried runs the same way.
 //!
-//! Other kernels compute in FP32 inside, such as LibTorch's: what the policy runs in FP32 needs no
-//! casts there. An operation of that class runs in half where the device is exact in it.
+//! Other kernels, such as LibTorch's, compute in FP32 inside: operations of class `Fp32Inside` need no casts
+//! there. An operation of this class runs in half where the device is exact in it.
 
 mod inputs;
 mod list;
@@ -33,7 +33,7 @@ pub trait TrialDevice: Sized {
     /// A float tensor on the device.
     type Tensor;
 
-    /// What the log calls the device.
+    /// The device's name in the log.
     fn name(&self) -> String;
 
     /// An FP32 tensor of these values.
@@ -49,7 +49,7 @@ pub trait TrialDevice: Sized {
     fn trials(op: TriedOp) -> Vec<Trial<Self>>;
 }
 
-/// Calls an operation on operands that it makes.
+/// Creates operands and calls an operation on them.
 pub type Trial<D> = fn(&TrialInputs<D>) -> <D as TrialDevice>::Tensor;
 
 /// A tried operation, by its place in [`TRIED`].
@@ -69,23 +69,24 @@ impl TriedOp {
         None
     }
 
-    /// Its name, that of a method of Burn's backends.
+    /// The operation's name, which is a method of Burn's backend traits.
     pub const fn name(self) -> &'static str {
         TRIED[self.0]
     }
 
-    /// Whether the policy runs it in half where the device is exact, and otherwise in FP32. The
-    /// others run in half, and in FP32 where the device is not exact.
+    /// Whether the policy runs the operation in FP32 unless the device is exact. Other operations run in half
+    /// unless the device is not exact.
     fn is_widened(self) -> bool {
         class(self.name()) == Class::Fp32Inside
     }
 
-    /// Tries the operation on a device: whether the device is exact in it, in `half`. A device whose
-    /// results cannot be read back, or that panics, is not shown to be exact. Logs what was found.
+    /// Tries the operation on a device, in `half`. Returns whether the device is exact in the operation:
+    /// false if the trial panics or its results cannot be read back. Logs an operation that moves from half
+    /// to FP32.
     ///
-    /// - `support`: that of the device. One that only contracts in half computes no other operation
-    ///   there, and is not tried on it.
-    /// - `or`: what else a user can do if the trial fails, empty or a sentence with a space before it.
+    /// - `support`: the device's. A device that only contracts in half computes no other operation in half,
+    ///   and is only tried on contractions.
+    /// - `or`: a further remedy if the trial fails. Empty, or a sentence after a space.
     pub fn tried<D: TrialDevice>(
         self,
         device: &D,
@@ -104,12 +105,13 @@ impl TriedOp {
         let half = if half == D::DType::F16 { "f16" } else { "bf16" };
         match exact {
             Some(false) if !self.is_widened() => log::info!(
-                "burn-amp: {device} is not exact in {half} in {op}: it computes in FP32 and gives \
-                 {half}"
+                "burn-amp: {op} in {half} loses precision on {device}: burn-amp computes {op} in FP32 \
+                 and rounds the result to {half}"
             ),
             None if !self.is_widened() => log::warn!(
-                "burn-amp: {device} could not be tried in {half} in {op}: the trial panicked, or its \
-                 result could not be read back. It computes in FP32 and gives {half}.{or}"
+                "burn-amp: {op} in {half} could not be tried on {device}: the trial panicked, or its \
+                 result could not be read back. burn-amp computes {op} in FP32 and rounds the \
+                 result to {half}.{or}"
             ),
             Some(_) | None => {}
         }
@@ -141,8 +143,8 @@ impl TriedOp {
     }
 }
 
-/// What the trials of a device have shown so far, in one half dtype. An operation is tried when it
-/// first computes there: all of them take minutes on a device that tunes its kernels.
+/// The results of a device's trials so far, in one half dtype. An operation is tried when it first computes
+/// in half: trials of all operations take minutes on a device that tunes its kernels.
 #[derive(Debug)]
 pub struct TrialResults {
     exact: [OnceLock<bool>; TRIED.len()],
@@ -157,9 +159,9 @@ impl Default for TrialResults {
 }
 
 impl TrialResults {
-    /// Whether the device is exact in an operation. `tried` finds out, the first time. Nothing is locked
-    /// meanwhile: a thread that waits for the trial's kernels may come here again, and a second trial
-    /// does no harm.
+    /// Whether the device is exact in an operation. The first call runs `tried`. No lock is held meanwhile,
+    /// because a thread that waits for the trial's kernels may call this method again. A second trial does no
+    /// harm.
     pub fn of(&self, op: TriedOp, tried: impl FnOnce() -> bool) -> bool {
         let known = &self.exact[op.0];
         known.get().copied().unwrap_or_else(|| {
@@ -168,12 +170,12 @@ impl TrialResults {
         })
     }
 
-    /// Operations that the policy runs in half, but this device in FP32: it is not exact in them.
+    /// Operations that the policy runs in half, but this device in FP32, because it is not exact in them.
     pub fn fp32_here(&self) -> Vec<String> {
         self.shown(false, |op| !op.is_widened())
     }
 
-    /// Operations that the policy runs in FP32, but this device in half: it is exact in them.
+    /// Operations that the policy runs in FP32, but this device in half, because it is exact in them.
     pub fn half_here(&self) -> Vec<String> {
         self.shown(true, TriedOp::is_widened)
     }
@@ -187,8 +189,8 @@ impl TrialResults {
     }
 }
 
-/// The lines of a report in `half` about what [`TrialResults`] found, each with its end. Without a
-/// line, the device follows the policy.
+/// The lines of a report about [`TrialResults`] in `half`, each with its newline. Empty if the device follows
+/// the policy.
 pub fn report_lines(half: impl Display, fp32_here: &[String], half_here: &[String]) -> String {
     let fp32 = format!("computed in FP32, then rounded to {half}");
     let exact = format!("as exact in {half} as in FP32, so without casts");
@@ -252,7 +254,7 @@ mod tests {
         let results = TrialResults::default();
         let device = Reads(RefCell::new(read.concat()));
         let found = results.of(op, || op.tried(&device, DType::F16, support, ""));
-        // It is tried once.
+        // The operation is tried once.
         assert_eq!(results.of(op, || panic!("a second trial")), found);
         [results.fp32_here(), results.half_here()].map(|ops| ops.join(" "))
     }
@@ -262,7 +264,7 @@ mod tests {
         let found = |op, read: &[_]| tried(op, HalfSupport::Arithmetic, read);
         assert_eq!(found("conv2d", &[SAME, SAME]), ["", ""]);
         assert_eq!(found("gelu_backward", &[SAME, SAME]), ["", "gelu_backward"]);
-        // One that fails is the last. The device panics after what it has read.
+        // A failed trial is the last one. The device panics when it has no more values.
         let panics: &[_] = &[SAME];
         for read in [&[OTHER], &[SAME, OTHER][..], &[UNREAD], panics, &[]] {
             assert_eq!(found("conv2d", read), ["conv2d", ""], "{read:?}");
