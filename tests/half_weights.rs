@@ -130,8 +130,11 @@ fn a_record_has_the_rounded_values_and_another_dtype_stays() {
     let weight = data(model.weight.val());
     let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
     let bytes = recorder.record(model.clone().into_record(), ()).unwrap();
-    let loaded = fresh().load_record(recorder.load(bytes, &device).unwrap());
-    assert_eq!(data(loaded.weight.val()), weight);
+    for model in [fresh(), model.clone()] {
+        let loaded = model.load_record(recorder.load(bytes.clone(), &device).unwrap());
+        assert_eq!(loaded.weight.val().dtype(), DType::F32);
+        assert_eq!(data(loaded.weight.val()), weight);
+    }
 
     // bf16 stays bf16.
     let again = half_weights(model, Precision::F16).unwrap();

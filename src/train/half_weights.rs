@@ -14,7 +14,7 @@ use crate::{Amp, AmpError, Precision};
 /// normalization layers (modules whose name has `Norm`) stay FP32, and so do parameters of any other
 /// dtype as they are. Linear layers, convolutions and attention give the results that they gave,
 /// since they round their weights anyway; an embedding gives rounded rows. Use it after
-/// `load_record`, which sets the dtype of the record. A record made of the model has the rounded
+/// `load_record`, which makes the weights FP32 again. A record made of the model has the rounded
 /// values.
 ///
 /// # Errors
