@@ -10,8 +10,8 @@ use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_amp::{
-    AmpAutodiff, GradScaler, LossScaleConfig, MixedPrecisionTrainer, Precision, full_precision,
-    with_precision,
+    AmpAutodiff, GradScaler, LossScaleConfig, MixedPrecisionTrainer, MixedPrecisionTrainerConfig,
+    Precision, full_precision, with_precision,
 };
 
 use common::mlp::{Fill, parameters, values};
@@ -185,8 +185,10 @@ fn it_does_not_matter_whether_what_is_loaded_was_trained() {
 type Trainer = MixedPrecisionTrainer<B, Model<B>, OptimizerAdaptor<AdamW, Model<B>, B>>;
 
 fn trainer(model: Model<B>, precision: Precision) -> Trainer {
-    let (optimizer, loss_scale) = (AdamWConfig::new().init(), LossScaleConfig::default());
-    Trainer::new(model, optimizer, precision, loss_scale).unwrap()
+    MixedPrecisionTrainerConfig::new()
+        .with_precision(precision)
+        .init(model, AdamWConfig::new().init(), 1e-3)
+        .unwrap()
 }
 
 /// The parameters after so many steps.
