@@ -362,7 +362,7 @@ fn loss_scale_without_f16() {
 
 #[test]
 #[should_panic(
-    expected = "its backend is autodiff<checked> already. Give it the backend without autodiff"
+    expected = "its backend autodiff<checked> has autodiff already. Use the backend without autodiff"
 )]
 fn autodiff_below_amp_autodiff_is_refused() {
     type Twice = AmpAutodiff<Autodiff<Checked>>;
