@@ -435,6 +435,6 @@ fn weight_overflow() {
     );
     assert!(half_weights(large(7e4), Precision::Bf16).is_ok());
     assert!(half_weights(large(-65504.0), Precision::F16).is_ok());
-    // Infinities are the model's own.
+    // An infinite weight is no error.
     assert!(half_weights(large(f32::INFINITY), Precision::F16).is_ok());
 }

@@ -123,7 +123,7 @@ fn an_optimizer_sees_fp32_whenever_the_model_was_loaded() {
     assert_close("parameters", precision, &half, &widened, 0.1);
 }
 
-/// As a region is used: the optimizer runs outside, where the policy is off.
+/// The optimizer runs outside the region, where the policy is off.
 #[test]
 fn an_optimizer_outside_the_region_sees_fp32_too() {
     for precision in HALVES {

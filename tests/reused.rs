@@ -1,4 +1,4 @@
-//! Gradients of what is used many times: their error does not grow with the number of uses.
+//! Gradients of tensors that are used many times: their error does not grow with the number of uses.
 
 mod common;
 

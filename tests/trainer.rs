@@ -1,5 +1,5 @@
-//! `MixedPrecisionTrainer`: what a hand-written loop gets from it, and that a run which is stopped
-//! anywhere goes on as if it had not been.
+//! `MixedPrecisionTrainer` does the same as a hand-written loop, and a run that is stopped anywhere
+//! goes on as if it had not been.
 
 mod common;
 
@@ -258,11 +258,11 @@ fn an_overflow_anywhere_skips_its_whole_window() {
     }
 }
 
-/// At which the parameters are small to what is taken off them, so that this is as exact as a
-/// gradient.
+/// At this learning rate the parameters are small against their update, so that the update is as exact
+/// as a gradient.
 const RATE: f32 = 1024.0;
 
-/// Of one step, what was taken off the parameters, over the learning rate.
+/// The update of one step, divided by the learning rate.
 fn taken_off<B: AutodiffBackend>(
     precision: Precision,
     loss_scale: LossScaleConfig,
@@ -481,7 +481,7 @@ fn the_schedule_advances_over_taken_steps_alone() {
     assert_eq!(scaled.optimizer().rates(), expected);
     assert_eq!(next, plain.scheduler().clone().step());
 
-    // By value it is always the same; without a word it is 1e-3.
+    // A number is a constant learning rate; the default is 1e-3.
     let mut constant = keeping(Precision::F16);
     train(&mut constant, 0, 1.0);
     let mut constant = constant.with_learning_rate(0.05);
@@ -647,7 +647,7 @@ fn a_loss_that_reaches_no_parameter_is_an_error() {
             let before = all(&mut trainer);
             let elsewhere = values::<A, 1>([1], 3).require_grad();
             for batch in 1..=batches {
-                // Not finite either: what comes after must not suffer from it.
+                // Also not finite: later steps must not be affected.
                 let result = trainer.train_step((), (), |_, (), ()| elsewhere.clone() * f32::NAN);
                 if batch < batches {
                     assert_eq!(result.unwrap().progress, Accumulated);
@@ -686,7 +686,7 @@ fn a_panic_in_the_loss_leaves_a_trainer_that_goes_on() {
         trainer.train_step((), (), |_, (), ()| panic!("in the loss"))
     }));
     assert!(panic.is_err());
-    // Burn refuses a loss that it does not track.
+    // Burn panics for a loss that it does not track.
     let panic = catch_unwind(AssertUnwindSafe(|| {
         trainer.train_step((), (), |_, (), ()| values([1], 3))
     }));
@@ -817,8 +817,8 @@ fn run() -> Trainer<A, ByAdam<A>, LinearLrScheduler> {
 
 const BATCHES: u64 = 60;
 
-/// What a batch's loss is multiplied with: overflows at every place of a window, also twice in a
-/// row, and losses that are not finite at the first, second and third.
+/// The factor on a batch's loss: overflows at every place of a window, also twice in a row, and losses
+/// that are not finite at the first, second and third.
 fn factor(batch: u64) -> f32 {
     match batch {
         4 | 12 | 15 | 29 | 44 => OVERFLOW,
@@ -1062,7 +1062,7 @@ fn a_window_of_one_precision_is_finished_in_another() {
             let (progress, actual) = finished::<A>(first, second, 1.0);
             assert_eq!(progress, Stepped, "{what}");
             assert_close(&what, Precision::Bf16, &actual, &expected, 32.0);
-            // A loss that was not finite is still known.
+            // The record keeps that a loss was not finite.
             if first.0 == Precision::F16 && first.1 != LossScaleConfig::Disabled {
                 assert_eq!(
                     finished::<Plain>(first, second, f32::NAN).0,
@@ -1076,7 +1076,7 @@ fn a_window_of_one_precision_is_finished_in_another() {
 
 #[test]
 fn gradients_from_a_record_reach_the_optimizer_in_fp32() {
-    // Muon multiplies matrices; of these gradients one is from the record alone.
+    // Muon multiplies matrices; one of these gradients is only in the record.
     #[derive(Module, Debug)]
     struct Two<B: Backend> {
         one: Linear<B>,
@@ -1154,7 +1154,7 @@ fn a_precision_that_the_device_cannot_do_is_an_error_before_the_first_step() {
     );
 }
 
-/// A record from before has no scale of its gradients: they carry that of their window.
+/// An older record has no scale of its gradients: they carry that of their window.
 #[test]
 fn a_window_of_an_older_record_is_finished() {
     let recorder = PrettyJsonFileRecorder::<FullPrecisionSettings>::new();

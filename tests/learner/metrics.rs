@@ -1,4 +1,4 @@
-//! What the dashboard shows is of its own step, however late Burn asks for it.
+//! The dashboard shows the values of each item's own step, however late Burn reads them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -55,7 +55,7 @@ fn numbers(shown: Vec<String>) -> Vec<f64> {
 #[test]
 fn each_step_shows_its_own_scale_and_count() {
     let _alone = alone();
-    // Slower than training by far, so that training is ahead as far as Burn lets it.
+    // Much slower than training, so that training is as far ahead as Burn allows.
     for takes in [Duration::ZERO, Duration::from_millis(8)] {
         let watch = Watch::slow(takes);
         let training: Training<A, f64, SgdOf<A>> =

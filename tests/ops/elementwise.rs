@@ -137,7 +137,7 @@ fn binary() -> Vec<Case> {
     }
 }
 
-/// What decides where another operation applies.
+/// Comparisons, which decide where another operation applies.
 #[rustfmt::skip]
 fn comparisons() -> Vec<Case> {
     cases! {
@@ -164,8 +164,8 @@ fn comparisons() -> Vec<Case> {
     }
 }
 
-/// What Burn and its users put together, without rows of their own. Not `fmod`, of which Burn makes
-/// a quotient, that in half overflows and rounds up to integers.
+/// Operations that Burn and its users compose, without rows of their own. Not `fmod`, which Burn
+/// composes with a quotient: in half the quotient overflows and rounds up to integers.
 #[rustfmt::skip]
 fn composed() -> Vec<Case> {
     cases! {
@@ -244,7 +244,7 @@ fn the_traps_are_checked() {
     }
 }
 
-/// What makes mixed precision worth testing here: the same check fails for plain Burn in f16.
+/// The check is worth having: it fails for plain Burn in f16.
 #[test]
 fn plain_half_fails_the_same_check() {
     let broken = cases! {
