@@ -1,4 +1,4 @@
-//! The two models, small and written as for any backend. Both are told which digit is meant.
+//! The two models, small and written as for any backend. Both get the class of the digit.
 
 use burn::nn::{
     BatchNorm, BatchNormConfig, Dropout, DropoutConfig, LeakyRelu, LeakyReluConfig, Linear,
