@@ -1,4 +1,4 @@
-//! A layer that f16 cannot compute, and `full_precision`, with which it can.
+//! A layer that overflows f16, and `full_precision`, which prevents the overflow.
 //!
 //! The network measures how far a picture is from each of 64 pictures that it learns (radial basis
 //! functions). The squared distance is |x|² - 2 x·c + |c|², and the product x·c of two pictures, with

@@ -152,7 +152,7 @@ fn train<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
 
     println!("epoch  train loss  bits per character  loss scale  skipped steps");
     for epoch in done + 1..=args.epochs {
-        // The order is that of the epoch, whether the run was resumed or not.
+        // The order depends only on the epoch, whether the run was resumed or not.
         let mut windows = train.clone();
         windows.shuffle(&mut StdRng::seed_from_u64(args.seed + u64::from(epoch)));
         let mut sum = 0.0;

@@ -172,7 +172,7 @@ fn a_planted_overflow_is_found() {
             scaler.update().unwrap();
             assert(&scaler.last_step().unwrap(), detected);
 
-            // An optimizer that is told of skipped passes.
+            // An optimizer that follows skipped passes.
             let mut optimizer = AmpOptimizer::new(SgdConfig::new().init(), [scaler.clone()]);
             let grads = by_backward(&model, inputs);
             let _: Chain<B> = optimizer.step(0.1, model.clone(), grads);

@@ -922,7 +922,7 @@ fn mixed_precision_does_the_steps_of_the_protocol() {
     let mixed = mixed_precision("16-mixed", Some(scaler(1024.0)));
     let (mut optimizer, mut model) = (adam(), Mlp::<A>::new());
     for i in 0..10 {
-        // The precision is the plugin's, not that of the region or of the device.
+        // The precision is the plugin's, and not the region's or the device's.
         assert_eq!(forward_dtype(&mixed), DType::F16);
         let loss = mixed.forward_context(|| model.loss(i) * factor(i));
         let mut grads = mixed.backward(loss, &model);

@@ -166,7 +166,7 @@ fn the_explicit_protocol_trains_half_parameters_in_fp32() {
     }
 }
 
-/// As from a file: the tensors of the record are no leaves.
+/// The tensors of the record are no leaves, as from a file.
 #[test]
 fn it_does_not_matter_whether_what_is_loaded_was_trained() {
     for precision in HALVES {

@@ -52,7 +52,7 @@ impl Log for Kept {
     fn flush(&self) {}
 }
 
-/// What was logged since the last time.
+/// The lines logged since the last call.
 fn lines() -> Vec<(Level, String)> {
     std::mem::take(&mut *LINES.lock().unwrap())
 }

@@ -75,7 +75,7 @@ impl<B: Backend> Lab<B> {
         self.input_of(shape, |x| x)
     }
 
-    /// As `input`, of these values.
+    /// Like `input`, with these values.
     fn input_of<const D: usize>(
         &mut self,
         shape: [usize; D],
@@ -90,7 +90,7 @@ impl<B: Backend> Lab<B> {
         self.leaf_of(shape, |x| x)
     }
 
-    /// As `leaf`, of these values.
+    /// Like `leaf`, with these values.
     fn leaf_of<const D: usize>(
         &mut self,
         shape: [usize; D],

@@ -254,7 +254,7 @@ fn bounds(config: &LossScaleConfig) -> (f32, f32) {
     }
 }
 
-/// Hysteresis told by its history: strikes since the scale last had its chance to grow.
+/// Hysteresis by its history: strikes since the scale last had its chance to grow.
 struct Strikes {
     dynamic: DynamicLossScale,
     scale: f32,
@@ -393,7 +393,7 @@ proptest! {
         }
     }
 
-    /// One setting or several out of range: refused, and one of them is named with its value.
+    /// One setting or several out of range: the error names one of them with its value.
     #[test]
     fn an_invalid_configuration_is_refused_and_the_setting_is_named(
         dynamic in valid(),
@@ -632,7 +632,7 @@ fn json_of(state: LossScaler) -> Vec<u8> {
     bytes
 }
 
-/// The error is about the state, and says where, why, and that nothing changed.
+/// The error is about the state, and names the place, the reason, and that nothing changed.
 #[track_caller]
 fn assert_says(error: AmpError, action: &str, place: &str, reason: &str) {
     assert!(matches!(error, AmpError::State { .. }), "{error:?}");

@@ -322,7 +322,7 @@ fn clipping_is_by_the_norm_of_all_unscaled_gradients() {
         let actual = taken_off::<Plain>(Precision::F16, fixed(scale), Some(max_norm));
         close("plain", Precision::F32, &actual);
     }
-    // Whatever the scale, to the bit.
+    // The same bits at every scale.
     let first = taken_off::<A>(Precision::F16, fixed(1024.0), Some(max_norm));
     close("f16", Precision::F16, &first);
     for scale in [2048.0, 8192.0] {
@@ -973,7 +973,7 @@ fn a_run_goes_on_from_a_file_and_a_damaged_file_is_refused() {
     );
 }
 
-/// As two runs that share a path by mistake: each file is whole, and the last one stays.
+/// Two runs may share a path by mistake: each file is whole, and the last one stays.
 #[test]
 fn two_trainers_may_save_one_file_at_once() {
     let folder = files("shared");

@@ -1,4 +1,4 @@
-//! What a training loop sees: skipped steps, scales, gradients in the parameters' own dtype, and
+//! A training loop's view: skipped steps, scales, gradients in the parameters' own dtype, and
 //! nothing else.
 
 mod common;

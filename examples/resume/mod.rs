@@ -29,7 +29,7 @@ pub type FileRecorder = NamedMpkFileRecorder<FullPrecisionSettings>;
 
 /// The file of the settings. A folder with this file belongs to a run.
 const SETTINGS: &str = "run.json";
-/// What Burn writes, each in a folder of its own.
+/// The folders that Burn writes.
 const WRITTEN: [&str; 3] = ["checkpoint", "train", "valid"];
 /// The loss scale over the steps of an f16 run.
 pub const LOSS_SCALE: &str = "loss_scale.svg";

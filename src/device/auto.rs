@@ -29,7 +29,7 @@ struct Times {
     /// The rows and columns of the matrices.
     size: usize,
     f32: Duration,
-    /// In a half dtype; `None` if a much smaller product takes longer than the one in FP32.
+    /// The time in a half dtype; `None` if a much smaller product takes longer than the one in FP32.
     f16: Option<Duration>,
     bf16: Option<Duration>,
 }

@@ -11,7 +11,7 @@ use super::{DeviceState, name};
 use crate::policy::{OpPrecision, OpPrecisions};
 use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, WhenStuck};
 
-/// How a device computes: its precision, that of single operations, and its loss scaling.
+/// How a device computes: its precision, the precision of single operations, and its loss scaling.
 ///
 /// ```
 /// use burn::backend::Flex;
@@ -249,7 +249,7 @@ fn operations<'de, D: Deserializer<'de>>(from: D) -> Result<OpPrecisions, D::Err
 pub(crate) struct Settings {
     /// Never `Auto`.
     pub precision: Precision,
-    /// Whether the user asked for this precision; false if `Auto` selected it.
+    /// Whether the user set this precision; false if `Auto` selected it.
     pub is_chosen: bool,
     /// Whether the configuration changes the precision of single operations.
     pub changes_operations: bool,

@@ -19,7 +19,7 @@ struct Watched {
     found: Vec<Anomaly>,
     /// The node of the last parameter used by an operation of the forward pass.
     leaf: Option<u64>,
-    /// Of the current operation's operands: the largest magnitude, and whether all are finite.
+    /// The largest magnitude of the current operation's operands, and whether all are finite.
     largest: f32,
     finite: bool,
 }

@@ -54,7 +54,7 @@ pub struct AmpReport {
     pub reason: String,
     /// How losses are scaled in f16.
     pub loss_scaling: LossScaleConfig,
-    /// What the next loss is multiplied by in f16; 1 if loss scaling is disabled.
+    /// The factor on the next loss in f16; 1 if loss scaling is disabled.
     pub loss_scale: f32,
     /// Steps whose gradients were checked and finite. In bf16 and FP32 nothing is checked, and no
     /// step is counted.

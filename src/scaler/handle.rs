@@ -103,8 +103,8 @@ impl GradScaler {
     }
 }
 
-/// What a scaled loss, and every tensor computed from it, carries to the backward pass: the scaler
-/// of the explicit protocol, and the scale.
+/// The scaler of the explicit protocol, and the scale. A scaled loss, and every tensor computed from
+/// it, carries them to the backward pass.
 #[derive(Debug, Clone)]
 pub(crate) struct ScaledLoss {
     pub(crate) scaler: GradScaler,

@@ -279,7 +279,7 @@ impl<B: Backend> TensorMetadata for AmpTensor<B> {
     }
 }
 
-/// The backend's own cast. Makes the device known to the policy.
+/// The backend's own cast. Registers the device with the policy.
 pub(crate) fn converted<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     counted::<B>(tensor, dtype, |device| {
         let state = DeviceState::of::<B>(device);

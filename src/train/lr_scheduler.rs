@@ -48,9 +48,9 @@ use crate::{GradScaler, LossScaler};
 /// A clone observes steps on its own.
 #[derive(Debug, Clone)]
 pub struct AmpLrScheduler<S> {
-    /// The scheduler after the steps known to be taken.
+    /// The scheduler after the steps that were surely taken.
     settled: S,
-    /// The scheduler after the last step, whose outcome may not be known yet.
+    /// The scheduler after the last step, whose outcome may still be open.
     current: S,
     outcomes: Outcomes,
     /// Whether each learning rate is requested after its passes, as by Burn on several devices.

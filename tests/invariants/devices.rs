@@ -344,7 +344,7 @@ fn random_halves_are_the_rounded_fp32_draw() {
             assert_eq!(half.dtype(), dtype);
             let rounded = drawn(DType::F32).cast(dtype);
             assert_eq!(half.into_data(), rounded.into_data(), "{distribution:?}");
-            // Zeros and ones are drawn as asked: that draw is the same in every dtype.
+            // Zeros and ones are drawn in the requested dtype: the draw is the same in every dtype.
             let in_fp32 = match distribution {
                 Distribution::Bernoulli(_) => 1,
                 _ => 2,

@@ -96,7 +96,7 @@ fn without_a_loss_scale_there_is_nothing_to_show_of_it() {
     }
 }
 
-/// As for any metric, `SupervisedTraining` takes them itself.
+/// `SupervisedTraining` takes these metrics itself, like any metric.
 #[test]
 fn they_can_be_registered_by_hand() {
     let _alone = alone();

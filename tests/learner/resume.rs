@@ -163,7 +163,7 @@ fn a_training_that_dies() {
     let at: usize = std::env::var(DIES_AT).unwrap().parse().unwrap();
     let optimizer = Before::new(adam(), move |step| {
         if step == at {
-            // As after SIGKILL nothing is tidied up.
+            // Nothing is tidied up, as after SIGKILL.
             std::process::abort();
         }
     });

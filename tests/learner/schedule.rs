@@ -1,4 +1,4 @@
-//! The learning rates of the steps that are taken are those of a training that skips none.
+//! The steps taken have the same learning rates as in a training that skips no step.
 
 use std::path::Path;
 

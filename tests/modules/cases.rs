@@ -86,7 +86,7 @@ pub struct Seen {
     /// None for an absent gradient.
     pub values: Option<Vec<f32>>,
     pub is_gradient: bool,
-    /// Zero but for rounding.
+    /// Zero except for rounding.
     pub cancels: bool,
     /// Added up in another order each time, also by plain Burn.
     pub unordered: bool,

@@ -145,7 +145,7 @@ fn cases() -> impl Iterator<Item = String> {
     .flat_map(|(file, names)| names.iter().map(move |name| format!("{file}::{name}")))
 }
 
-/// What a cargo command prints.
+/// The output of a cargo command.
 fn cargo(args: &[&str]) -> Vec<u8> {
     let output = Command::new(std::env::var("CARGO").unwrap_or("cargo".into()))
         .args(args)

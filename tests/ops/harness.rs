@@ -229,7 +229,7 @@ impl Inputs {
         self
     }
 
-    /// Not on this backend, as one of the constants of `common` says, where plain Burn panics, too.
+    /// Not on this backend, by one of the constants of `common`: plain Burn panics there, too.
     pub fn not_on(mut self, there: bool) -> Self {
         self.precisions.retain(|_| !there);
         self
@@ -376,7 +376,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// The rows of the policy; what follows a colon only tells cases apart.
+    /// The rows of the policy; the part after a colon only distinguishes cases.
     pub fn rows(&self) -> impl Iterator<Item = &'static str> {
         let rows = self.rows.split(':').next().unwrap_or_default();
         rows.split_whitespace()
@@ -406,7 +406,7 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// What a run gave: the value, and the gradient of each operand that has one.
+/// The results of a run: the value, and the gradient of each operand that has one.
 struct Run {
     dtype: DType,
     value: Vec<f64>,
@@ -420,7 +420,7 @@ enum Route {
     Cast(DType),
     /// The policy makes it so.
     Contraction,
-    /// Not at all: the run is a reference.
+    /// There is none: the run is a reference.
     None,
 }
 

@@ -1,4 +1,4 @@
-//! What kills models in half precision: masks of -1e9, epsilons, products beyond 65504, and rows
+//! Values that break models in half precision: masks of -1e9, epsilons, products beyond 65504, and rows
 //! that are masked throughout.
 
 use burn::tensor::backend::{AutodiffBackend, Backend};

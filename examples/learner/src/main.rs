@@ -9,7 +9,7 @@
 //! ```
 //!
 //! LibTorch trains faster in bf16 than in FP32 on a CPU with bf16 instructions. `LIBTORCH_USE_PYTORCH`
-//! tells the build to take PyTorch's LibTorch. `LD_LIBRARY_PATH` tells the program where it is:
+//! makes the build use PyTorch's LibTorch. `LD_LIBRARY_PATH` is the folder of its libraries:
 //!
 //! ```sh
 //! pip install torch==2.9.0

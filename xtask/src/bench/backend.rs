@@ -61,9 +61,9 @@ impl Choice {
 /// The bytes of a device's memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Usage {
-    /// Of tensors.
+    /// The bytes of tensors.
     pub in_use: usize,
-    /// Reserved on the device, also for later tensors.
+    /// The bytes reserved on the device, also for later tensors.
     pub reserved: usize,
 }
 

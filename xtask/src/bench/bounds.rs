@@ -15,7 +15,7 @@ enum Limit {
 /// `speed`, only the figures on LibTorch. `launches` has the counts of `casts` on a device of CubeCL's.
 #[rustfmt::skip]
 const BOUNDS: &[(&str, &str, &str, &str, Limit)] = &[
-    // Nanoseconds: a ratio on small operations says little about a GPU.
+    // Nanoseconds: a ratio on small operations does not transfer to a GPU.
     ("overhead", "small_ops", "", "recorded_ns_per_op", AtMost(40.0)),
     ("memory", "transformer", "f16", "ratio", AtMost(0.38)),
     ("memory", "transformer", "bf16", "ratio", AtMost(0.38)),

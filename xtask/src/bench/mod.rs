@@ -52,7 +52,7 @@ pub enum Kind {
     All,
 }
 
-/// What is measured, and how.
+/// The measurements to make, and how.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     kind: Kind,
@@ -117,7 +117,7 @@ impl Options {
 
     fn measures(&self, kind: Kind) -> bool {
         match self.kind {
-            // One is not about cost, and the other starts a process for each figure.
+            // `Convergence` is not about cost, and `First` starts a process for each figure.
             Kind::All => ![Kind::Convergence, Kind::First].contains(&kind),
             only => only == kind,
         }
