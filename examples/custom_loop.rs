@@ -1,8 +1,8 @@
 //! The explicit protocol in a training loop of one's own: scale, backward, unscale, clip, step,
 //! update, as with PyTorch's `torch.amp.GradScaler`.
 //!
-//! It trains the network of the example `digits`. The scale is made to grow every 50 steps, so that
-//! it soon overflows and steps are seen to be skipped.
+//! It trains the network of the example `digits`. The scale grows every 50 steps, so that it soon
+//! overflows and steps are skipped.
 //!
 //! ```sh
 //! cargo run --release --example custom_loop
@@ -42,10 +42,10 @@ const LEARNING_RATE: f64 = 2e-3;
 #[derive(Parser)]
 #[command(about = "Loss scaling by hand, in a training loop of one's own")]
 struct Args {
-    /// What to train on.
+    /// The backend to train on.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
-    /// What to train in: auto, f32, f16 or bf16.
+    /// The precision to train in: auto, f32, f16 or bf16.
     #[arg(long, default_value_t = Precision::F16)]
     precision: Precision,
     /// How often each digit is seen.
@@ -98,11 +98,10 @@ fn train<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
 
             let grads = scaler.scale(loss).backward();
             let mut grads = GradientsParams::from_grads(grads, &model);
-            // Clipping is of the true gradients; a loop that does not clip leaves unscaling to
-            // `step`.
+            // Clip the unscaled gradients. A loop that does not clip leaves unscaling to `step`.
             scaler.unscale(&model, &mut grads)?;
             clip_grad_norm(&model, &mut grads, 1.0)?;
-            // A step that overflowed gives the model back as it was, and says so.
+            // After an overflow, `step` returns the model unchanged, and `false`.
             let stepped;
             (model, stepped) = scaler.step(&mut optimizer, LEARNING_RATE, model, grads);
             stepped?;

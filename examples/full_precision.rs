@@ -1,4 +1,4 @@
-//! A layer that f16 cannot compute, and `full_precision`, with which it can.
+//! A layer that overflows f16, and `full_precision`, which prevents the overflow.
 //!
 //! The network measures how far a picture is from each of 64 pictures that it learns (radial basis
 //! functions). The squared distance is |x|² - 2 x·c + |c|², and the product x·c of two pictures, with
@@ -46,7 +46,7 @@ const RADIUS: f32 = 60.0;
 #[derive(Parser)]
 #[command(about = "A layer that overflows f16, without and with full_precision")]
 struct Args {
-    /// What to train on.
+    /// The backend to train on.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
     /// Seed of the weights and of the order of the digits.
@@ -86,7 +86,7 @@ impl<B: Backend> Model<B> {
     }
 }
 
-/// Those of each of `[n, k]` from each of `[m, k]`, `[n, m]`.
+/// The squared distances of each of `[n, k]` from each of `[m, k]`: `[n, m]`.
 fn squared_distances<B: Backend>(x: Tensor<B, 2>, c: Tensor<B, 2>) -> Tensor<B, 2> {
     let square = |x: Tensor<B, 2>| x.powi_scalar(2).sum_dim(1);
     square(x.clone()) - x.matmul(c.clone().transpose()) * 2.0 + square(c).transpose()
@@ -184,7 +184,7 @@ fn train<B: Backend>(
     })
 }
 
-/// As they are in an image file: `[batch, 64]` from 0 to 255, and labels `[batch]`.
+/// Pictures as in an image file: `[batch, 64]` from 0 to 255, and labels `[batch]`.
 fn pictures<B: Backend>(
     digits: &[&Digit],
     device: &B::Device,

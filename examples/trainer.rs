@@ -1,9 +1,9 @@
 //! `MixedPrecisionTrainer`: one call for each batch has forward and backward pass, loss scaling,
-//! accumulation, clipping and learning rate, and one file has all that it takes to resume.
+//! accumulation, clipping and learning rate, and one file has the whole state to resume from.
 //!
-//! An LSTM learns the Book of Genesis, character by character. Each step is of four micro-batches,
-//! and its gradients are clipped, as those of a recurrent network have to be. After each epoch the
-//! trainer is saved; `--resume` goes on after the last one, and comes to the same result.
+//! An LSTM learns the Book of Genesis, character by character. Each step is of four micro-batches, and
+//! its gradients are clipped, as recurrent networks need it. After each epoch the trainer is saved;
+//! `--resume` continues after the last saved epoch, with the same result.
 //!
 //! ```sh
 //! cargo run --release --example trainer
@@ -13,7 +13,7 @@
 //! ```
 
 mod backends;
-// The text of the example `learner`, which also draws one.
+// The text of the example `learner`, which also draws a text.
 #[allow(dead_code)]
 #[path = "learner/src/data.rs"]
 mod data;
@@ -46,16 +46,16 @@ const MAX_NORM: f32 = 1.0;
 const LEARNING_RATE: f64 = 1e-2;
 const WIDTH: usize = 64;
 
-/// One of half precision would cut the FP32 parameters short.
+/// A recorder in half precision would round the FP32 parameters.
 type Recorder = NamedMpkFileRecorder<FullPrecisionSettings>;
 
 #[derive(Parser)]
 #[command(about = "Trains an LSTM on text with MixedPrecisionTrainer")]
 struct Args {
-    /// What to train on.
+    /// The backend to train on.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
-    /// What to train in: auto, f32, f16 or bf16.
+    /// The precision to train in: auto, f32, f16 or bf16.
     #[arg(long, default_value_t = Precision::F16)]
     precision: Precision,
     /// How often the text is seen.
@@ -64,7 +64,7 @@ struct Args {
     /// Seed of the weights and of the order of the text.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Where the trainer is saved.
+    /// The folder in which the trainer is saved.
     #[arg(long, default_value = "target/trainer")]
     out: PathBuf,
     /// Continue after the last epoch that was saved.
@@ -119,7 +119,7 @@ fn train<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
         train,
         valid,
     } = Corpus::load();
-    // What is less than a step at the end of an epoch is the beginning of the next epoch's first.
+    // An incomplete step at the end of an epoch becomes the beginning of the next epoch's first step.
     let batches = usize::from(args.epochs) * train.len().div_ceil(MICRO_BATCH);
     let cosine = CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, batches / ACCUMULATION);
 
@@ -147,7 +147,7 @@ fn train<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
 
     println!("epoch  train loss  bits per character  loss scale  skipped steps");
     for epoch in done + 1..=args.epochs {
-        // The order is that of the epoch, whether the run was resumed or not.
+        // The order depends only on the epoch, whether the run was resumed or not.
         let mut windows = train.clone();
         windows.shuffle(&mut StdRng::seed_from_u64(args.seed + u64::from(epoch)));
         let mut sum = 0.0;

@@ -38,17 +38,17 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 
-// What is not in a value, and why. A thread has
-// - `precision::MODES`: regions, and what the two layers tell each other past Burn's autodiff, which
-//   has no argument for it,
+// State that is not held in a value, and the reason. A thread has
+// - `precision::MODES`: regions, and state that the two layers pass each other around Burn's autodiff,
+//   which has no argument for it,
 // - `scaler::handle::IN_SCOPE`: the scalers of its scopes, which a `Copy` mode cannot hold,
-// - `diagnostics::anomaly::WATCHED`: what anomaly detection saw in the pass that runs on it,
+// - `diagnostics::anomaly::WATCHED`: the findings of anomaly detection in the pass that runs on it,
 // - `autodiff::replicas::JOINED` (feature `distributed`): dropped when the replica's thread ends.
 //
 // A process has these, and a few flags and counters:
 // - `device::state::STATES`: a device outlives every tensor on it, and any thread may name it,
 // - `autodiff::tape::TAPES`: the layer above autodiff cannot name the one below,
-// - `autodiff::leaves::LEAVES`: autodiff does not tell which leaves a pass reaches,
+// - `autodiff::leaves::LEAVES`: autodiff does not return the leaves that a pass reaches,
 // - `autodiff::replicas::STARTED` (feature `distributed`): Burn starts one server for each backend.
 mod autodiff;
 mod backend;

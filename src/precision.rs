@@ -1,4 +1,4 @@
-//! Thread-local modes: precision regions, and what the two layers tell each other past Burn's
+//! Thread-local modes: precision regions, and state that the two layers pass each other around Burn's
 //! autodiff, which lies between them.
 
 use std::cell::Cell;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Precision;
 
-/// What holds for the code that a thread runs now.
+/// The modes of the code that a thread is running.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Modes {
     /// The precision of the innermost region. A region covers code that a thread runs; tensors and
@@ -48,7 +48,7 @@ fn changed<T>(change: impl FnOnce(&mut Modes), f: impl FnOnce() -> T) -> T {
 }
 
 /// Runs a kernel of the backend, with the modes of this thread put aside. A thread that waits for a
-/// kernel may run any other task meanwhile, as with rayon: the modes are not that task's.
+/// kernel may run any other task meanwhile, as with rayon, and the modes must not apply to that task.
 #[inline]
 pub(crate) fn in_kernel<T>(kernel: impl FnOnce() -> T) -> T {
     // No mode changes anything before half precision is requested.
@@ -57,7 +57,7 @@ pub(crate) fn in_kernel<T>(kernel: impl FnOnce() -> T) -> T {
     }
     let modes = MODES.get();
     let aside = modes.aside();
-    // Mostly, as in FP32 without a region, there is nothing to put aside.
+    // Often, as in FP32 without a region, there is nothing to put aside.
     if modes == aside {
         return kernel();
     }
@@ -91,8 +91,8 @@ pub(crate) fn want_half() {
     }
 }
 
-/// Whether the policy has anything to do. False in a process that never left FP32, where this check
-/// is all that an operation pays.
+/// Whether the policy has anything to do. False in a process that never left FP32: this check is then
+/// all that an operation costs.
 #[inline]
 pub(crate) fn half_wanted() -> bool {
     HALF_WANTED.load(Ordering::Relaxed)

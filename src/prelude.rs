@@ -18,9 +18,9 @@
 //!
 //! Each type takes a checkpointing strategy, like `AmpAutodiff`.
 //!
-//! Each feature enables Burn's crate for the backend, without its default features. The defaults
-//! come with those of `burn`, if a program has them. Fusion and autotune also come with this
-//! crate's `fusion` and `autotune`.
+//! Each feature enables Burn's crate for the backend, without its default features. `burn`'s own
+//! feature of the backend and its default features enable them. Fusion and autotune also come with
+//! this crate's `fusion` and `autotune`.
 //!
 //! ```
 //! use burn::backend::Flex;

@@ -1,4 +1,4 @@
-//! What the guide's page on limits says of other techniques beside mixed precision.
+//! Statements of the guide's page on limits about other techniques beside mixed precision.
 
 mod common;
 
@@ -47,7 +47,7 @@ fn a_quantized_model_computes_in_half() {
             assert!(matches!(weight, TensorPrimitive::QFloat(_)));
             let output = output(&layer);
             assert_eq!(Some(output.dtype()), precision.compute_dtype());
-            // Of the weight, of the input and of the output.
+            // Roundings of the weight, the input and the output.
             assert_close("quantized", precision, &data(output), &plain, 3.0);
         });
     }

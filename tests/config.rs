@@ -154,7 +154,7 @@ fn a_misspelt_field_of_a_configuration_is_refused_and_named() {
     }
 }
 
-/// A precision is written as it is parsed and displayed; what was written before is read as well.
+/// A precision is written as it is parsed and displayed; earlier spellings are also read.
 #[test]
 fn a_precision_has_one_spelling() {
     for (precision, name, before) in [

@@ -53,7 +53,7 @@ fn deletables_propagate_well<B: AutodiffBackend>() {
     exp.backward();
 }
 
-/// Two trees that cross, where the second root goes with the first.
+/// Two trees that cross: the backward pass of the first root also consumes the second.
 fn crossover_trees_root_unavailable<B: AutodiffBackend>() {
     let [a, b] = leaves::<B>();
     let product = a.clone().matmul(b.clone());
@@ -65,7 +65,7 @@ fn crossover_trees_root_unavailable<B: AutodiffBackend>() {
     shared.backward();
 }
 
-/// Three trees that cross, of which the middle one goes with the first.
+/// Three trees that cross: the backward pass of the first also consumes the middle one.
 fn three_crossover_trees_middle_one_unavailable<B: AutodiffBackend>() {
     let [a, b] = leaves::<B>();
     let c = leaf::<B>([[1.0, -1.0], [2.0, 0.5]]);
@@ -127,7 +127,7 @@ graphs! {
     a_leaf
 }
 
-/// A pass that was refused is no step.
+/// A backward pass that panics is not a step.
 #[test]
 fn a_refused_pass_is_not_counted() {
     let scaler = GradScaler::new(LossScaleConfig::Fixed(8.0)).unwrap();

@@ -1,5 +1,5 @@
-//! Operations of a user's own, those of the example: the kernels get the dtypes that their classes
-//! say, and the gradients are right.
+//! A user's own operations, from the example: the kernels get the dtypes of their classes, and the
+//! gradients are right.
 
 #[path = "common/checked/mod.rs"]
 mod checked;
@@ -26,7 +26,7 @@ impl MyOps for Checked {}
 fn step<B: MyOps + AutodiffBackend>() -> Vec<f32> {
     let x = values::<B, 2>([6, 8], 1).require_grad();
     let [w, v] = [2, 3].map(|seed| values::<B, 2>([8, 4], seed).require_grad());
-    // Beyond 12 and back: what the loss is there to show.
+    // Beyond 12, where eˣ leaves f16, and back.
     let loss = log_cosh(gated_linear(x.clone(), w.clone(), v.clone()) * 40.0).mean();
     let value = loss.clone().into_data();
     let grads = loss.backward();
@@ -41,7 +41,7 @@ fn step<B: MyOps + AutodiffBackend>() -> Vec<f32> {
 #[test]
 fn gradients_are_those_of_fp32_within_roundings() {
     let expected = step::<Autodiff<Flex>>();
-    // The formulas are right: so says autodiff of what they are composed of.
+    // The formulas give the gradients that autodiff gives for their composition.
     let x = values::<Autodiff<Flex>, 2>([6, 8], 1).require_grad();
     let [w, v] = [2, 3].map(|seed| values::<Autodiff<Flex>, 2>([8, 4], seed).require_grad());
     let gate = sigmoid(x.clone().matmul(v.clone()));
@@ -87,7 +87,7 @@ fn a_kernel_gets_the_dtype_of_its_class() {
         let counts = device.counts();
         assert_eq!(counts.ran_in("float_matmul", half), 4);
         assert_eq!(counts.ran("float_matmul"), 4);
-        // That of the loss.
+        // The tanh of the loss.
         assert_eq!(counts.ran_in("float_tanh", DType::F32), 1);
     }
 }
@@ -102,7 +102,7 @@ fn in_inference_the_kernels_are_reached_as_well() {
         });
         assert_eq!(Some(layer.dtype()), precision.compute_dtype());
         assert_eq!(loss.dtype(), DType::F32);
-        // What leaves is FP32.
+        // Data read back is FP32.
         assert_eq!(layer.into_data().dtype, DType::F32);
     }
 }

@@ -1,4 +1,4 @@
-//! What the tested backend reports of half precision is what it does.
+//! The tested backend does what it reports of half precision.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn a_half_precision_computes_or_is_refused() {
     }
 }
 
-/// The noise of a dropout is drawn in the dtype asked for: a seed gives the same in each.
+/// The noise of a dropout is drawn in the requested dtype: a seed gives the same noise in each dtype.
 #[test]
 fn zeros_and_ones_are_drawn_alike_in_every_dtype() {
     let device = Default::default();
@@ -58,7 +58,7 @@ fn zeros_and_ones_are_drawn_alike_in_every_dtype() {
     }
 }
 
-/// LibTorch does not say what it accelerates.
+/// LibTorch does not report what it accelerates.
 #[cfg(feature = "tch")]
 #[test]
 fn auto_on_libtorch_is_measured() {
@@ -69,7 +69,7 @@ fn auto_on_libtorch_is_measured() {
     let auto = |device| with_precision(Precision::Auto, || AmpReport::of::<B>(device).unwrap());
     let measured = auto(&LibTorchDevice::Cpu);
     assert!(measured.reason.contains("matrices takes"), "{measured}");
-    // Once: what is chosen stays.
+    // Timed only once: the choice stays.
     assert_eq!(auto(&LibTorchDevice::Cpu).reason, measured.reason);
     let applied = AmpConfig::new().apply::<B>(&LibTorchDevice::Cpu);
     assert_eq!(applied, Ok(measured.precision));
@@ -77,5 +77,5 @@ fn auto_on_libtorch_is_measured() {
     // No such device on a machine that runs these tests.
     let absent = auto(&LibTorchDevice::Vulkan);
     assert_eq!(absent.precision, Precision::F32);
-    assert!(absent.reason.contains("the trial failed"), "{absent}");
+    assert!(absent.reason.contains("timing the device"), "{absent}");
 }

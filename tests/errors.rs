@@ -364,7 +364,7 @@ fn loss_scale_without_f16() {
 
 #[test]
 #[should_panic(
-    expected = "its backend is autodiff<checked> already. Give it the backend without autodiff"
+    expected = "its backend autodiff<checked> has autodiff already. Use the backend without autodiff"
 )]
 fn autodiff_below_amp_autodiff_is_refused() {
     type Twice = AmpAutodiff<Autodiff<Checked>>;
@@ -437,6 +437,6 @@ fn weight_overflow() {
     );
     assert!(half_weights(large(7e4), Precision::Bf16).is_ok());
     assert!(half_weights(large(-65504.0), Precision::F16).is_ok());
-    // Infinities are the model's own.
+    // An infinite weight is no error.
     assert!(half_weights(large(f32::INFINITY), Precision::F16).is_ok());
 }

@@ -1,4 +1,4 @@
-//! After a skipped step: which parameters, and on request which operation.
+//! Explains a skipped step: its parameters and, on request, its operation.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -62,7 +62,7 @@ impl<B: Backend> ModuleMapper<B> for Times {
 
 /// Inputs with which the forward pass overflows in the planted layer.
 const LARGE: f32 = 100.0;
-/// Inputs with which the backward pass alone overflows, on its way through the planted layer.
+/// Inputs with which only the backward pass overflows, on its way through the planted layer.
 const SMALL: f32 = 1e-4;
 
 /// Flex has one device, whose configuration is the process's.
@@ -172,7 +172,7 @@ fn a_planted_overflow_is_found() {
             scaler.update().unwrap();
             assert(&scaler.last_step().unwrap(), detected);
 
-            // An optimizer that is told of skipped passes.
+            // An optimizer that follows skipped passes.
             let mut optimizer = AmpOptimizer::new(SgdConfig::new().init(), [scaler.clone()]);
             let grads = by_backward(&model, inputs);
             let _: Chain<B> = optimizer.step(0.1, model.clone(), grads);
@@ -187,7 +187,7 @@ fn a_planted_overflow_is_found() {
     assert!(step.stepped() && step.parameters.is_empty() && step.anomalies.is_empty());
     assert_eq!(step.last_finite, None);
 
-    // Masks of minus infinity are none.
+    // Masks of minus infinity are no anomalies.
     let masked = |model: &Chain<B>| {
         let x = values::<B, 2>([8, 8], 9);
         let mask = Tensor::<B, 2, Bool>::tril_mask([8, 8], 0, &Default::default());
@@ -243,7 +243,7 @@ fn arithmetic_with_scalars_is_watched() {
     scalar_overflow("sub_scalar", |x| x * 60.0 - -60000.0);
 }
 
-/// The loss scale is too large: f16 does not hold the gradient that FP32 does.
+/// The loss scale is too large: the gradient fits in FP32, but not in f16.
 #[test]
 fn a_gradient_beyond_f16_is_a_cast() {
     let _alone = alone();

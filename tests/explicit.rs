@@ -1,6 +1,5 @@
-//! The explicit protocol of `GradScaler`, on `AmpAutodiff` and on plain `Autodiff`: what it
-//! computes, what it skips, what it says, and what it refuses. `MixedPrecision` and `ConvertFloat`,
-//! which are made for it.
+//! The explicit protocol of `GradScaler`, on `AmpAutodiff` and on plain `Autodiff`: its values, skipped
+//! steps, reports and errors. Also `MixedPrecision` and `ConvertFloat`, which are made for it.
 
 #[path = "common/checked/mod.rs"]
 mod checked;
@@ -42,12 +41,12 @@ fn all<B: AutodiffBackend, M: AutodiffModule<B>>(optimizer: &Training<B, M>, mod
     (parameters(model), state(optimizer, model))
 }
 
-/// A step that was not refused: the model, and whether the step was taken.
+/// A step without an error: the model, and whether the step was taken.
 fn unwrapped<M>((model, stepped): (M, Result<bool, AmpError>)) -> (M, bool) {
     (model, stepped.unwrap())
 }
 
-/// One whole step of the protocol: the model, whether the step was taken, and what became of the
+/// One whole step of the protocol: the model, whether the step was taken, and the transition of the
 /// scale.
 fn step<B: AutodiffBackend, M: AutodiffModule<B>>(
     scaler: &GradScaler,
@@ -315,7 +314,7 @@ fn non_finite_loss<B: AutodiffBackend>() {
         let (mut optimizer, mut model) = (adam(), Net::<B>::new());
         let before = all(&optimizer, &model);
         for _ in 0..3 {
-            // The gradients of the sum are finite: it is the loss that says it.
+            // The gradients of the sum are finite: only the loss is not.
             let loss = model.loss() + bad;
             let (next, stepped, transition) = step(&scaler, &mut optimizer, model, loss);
             assert_eq!((stepped, transition), (false, Transition::Kept));
@@ -395,7 +394,7 @@ fn in_bf16_and_fp32_the_protocol_does_nothing() {
             }
             assert_eq!(all(&optimizer, &model), plain_loop, "{precision}");
 
-            // Not even a loss that is not finite: as in plain Burn.
+            // A loss that is not finite is not checked either, as in plain Burn.
             let loss = model.loss(1) * f32::NAN;
             let mut grads = scaler.backward(loss, &model);
             scaler.unscale(&model, &mut grads).unwrap();
@@ -448,7 +447,7 @@ fn the_check_does_not_depend_on_where_the_step_is_taken() {
     assert_eq!(scaler.state().taken_steps(), 1);
 }
 
-/// Runs `misuse`, which has to fail and to leave scaler and optimizer as they were.
+/// Runs `misuse`, which must fail and leave the scaler and the optimizer as they were.
 #[track_caller]
 fn refused<B: AutodiffBackend, T>(
     scaler: &GradScaler,
@@ -622,7 +621,7 @@ fn misused<B: AutodiffBackend>(scales: bool) {
 fn misuse_is_refused_and_training_goes_on() {
     misused::<Plain>(true);
     with_precision(Precision::F16, || misused::<A>(true));
-    // Where nothing is scaled a loop that is wrong is told so too.
+    // A wrong loop gets the same errors where nothing is scaled.
     with_precision(Precision::Bf16, || misused::<A>(false));
 }
 
@@ -650,9 +649,8 @@ fn a_part_of_the_gradients_may_be_unscaled_before_the_step() {
     assert_eq!(all(&optimizer, &model), expected);
 }
 
-/// A generator and a discriminator, with an optimizer and a scaler each. Says which of the two
-/// losses is multiplied so that its gradients overflow, for each of the steps; gives which models
-/// were changed.
+/// A generator and a discriminator, each with an optimizer and a scaler. `overflows` selects, for each
+/// step, the losses that are multiplied so that their gradients overflow. Returns which models changed.
 fn gan(overflows: &[[bool; 2]]) -> (Vec<[bool; 2]>, [LossScaler; 2]) {
     let scalers = [scaler(1024.0), scaler(2048.0)];
     let mut generator = Mlp::<A>::new();
@@ -814,7 +812,7 @@ fn a_loss_that_was_scaled_in_vain_leaves_other_backward_passes_alone() {
         scaler.load_state(scaler.state());
         assert_implicit_is_checked();
 
-        // Burn refuses an untracked loss.
+        // Burn panics for an untracked loss.
         let panic = catch_unwind(AssertUnwindSafe(|| {
             scaler.backward(values::<A, 1>([1], 3), &model)
         }));
@@ -844,7 +842,8 @@ fn another_scalers_update_leaves_a_scaled_loss_alone() {
         let loss = ours.scale(model.planted_loss());
         unwrapped(other.step(&mut adam(), 1e-2, others, grads));
         other.update().unwrap();
-        // Still the explicit protocol's: its gradients are there, although not finite.
+        // The loss still belongs to the explicit protocol: it has gradients, although they are not
+        // finite.
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         assert_eq!(grads.len(), 6);
         assert!(!ours.step(&mut adam(), 1e-2, model, grads).1.unwrap());
@@ -923,7 +922,7 @@ fn mixed_precision_does_the_steps_of_the_protocol() {
     let mixed = mixed_precision("16-mixed", Some(scaler(1024.0)));
     let (mut optimizer, mut model) = (adam(), Mlp::<A>::new());
     for i in 0..10 {
-        // The precision is the plugin's, not that of the region or of the device.
+        // The precision is the plugin's, and not the region's or the device's.
         assert_eq!(forward_dtype(&mixed), DType::F16);
         let loss = mixed.forward_context(|| model.loss(i) * factor(i));
         let mut grads = mixed.backward(loss, &model);
@@ -969,7 +968,7 @@ fn mixed_precision_runs_the_forward_pass_in_its_precision() {
         assert_eq!(forward_dtype(&mixed), dtype);
         full_precision(|| assert_eq!(forward_dtype(&mixed), dtype));
         assert_eq!(mixed.forward_context(|| full_precision(|| 5)), 5);
-        // What the policy made half comes back in FP32, with the values it has.
+        // A tensor that the policy made half is returned in FP32, with its values.
         let x = values::<A, 2>([4, 4], 1);
         let product = mixed.forward_context(|| x.clone().matmul(x));
         let output = mixed.convert_output(product.clone());
@@ -1080,7 +1079,7 @@ fn the_backward_pass_may_come_after_the_region() {
     }
     assert_eq!(explicit.state(), state);
 
-    // What the policy did not compute in f16 is not scaled.
+    // A loss that the policy did not compute in f16 is not scaled.
     for precision in [Precision::Bf16, Precision::F32] {
         let idle = scaler(1024.0);
         idle.scope(|| {
@@ -1109,7 +1108,7 @@ fn two_losses_may_be_scaled_before_their_backward_passes() {
         assert_eq!((first.len(), second.len(), third.len()), (4, 4, 4));
         assert!(others.step(&mut adam(), 1e-2, other, third).1.unwrap());
         others.update().unwrap();
-        // The overflow of the second is seen, though the gradients stepped are the first's.
+        // The second loss overflows, so its step is skipped, although the first loss did not.
         ours.unscale(&model, &mut second).unwrap();
         assert!(
             !ours
@@ -1125,7 +1124,7 @@ fn two_losses_may_be_scaled_before_their_backward_passes() {
     });
 }
 
-/// A scaled loss knows its scaler, in whatever order the losses are run back.
+/// A scaled loss keeps its scaler, in whatever order the backward passes run.
 #[test]
 fn scaled_losses_may_be_run_back_in_any_order() {
     with_precision(Precision::F16, || {
@@ -1149,8 +1148,8 @@ fn scaled_losses_may_be_run_back_in_any_order() {
     });
 }
 
-/// The claim of a scaled loss is on its own backward pass: not on another that comes before it, and
-/// on none when the loss is dropped.
+/// A scaled loss affects only its own backward pass: no other pass that comes before it, and none when
+/// the loss is dropped.
 #[test]
 fn a_scaled_loss_has_no_claim_on_other_backward_passes() {
     with_precision(Precision::F16, || {
@@ -1161,7 +1160,8 @@ fn a_scaled_loss_has_no_claim_on_other_backward_passes() {
 
         let held = scaler.scale(model.planted_loss());
         assert_implicit_is_checked();
-        // Its gradients are still the explicit protocol's: they are there, although not finite.
+        // The loss still belongs to the explicit protocol: it has gradients, although they are not
+        // finite.
         let grads = GradientsParams::from_grads(held.backward(), &model);
         assert_eq!(grads.len(), 6);
         assert!(!scaler.step(&mut adam(), 1e-2, model, grads).1.unwrap());
@@ -1169,7 +1169,7 @@ fn a_scaled_loss_has_no_claim_on_other_backward_passes() {
     });
 }
 
-/// A loss may be run back on another thread than the one it was scaled on.
+/// The backward pass of a loss may run on another thread than the loss was scaled on.
 #[test]
 fn a_scaled_loss_takes_its_scaler_to_another_thread() {
     let scaler = scaler(1024.0);
@@ -1184,7 +1184,7 @@ fn a_scaled_loss_takes_its_scaler_to_another_thread() {
     assert_eq!(scaler.update(), Ok(Transition::BackedOff));
 }
 
-/// What is computed from a scaled loss is scaled as the loss is.
+/// A tensor computed from a scaled loss is scaled like the loss.
 #[test]
 fn arithmetic_on_a_scaled_loss_keeps_its_scaler() {
     with_precision(Precision::F16, || {
@@ -1212,7 +1212,7 @@ fn arithmetic_on_a_scaled_loss_keeps_its_scaler() {
     });
 }
 
-/// A sum of losses of two scalers has no one scale.
+/// A sum of losses of two scalers has no single scale.
 #[test]
 fn losses_of_two_scalers_do_not_add_up() {
     with_precision(Precision::F16, || {
@@ -1229,7 +1229,7 @@ fn losses_of_two_scalers_do_not_add_up() {
     });
 }
 
-/// A module that asks the scaler something while it is visited, as a user's own visitor may.
+/// A module that calls the scaler while it is visited, as a user's own visitor may.
 #[derive(Debug, Clone)]
 struct Asking<B: Backend> {
     inner: Linear<B>,
@@ -1348,7 +1348,7 @@ fn passes_side_by_side_are_recorded_with_their_own_scale() {
             w.clone().sqrt().backward();
         });
     };
-    // Between the first pass and its outcome, another thread's overflows at the same scale.
+    // Between the first pass and its outcome, another thread's pass overflows at the same scale.
     let (other, once) = (scaler.clone(), std::sync::Once::new());
     device.before_each(move |op, _| {
         if op == "float_into_data" {
@@ -1367,7 +1367,7 @@ fn passes_side_by_side_are_recorded_with_their_own_scale() {
     assert_eq!(scaler.loss_scale(), 512.0);
     let scales: Vec<f32> = scaler.history().skipped().map(|(_, s)| s.scale).collect();
     assert_eq!(scales, [1024.0, 1024.0]);
-    // The next overflow is one of the new scale.
+    // The next overflow is at the new scale.
     overflow(&scaler);
     assert_eq!(scaler.loss_scale(), 256.0);
 }
@@ -1414,7 +1414,7 @@ fn clipping_gives_the_norm_and_refuses_the_gradients_of_another_model() {
     with_precision(Precision::F16, check::<A>);
 }
 
-/// One scaler for two models on two backends: neither backend's loss is forgotten for the other's.
+/// One scaler for two models on two backends: the losses of both backends are checked.
 #[test]
 fn losses_on_two_backends_are_each_checked() {
     type Other = Autodiff<NdArray>;

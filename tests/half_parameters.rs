@@ -123,7 +123,7 @@ fn an_optimizer_sees_fp32_whenever_the_model_was_loaded() {
     assert_close("parameters", precision, &half, &widened, 0.1);
 }
 
-/// As a region is used: the optimizer runs outside, where the policy is off.
+/// The optimizer runs outside the region, where the policy is off.
 #[test]
 fn an_optimizer_outside_the_region_sees_fp32_too() {
     for precision in HALVES {
@@ -166,7 +166,7 @@ fn the_explicit_protocol_trains_half_parameters_in_fp32() {
     }
 }
 
-/// As from a file: the tensors of the record are no leaves.
+/// The tensors of the record are no leaves, as from a file.
 #[test]
 fn it_does_not_matter_whether_what_is_loaded_was_trained() {
     for precision in HALVES {

@@ -1,6 +1,6 @@
-//! What a training step keeps for its backward pass, beside plain Burn in FP32.
+//! The memory that a training step keeps for its backward pass, compared with plain Burn in FP32.
 //!
-//! One test, in a process of its own: the allocator counts everybody's bytes.
+//! One test, in a process of its own: the allocator counts the bytes of all threads.
 
 mod common;
 
@@ -141,7 +141,7 @@ fn kept<B: AutodiffBackend, M: Model<B>>() -> f64 {
     (0..4).map(|_| step()).min().expect("steps") as f64
 }
 
-/// What each model keeps in FP32, in f16 and in bf16, as parts of what plain Burn keeps.
+/// The memory that each model keeps in FP32, in f16 and in bf16, as a share of plain Burn's.
 macro_rules! ratios {
     ($strategy:ident: $($model:ident),*) => {
         [$({
@@ -154,8 +154,8 @@ macro_rules! ratios {
     };
 }
 
-/// The most that each model keeps in half, as part of what plain Burn keeps: a little above what it
-/// does.
+/// The most that each model may keep in half, as a share of plain Burn's: a little above the measured
+/// share.
 const MOST: [f64; 6] = [0.32, 0.32, 0.57, 0.49, 0.44, 0.58];
 
 #[test]

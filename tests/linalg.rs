@@ -86,7 +86,7 @@ fn in_full_precision_it_is_burns_own() {
     }
 }
 
-/// What the guide says of it: without `full_precision` the products run in half.
+/// The guide's statement: without `full_precision` the products run in half.
 #[test]
 fn without_it_the_products_run_in_half() {
     let exact = linalg::det::<Flex, 3, 2, 1>(square::<Flex>().unsqueeze());

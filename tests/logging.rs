@@ -1,4 +1,4 @@
-//! What the log is told. One test, in a process of its own: there is one logger for all.
+//! The lines of the log. One test, in a process of its own: there is one logger for all.
 
 use std::sync::Mutex;
 
@@ -52,7 +52,7 @@ impl Log for Kept {
     fn flush(&self) {}
 }
 
-/// What was logged since the last time.
+/// The lines logged since the last call.
 fn lines() -> Vec<(Level, String)> {
     std::mem::take(&mut *LINES.lock().unwrap())
 }
@@ -69,7 +69,8 @@ fn the_log_is_told_once_and_why() {
     log::set_logger(&Kept).unwrap();
     log::set_max_level(log::LevelFilter::Trace);
 
-    // An unconfigured device: what auto is, and why, at its first operation and never again.
+    // An unconfigured device: its first operation logs the precision of auto and the reason, and no
+    // later one does.
     (0..3).for_each(|_| train::<AmpAutodiff<NdArray>>(1.0));
     let auto = "is f32: the device accelerates neither f16 nor bf16";
     assert_eq!(
@@ -80,7 +81,7 @@ fn the_log_is_told_once_and_why() {
         )]
     );
 
-    // The same when auto is asked for; and a scale that then has no effect is not dropped silently.
+    // A configured auto logs the same, and also a loss scale that then has no effect.
     let config = AmpConfig::new().with_loss_scale(LossScaleConfig::Fixed(8.0));
     config
         .apply::<AmpAutodiff<Flex>>(&Default::default())
@@ -91,7 +92,7 @@ fn the_log_is_told_once_and_why() {
     assert!(told.ends_with(auto), "{told}");
     assert!(warned.contains("has no effect"), "{warned}");
 
-    // What repeats is summed up; a scale that is stuck is told once.
+    // Repeated lines are summed up; a stuck scale is logged once.
     let scaler = GradScaler::new(
         DynamicLossScale::new()
             .with_init_scale(1.0)
@@ -153,9 +154,9 @@ fn the_log_is_told_once_and_why() {
                 optimizer itself, its gradients are not checked";
     assert!(warned.starts_with(text), "{warned}");
 
-    // A checkpoint that knows of no loss scale, or of another number of devices.
+    // A checkpoint without a loss scale, or with that of another number of devices.
     let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();
-    // That of a constant is ().
+    // The record of a constant learning rate is ().
     let plain = Recorder::<Flex>::record(&recorder, (), ()).unwrap();
     let record = Recorder::<Flex>::load(&recorder, plain, &Default::default()).unwrap();
     let scheduler = AmpLrScheduler::new(0.1, [scaler.clone()]);

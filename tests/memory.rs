@@ -1,6 +1,6 @@
-//! Nothing leaks: what is allocated comes back, whether a graph is used or dropped.
+//! Nothing leaks: all memory is freed, whether a graph is used or dropped.
 //!
-//! One test, in a process of its own: the allocator counts everybody's bytes.
+//! One test, in a process of its own: the allocator counts the bytes of all threads.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
@@ -40,8 +40,8 @@ struct Model<B: Backend> {
 }
 
 const WIDTH: usize = 16;
-/// What may be left over: tables of Burn's and ours are at some point of their growth. A leak of 17
-/// bytes a round is more.
+/// The bytes that may be left over: Burn's and our tables may be growing. A leak of 17 bytes a round is
+/// more.
 const TABLES: isize = 16 * 1024;
 
 impl<B: Backend> Model<B> {

@@ -1,5 +1,5 @@
-//! Operations whose precision a configuration changes: values and gradients against plain Burn in
-//! FP32, and what goes before such a change.
+//! Operations whose precision a configuration changes: values and gradients against plain Burn in FP32,
+//! and the cases in which no change applies.
 
 #[path = "common/checked/mod.rs"]
 mod checked;
@@ -246,12 +246,12 @@ fn an_operation_changed_to_fp32_is_plain_burns_in_both_passes() {
             let by_table = configured(precision, &[], || run::<Kept>(name));
             let half = dtype_of(precision);
             assert_eq!(by_table.dtype == half, is_half_by_table(name), "{name}");
-            // Its operand was rounded, to what it was.
+            // Its operand was rounded before, to the same values.
             let fed = configured(precision, &change[..1], || run::<Kept>(name));
             assert_eq!(fed.dtype, DType::F32, "{name}");
             assert_close(name, Precision::F32, &fed.values, &plain.values, 4.0);
             assert_close(name, precision, &fed.grad, &plain.grad, 3.0);
-            // Nothing of what it is fed is half.
+            // None of its inputs is half.
             let (runs, inferred, in_half) = configured(precision, &change, || {
                 let runs = [run::<Kept>(name), run::<Recomputed>(name)];
                 let inferred = data(call(name, leaf::<Amp<Checked>>()));
@@ -321,7 +321,7 @@ fn a_region_in_fp32_a_scalar_and_a_device_go_before_a_change() {
         let double = leaf::<Kept>().cast(DType::F64);
         assert_eq!(activation::softmax(double, 1).dtype(), DType::F64);
     });
-    // A device in FP32 computes as plain Burn, but for its regions.
+    // A device in FP32 computes as plain Burn, except in its regions.
     configured(Precision::F32, &change, || {
         let plain = activation::softmax(leaf::<Plain>(), 1).into_data();
         assert_eq!(softmax().into_data(), plain);
@@ -425,7 +425,7 @@ fn a_saved_configuration_has_its_changes() {
     }
 }
 
-/// The figure of the guide's page on precision: a mark on parameters would reach these alone.
+/// The figure of the guide's page on precision: a mark on parameters would reach only these.
 #[test]
 fn few_operations_of_a_transformer_read_a_parameter() {
     use burn::nn::transformer::{TransformerEncoderConfig, TransformerEncoderInput};

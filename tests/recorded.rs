@@ -22,7 +22,7 @@ use burn_amp::{Amp, AmpAutodiff, Precision, with_precision};
 use common::mlp::{in_scope, numbers, scaler};
 use common::{HALVES, roundoff};
 
-/// Runs on the backend that keeps what it needs and on the one that computes it again.
+/// Runs on the backend that keeps intermediates and on the one that recomputes them.
 macro_rules! on_both {
     ($run:ident $(::<$($f:ident),+>)? ($($arg:expr),*)) => {
         [
@@ -32,7 +32,7 @@ macro_rules! on_both {
     };
 }
 
-/// What a function is fed.
+/// The input of a function.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Feed {
     /// The FP32 leaf itself.
@@ -41,8 +41,8 @@ enum Feed {
     Half,
 }
 
-/// Makes what a function takes, equal on every backend and exact in both halves, and knows whose
-/// gradient is wanted.
+/// Makes the inputs of a function, equal on every backend and exact in both halves, and records whose
+/// gradients are wanted.
 struct Lab<B: Backend> {
     device: B::Device,
     dtype: DType,
@@ -75,7 +75,7 @@ impl<B: Backend> Lab<B> {
         self.input_of(shape, |x| x)
     }
 
-    /// As `input`, of these values.
+    /// Like `input`, with these values.
     fn input_of<const D: usize>(
         &mut self,
         shape: [usize; D],
@@ -90,7 +90,7 @@ impl<B: Backend> Lab<B> {
         self.leaf_of(shape, |x| x)
     }
 
-    /// As `leaf`, of these values.
+    /// Like `leaf`, with these values.
     fn leaf_of<const D: usize>(
         &mut self,
         shape: [usize; D],
@@ -139,7 +139,7 @@ impl<B: Backend> Lab<B> {
         norm
     }
 
-    /// In training, which inference is not the same function as.
+    /// A batch norm in training, which is another function than in inference.
     fn batch_norm(&mut self, channels: usize) -> BatchNorm<B> {
         let [gamma, beta] = [(); 2].map(|_| self.leaf([channels]));
         self.batch_norm_of(gamma, beta)
@@ -213,7 +213,7 @@ fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-/// What the elements of an output are weighted with in the loss.
+/// The weights of an output's elements in the loss.
 fn weights(count: usize) -> Vec<f64> {
     drawn(count, 1000).map(|x| x / 2.0).collect()
 }
@@ -316,8 +316,8 @@ fn assert_within(
     );
 }
 
-/// Functions by name, each with its tolerances in roundings on FP32 inputs and on half ones: about
-/// half as large again as what Flex does. One rounding is 1 at the most.
+/// Functions by name, each with its tolerances in roundings on FP32 inputs and on half ones: about 1.5
+/// times Flex's errors. One rounding is 1 at the most.
 macro_rules! functions {
     ($($name:ident($leaf:expr, $half:expr) |$lab:ident| $body:expr;)*) => {$(
         #[test]
@@ -544,7 +544,7 @@ fn of_the_target<B: AutodiffBackend>(feed: Feed, log: bool) -> Vec<f64> {
     values(leaf.grad(&grads).expect("a gradient"))
 }
 
-/// Each element of the gradient is right by itself, be it as small as 1 - p. FP32 knows that to a
+/// Each element of the gradient is right by itself, be it as small as 1 - p. FP32 resolves 1 - p to a
 /// few 2^-24, and f16 the four small probabilities to 2^-25.
 #[test]
 fn a_confident_prediction_keeps_its_small_gradient() {
@@ -581,8 +581,8 @@ fn grid() -> impl Iterator<Item = (Precision, Feed, bool)> {
     })
 }
 
-/// What a dropout leaves of a tensor, of its gradient and of that of a factor behind it, and what
-/// it should. Factors are powers of two, so that nothing is rounded.
+/// After a dropout: the tensor, its gradient and that of a factor behind it, and the expected values.
+/// Factors are powers of two, so that nothing is rounded.
 fn dropped<B: AutodiffBackend>(feed: Feed, fp32_noise: bool) -> [[Vec<f64>; 3]; 2] {
     let mut lab = Lab::<B>::new(DType::F32, feed);
     let x = lab.input([6, 16]);
@@ -737,8 +737,8 @@ fn widened<B: Backend>(value: f32) -> Tensor<B, 2> {
     x - mean
 }
 
-/// What an activation behind a composed norm computes in. Statistics are known as such by being
-/// tracked: in inference they are FP32 like any other.
+/// The dtype in which an activation behind a composed norm computes. Statistics are recognized because
+/// they are tracked: in inference they are FP32 like any other.
 fn behind_a_norm<B: Backend>(half_dtype: DType) -> DType {
     match B::ad_enabled(&Default::default()) {
         true => half_dtype,

@@ -1,4 +1,4 @@
-//! What a report says: that it is what happened, in the words that a user reads.
+//! A report states what happened, in the words that a user reads.
 
 #[path = "common/checked/mod.rs"]
 mod checked;
@@ -53,7 +53,7 @@ fn trained() -> CheckedDevice {
     device
 }
 
-/// What the device counted as casts to and from the half dtypes.
+/// The casts that the device counted, to and from the half dtypes.
 fn counted(device: &CheckedDevice, to_half: bool) -> Casts {
     let halves = [DType::F16, DType::BF16];
     let pairs = halves.iter().map(|half| match to_half {

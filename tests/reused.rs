@@ -1,4 +1,4 @@
-//! Gradients of what is used many times: their error does not grow with the number of uses.
+//! Gradients of tensors that are used many times: their error does not grow with the number of uses.
 
 mod common;
 
@@ -17,7 +17,7 @@ use common::{Inner, assert_close, halves, relative_error};
 type Kept = AmpAutodiff<Inner>;
 type Recomputed = AmpAutodiff<Inner, BalancedCheckpointing>;
 
-/// Of one sign: a sum that stops growing is far off.
+/// Values of one sign: a sum that stops growing is far off.
 fn positive<B: Backend, const D: usize>(shape: [usize; D]) -> Tensor<B, D> {
     Tensor::random(shape, Distribution::Uniform(0.5, 1.5), &Default::default())
 }

@@ -254,7 +254,7 @@ fn bounds(config: &LossScaleConfig) -> (f32, f32) {
     }
 }
 
-/// Hysteresis told by its history: strikes since the scale last had its chance to grow.
+/// Hysteresis by its history: strikes since the scale last had its chance to grow.
 struct Strikes {
     dynamic: DynamicLossScale,
     scale: f32,
@@ -393,7 +393,7 @@ proptest! {
         }
     }
 
-    /// One setting or several out of range: refused, and one of them is named with its value.
+    /// One setting or several out of range: the error names one of them with its value.
     #[test]
     fn an_invalid_configuration_is_refused_and_the_setting_is_named(
         dynamic in valid(),
@@ -451,7 +451,7 @@ proptest! {
         prop_assert!(text.contains(&format!("{field} is {given}, expected ")), "{text}");
     }
 
-    /// Whatever was meant by it, what is accepted keeps its promise.
+    /// Any numbers: a configuration that is accepted keeps the invariants.
     #[test]
     fn any_numbers_at_all_are_refused_or_safe(
         floats in any::<[u32; 5]>(),
@@ -632,7 +632,7 @@ fn json_of(state: LossScaler) -> Vec<u8> {
     bytes
 }
 
-/// The error is about the state, and says where, why, and that nothing changed.
+/// The error is about the state, and names the place, the reason, and that nothing changed.
 #[track_caller]
 fn assert_says(error: AmpError, action: &str, place: &str, reason: &str) {
     assert!(matches!(error, AmpError::State { .. }), "{error:?}");
@@ -761,7 +761,7 @@ fn a_reader_or_a_writer_that_fails_is_an_error() {
     assert_eq!(scaler.state(), running().state());
 }
 
-/// A newer version will have fields that this one does not know: it is the version that is named.
+/// A newer version will have fields that this version lacks: the error names the version.
 #[test]
 fn a_newer_version_is_refused_by_its_version() {
     let folder = tempdir().unwrap();
@@ -901,9 +901,9 @@ fn mutated_files<R: FileRecorder<B>>(format: &str, recorder: R, from: impl Fn(&[
     });
 }
 
-/// Where the state begins in bincode. Before it are Burn's metadata, of which a damaged length
-/// makes bincode ask for as much memory as it says, without a look at what there is: that may end
-/// the process.
+/// Where the state begins in bincode. Before it are Burn's metadata. If a length there is damaged,
+/// bincode allocates as much memory as it says, without comparing it with the data: that may end the
+/// process.
 fn item(bytes: &[u8]) -> usize {
     let settings = b"FullPrecisionSettings";
     let last = bytes
@@ -935,7 +935,7 @@ fn mutated_records_are_refused_or_are_the_same_state() {
     });
 }
 
-/// Burn's `BinBytesRecorder` unwraps what bincode answers, our refusal included.
+/// Burn's `BinBytesRecorder` unwraps bincode's result, also our error.
 fn load_bin(
     recorder: &BinBytesRecorder<FullPrecisionSettings>,
     bytes: Vec<u8>,
@@ -971,13 +971,14 @@ fn a_record_cut_short_is_refused_wherever_it_is_cut() {
     }
 }
 
-/// A record of another version says so, also in bincode, where what follows would be misread.
+/// The error names the version of a record of another version, also in bincode, where the rest would be
+/// misread.
 #[test]
 fn a_newer_record_is_refused_by_its_version() {
     let reason = "the state has version 2";
     let mpk = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();
     let mut bytes = Recorder::<B>::record(&mpk, saved(), ()).unwrap();
-    // The metadata have a version too, before.
+    // The metadata before it have a version too.
     let name = bytes.windows(7).rposition(|name| name == b"version");
     let version = &mut bytes[name.unwrap() + 7];
     assert_eq!(*version, 1);

@@ -1,5 +1,5 @@
 //! A thread that waits for a kernel may run any other task meanwhile: rayon's threads steal tasks.
-//! Regions, scopes and the marks of a backward pass are not that task's.
+//! Regions, scopes and the marks of a backward pass must not apply to that task.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! `MixedPrecisionTrainer`: what a hand-written loop gets from it, and that a run which is stopped
-//! anywhere goes on as if it had not been.
+//! `MixedPrecisionTrainer` does the same as a hand-written loop, and a run that is stopped anywhere
+//! goes on as if it had not been.
 
 mod common;
 
@@ -271,11 +271,11 @@ fn an_overflow_anywhere_skips_its_whole_window() {
     }
 }
 
-/// At which the parameters are small to what is taken off them, so that this is as exact as a
-/// gradient.
+/// At this learning rate the parameters are small against their update, so that the update is as exact
+/// as a gradient.
 const RATE: f32 = 1024.0;
 
-/// Of one step, what was taken off the parameters, over the learning rate.
+/// The update of one step, divided by the learning rate.
 fn taken_off<B: AutodiffBackend>(
     precision: Precision,
     loss_scale: LossScaleConfig,
@@ -333,7 +333,7 @@ fn clipping_is_by_the_norm_of_all_unscaled_gradients() {
         let actual = taken_off::<Plain>(Precision::F16, fixed(scale), Some(max_norm));
         close("plain", Precision::F32, &actual);
     }
-    // Whatever the scale, to the bit.
+    // The same bits at every scale.
     let first = taken_off::<A>(Precision::F16, fixed(1024.0), Some(max_norm));
     close("f16", Precision::F16, &first);
     for scale in [2048.0, 8192.0] {
@@ -646,7 +646,7 @@ fn a_loss_that_reaches_no_parameter_is_an_error() {
             let before = all(&mut trainer);
             let elsewhere = values::<A, 1>([1], 3).require_grad();
             for batch in 1..=batches {
-                // Not finite either: what comes after must not suffer from it.
+                // Also not finite: later steps must not be affected.
                 let result = trainer.train_step((), (), |_, (), ()| elsewhere.clone() * f32::NAN);
                 if batch < batches {
                     assert_eq!(result.unwrap().progress, Accumulated);
@@ -685,7 +685,7 @@ fn a_panic_in_the_loss_leaves_a_trainer_that_goes_on() {
         trainer.train_step((), (), |_, (), ()| panic!("in the loss"))
     }));
     assert!(panic.is_err());
-    // Burn refuses a loss that it does not track.
+    // Burn panics for a loss that it does not track.
     let panic = catch_unwind(AssertUnwindSafe(|| {
         trainer.train_step((), (), |_, (), ()| values([1], 3))
     }));
@@ -832,8 +832,8 @@ fn run() -> Trainer<A, ByAdam<A>, LinearLrScheduler> {
 
 const BATCHES: u64 = 60;
 
-/// What a batch's loss is multiplied with: overflows at every place of a window, also twice in a
-/// row, and losses that are not finite at the first, second and third.
+/// The factor on a batch's loss: overflows at every place of a window, also twice in a row, and losses
+/// that are not finite at the first, second and third.
 fn factor(batch: u64) -> f32 {
     match batch {
         4 | 12 | 15 | 29 | 44 => OVERFLOW,
@@ -988,7 +988,7 @@ fn a_run_goes_on_from_a_file_and_a_damaged_file_is_refused() {
     );
 }
 
-/// As two runs that share a path by mistake: each file is whole, and the last one stays.
+/// Two runs may share a path by mistake: each file is whole, and the last one stays.
 #[test]
 fn two_trainers_may_save_one_file_at_once() {
     let folder = files("shared");
@@ -1076,7 +1076,7 @@ fn a_window_of_one_precision_is_finished_in_another() {
             let (progress, actual) = finished::<A>(first, second, 1.0);
             assert_eq!(progress, Stepped, "{what}");
             assert_close(&what, Precision::Bf16, &actual, &expected, 32.0);
-            // A loss that was not finite is still known.
+            // The record keeps that a loss was not finite.
             if first.0 == Precision::F16 && first.1 != LossScaleConfig::Disabled {
                 assert_eq!(
                     finished::<Plain>(first, second, f32::NAN).0,
@@ -1090,7 +1090,7 @@ fn a_window_of_one_precision_is_finished_in_another() {
 
 #[test]
 fn gradients_from_a_record_reach_the_optimizer_in_fp32() {
-    // Muon multiplies matrices; of these gradients one is from the record alone.
+    // Muon multiplies matrices; one of these gradients is only in the record.
     #[derive(Module, Debug)]
     struct Two<B: Backend> {
         one: Linear<B>,

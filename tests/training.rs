@@ -1,4 +1,4 @@
-//! What a training loop sees: skipped steps, scales, gradients in the parameters' own dtype, and
+//! A training loop's view: skipped steps, scales, gradients in the parameters' own dtype, and
 //! nothing else.
 
 mod common;
@@ -431,7 +431,7 @@ fn optimizers_that_multiply_matrices_stay_fp32() {
             expected,
             "{precision}"
         );
-        // The parameter that comes of it is a parameter again: its next product is in half.
+        // The updated parameter is a parameter again: its next product is in half.
         with_precision(precision, || {
             let leaf = values::<A, 2>([8, 8], 1).require_grad();
             let grad = leaf.grad(&leaf.clone().sum().backward()).unwrap();
@@ -607,11 +607,11 @@ fn lbfgs_needs_every_gradient() {
                 "{precision}: from {before} to {after}"
             );
         }
-        // On CubeCL and LibTorch it panics without gradients: there is no largest of none.
+        // On CubeCL and LibTorch LBFGS panics without gradients: an empty list has no largest.
         if ON_CUBECL || ON_LIBTORCH {
             continue;
         }
-        // It takes absent gradients for convergence, and stops: documented as a limit.
+        // LBFGS takes absent gradients for convergence, and stops: documented as a limit.
         let overflowing = scaler(2f32.powi(24));
         let (before, after) = in_scope(Precision::F16, &overflowing, || lbfgs::<A>(line_search));
         assert_eq!(before, after);

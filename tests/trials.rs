@@ -66,7 +66,7 @@ fn what_adds_up_in_half_computes_in_fp32_and_gives_half() {
     assert_eq!(row(), (DType::F16, N as f32, N as f32));
     let report = report();
     for op in ["float_matmul", "linear", "conv2d_weight_backward"] {
-        // What did not run was not tried.
+        // Operations that did not run were not tried.
         let ran = op == "float_matmul";
         assert_eq!(report.fp32_here.contains(&op.into()), ran, "{report}");
     }
@@ -78,7 +78,7 @@ fn what_adds_up_in_half_computes_in_fp32_and_gives_half() {
     assert_eq!(GradScaler::of::<B>(&Default::default()).skipped_steps(), 0);
 }
 
-/// Flex computes some of what the policy widens in FP32 inside: no casts are needed around it.
+/// Flex computes some operations that the policy widens in FP32 inside: they need no casts around them.
 #[test]
 fn what_is_exact_in_half_computes_without_casts() {
     let device = CheckedDevice::new();
@@ -208,8 +208,8 @@ fn product(device: &CheckedDevice) -> Tensor<Amp<Checked>, 2> {
     one().matmul(one())
 }
 
-/// As LibTorch, of which Burn does not say what it accelerates. The layers have no precision of their
-/// own while its products are timed.
+/// Like LibTorch, for which Burn does not report what it accelerates. The layers have no precision of
+/// their own while its products are timed.
 #[test]
 fn what_a_backend_does_not_report_is_timed_in_each_dtype_through_any_layer() {
     fn is_timed<B: Backend<Device = CheckedDevice>>(precision: Option<Precision>) {
@@ -228,7 +228,7 @@ fn what_a_backend_does_not_report_is_timed_in_each_dtype_through_any_layer() {
             assert!(counts.ran_in("float_matmul", dtype) >= 4, "{dtype:?}");
         }
         assert_eq!(counts.casts_between(DType::F32, DType::F16).count, 0);
-        // Once: what is chosen stays.
+        // Timed only once: the choice stays.
         device.reset();
         let again = with_precision(Precision::Auto, report);
         assert_eq!(
@@ -244,7 +244,7 @@ fn what_a_backend_does_not_report_is_timed_in_each_dtype_through_any_layer() {
     }
 }
 
-/// What another thread configures while a device is tried holds.
+/// A configuration that another thread makes during a trial holds.
 #[test]
 fn a_configuration_during_the_trial_is_kept() {
     let device = CheckedDevice::new();
@@ -269,8 +269,7 @@ fn a_configuration_during_the_trial_is_kept() {
     assert_eq!(product(&device).dtype(), DType::BF16);
 }
 
-/// A trial that panics, or whose result cannot be read, shows nothing: the operation computes in
-/// FP32.
+/// If a trial panics, or its result cannot be read, the operation computes in FP32.
 #[test]
 fn what_cannot_be_tried_computes_in_fp32() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! What the examples compute on: `--backend`, each but Flex a feature.
+//! The backends of the examples, chosen with `--backend`. Each except Flex is a feature.
 
 use std::fmt;
 
@@ -17,11 +17,11 @@ pub enum Choice {
     Cuda,
     /// An AMD GPU.
     Rocm,
-    /// A GPU by Vulkan.
+    /// A GPU, with Vulkan.
     Vulkan,
-    /// A GPU of Apple's.
+    /// An Apple GPU.
     Metal,
-    /// A GPU by WGSL.
+    /// A GPU, with WGSL.
     Wgpu,
 }
 
@@ -33,7 +33,8 @@ impl fmt::Display for Choice {
 }
 
 impl Choice {
-    /// How to build `program`, the part of Cargo's command line that names it, with this backend.
+    /// How to build `program` with this backend. `program` is the part of Cargo's command line that
+    /// names it.
     pub fn missing(self, program: &str) -> String {
         let on_a_gpu = if self == Self::Tch {
             ""

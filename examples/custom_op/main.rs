@@ -1,10 +1,10 @@
 //! Operations with kernels and gradients of your own, in mixed precision: a network that takes the
 //! noise out of handwritten digits.
 //!
-//! Burn's way to a kernel is a trait over backends. `ops.rs` has one with two operations: a gated
-//! layer with two matrix products, which is for half precision, and a loss with an exponential, which
-//! is not. Each of its implementations is what it would be without mixed precision; that for `Amp<B>`
-//! says of which class an operation is, and calls the backend's.
+//! Burn's way to a kernel is a trait over backends. `ops.rs` has one with two operations: a gated layer
+//! with two matrix products, which runs in half precision, and a loss with an exponential, which does
+//! not. The implementation for `Amp<B>` names the class of each operation, and calls the backend's. The
+//! other implementations are the same as without mixed precision.
 //!
 //! The same generic function then trains with them on `Autodiff<B>`, and on `AmpAutodiff<B>` in f16
 //! and bf16.
@@ -14,7 +14,7 @@
 //! cargo run --release --example custom_op -- --seed 7
 //! ```
 
-// Here no digit has to be told.
+// This example needs no labels.
 #[allow(dead_code)]
 #[path = "../digits/data.rs"]
 mod data;
@@ -75,7 +75,7 @@ impl<B: MyOps> Model<B> {
         }
     }
 
-    /// Shades `[batch, 64]` from 0 to 16, and so is the result.
+    /// Takes and returns shades `[batch, 64]` from 0 to 16.
     fn forward(&self, noisy: Tensor<B, 2>) -> Tensor<B, 2> {
         let hidden = self.layers.iter().fold(noisy / 16.0, |x, [value, gate]| {
             gated_linear(x, value.val(), gate.val())

@@ -1,4 +1,4 @@
-//! Two operations with gradients of their own: the trait, and what it is on each layer.
+//! Two operations with gradients of their own: the trait, and its implementation on each layer.
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -13,10 +13,10 @@ use burn::tensor::ops::FloatTensor;
 use burn_amp::Amp;
 use burn_amp::policy::Class;
 
-/// The operations on any backend, composed of its own. One that has kernels for them overrides
-/// these.
+/// The operations on any backend, composed of its own. A backend with kernels for them overrides these.
 pub trait MyOps: Backend {
-    /// A gated linear unit: (x w) σ(x v) of `[n, k]`, `[k, m]` and `[k, m]`. Gives it, x w and σ(x v).
+    /// A gated linear unit: (x w) σ(x v) of `[n, k]`, `[k, m]` and `[k, m]`. Returns the unit, x w
+    /// and σ(x v).
     fn gated_linear(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,
@@ -62,8 +62,8 @@ pub trait MyOps: Backend {
 
 impl MyOps for Flex {}
 
-/// In mixed precision: what has a matrix product computes in half, what has an exponential in FP32.
-/// The kernels are those of the backend below.
+/// In mixed precision: the operations with matrix products run in half, those with an exponential in
+/// FP32. The kernels are those of the backend below.
 impl<B: MyOps> MyOps for Amp<B> {
     fn gated_linear(
         x: FloatTensor<Self>,

@@ -36,10 +36,10 @@ use train::{Trained, accuracy, step, steps, train};
 #[derive(Parser)]
 #[command(about = "Trains on handwritten digits in FP32, f16 and bf16 and compares the results")]
 struct Args {
-    /// What to train on.
+    /// The backend to train on.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
-    /// What to train in: auto, f32, f16, bf16 or a list of them.
+    /// The precisions to train in: auto, f32, f16, bf16 or a list of them.
     #[arg(long, value_delimiter = ',', default_values_t = [Precision::F32, Precision::F16, Precision::Bf16])]
     precision: Vec<Precision>,
     /// How often each digit is seen.
@@ -48,7 +48,7 @@ struct Args {
     /// Seed of the weights, of dropout and of the order of the digits.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Where curves.svg and report.json go.
+    /// The folder for curves.svg and report.json.
     #[arg(long, default_value = "target/digits")]
     out: PathBuf,
 }
@@ -60,7 +60,7 @@ pub struct Run {
     /// The loss scale after each step, where there is one.
     scales: Option<Vec<f32>>,
     skipped_steps: u64,
-    /// Of a run in half precision.
+    /// Only of a run in half precision.
     half_weights: Option<HalfWeights>,
 }
 
@@ -68,7 +68,7 @@ pub struct Run {
 struct HalfWeights {
     test_accuracy: f64,
     bytes: usize,
-    /// Those of the trained model.
+    /// The bytes of the trained model.
     bytes_before: usize,
 }
 
@@ -169,7 +169,7 @@ impl HalfWeights {
     }
 }
 
-/// What the parameters of a model take.
+/// The bytes of a model's parameters.
 fn bytes<B: Backend>(model: &Model<B>) -> usize {
     struct Bytes(usize);
     impl<B: Backend> ModuleVisitor<B> for Bytes {

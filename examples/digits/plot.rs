@@ -12,7 +12,7 @@ const COLORS: [RGBColor; 3] = [
     RGBColor(214, 84, 36),
     RGBColor(30, 110, 190),
 ];
-/// Steps that a curve is averaged over, so that three of them can be told apart.
+/// Steps that a curve is averaged over, so that three curves can be distinguished.
 const WINDOW: usize = 10;
 
 pub fn curves(runs: &[Run], path: &Path) -> Result<(), Box<dyn Error>> {

@@ -18,10 +18,10 @@ use crate::model::Model;
 const BATCH: usize = 32;
 pub const LEARNING_RATE: f64 = 2e-3;
 
-/// What steps a model.
+/// The optimizer of a model.
 pub type ModelOptimizer<B> = OptimizerAdaptor<Adam, Model<B>, B>;
 
-/// What a run gave.
+/// The results of a run.
 pub struct Trained {
     pub test_accuracy: f64,
     /// The loss of each step.
@@ -45,8 +45,8 @@ pub fn step<B: AutodiffBackend>(
     optimizer.step(LEARNING_RATE, model, grads)
 }
 
-/// Trains a model from `seed`, stepping it by `step`, and tests it. `after_step` is told each
-/// step's loss. The model is the one for inference.
+/// Trains a model from `seed`, stepping it by `step`, and tests it. `after_step` gets each step's loss.
+/// The returned model is the one for inference.
 pub fn train<B: AutodiffBackend>(
     device: &B::Device,
     digits: &Digits,

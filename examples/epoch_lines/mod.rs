@@ -1,5 +1,5 @@
-//! What a `Learner` shows where there is no dashboard: a line for each epoch, and in a terminal a
-//! bar. Burn's own renderer prints a line for each batch.
+//! A renderer for a `Learner` without a dashboard: a line for each epoch, and in a terminal a bar.
+//! Burn's own renderer prints a line for each batch.
 
 use std::collections::HashMap;
 
@@ -52,7 +52,7 @@ impl Mean {
     }
 }
 
-/// Takes what a batch adds. What is not a mean over the batch, as a loss scale, is the last value.
+/// Adds a batch. A value that is no mean over the batch, such as a loss scale, replaces the last value.
 fn update(means: &mut Vec<Mean>, state: MetricState) {
     let MetricState::Numeric(entry, number) = state else {
         return;

@@ -1,5 +1,5 @@
-//! What it takes to resume a run of Burn's `Learner` exactly. In the run's folder are the settings
-//! that it was begun with, its checkpoints and its metrics. Each epoch has an order of its own.
+//! Resumes a run of Burn's `Learner` exactly. The run's folder has its settings, its checkpoints and
+//! its metrics. Each epoch has an order of its own.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -24,18 +24,18 @@ use burn::train::metric::{MetricDefinition, NumericEntry};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// One of half precision would cut the FP32 parameters short.
+/// A recorder in half precision would round the FP32 parameters.
 pub type FileRecorder = NamedMpkFileRecorder<FullPrecisionSettings>;
 
-/// Where the settings are. By this file a folder is known as one of ours.
+/// The file of the settings. A folder with this file belongs to a run.
 const SETTINGS: &str = "run.json";
-/// What Burn writes, each in a folder of its own.
+/// The folders that Burn writes.
 const WRITTEN: [&str; 3] = ["checkpoint", "train", "valid"];
 /// The loss scale over the steps of an f16 run.
 pub const LOSS_SCALE: &str = "loss_scale.svg";
 
-/// Makes a folder ready for a new run, of which no epoch is done. What an earlier run left is
-/// removed, lest the new one be resumed from it; a folder of anything else is left alone.
+/// Prepares a folder for a new run, of which no epoch is done. The files of an earlier run are removed,
+/// so that the new run is not resumed from them. A folder with other contents is left alone.
 pub fn begin(folder: &Path, settings: &impl Serialize) -> Result<usize, String> {
     let error = |error| format!("cannot write to {}: {error}", folder.display());
     fs::create_dir_all(folder).map_err(error)?;
@@ -43,7 +43,7 @@ pub fn begin(folder: &Path, settings: &impl Serialize) -> Result<usize, String> 
     if !is_empty && !folder.join(SETTINGS).is_file() {
         let folder = folder.display();
         return Err(format!(
-            "{folder} holds something else, choose another --output"
+            "{folder} is not empty and has no run, choose another --output"
         ));
     }
     let folders = WRITTEN.map(|name| fs::remove_dir_all(folder.join(name)));
@@ -69,8 +69,7 @@ where
     O: Optimizer<M, B>,
     L: LrScheduler,
 {
-    /// The epoch to resume a run after. It has to be resumed with the settings that it was begun with,
-    /// as the command line has them.
+    /// The epoch after which to resume a run. The settings must be those that the run was begun with.
     pub fn resume<S>(folder: &Path, settings: &S) -> Result<usize, String>
     where
         S: PartialEq + Display + DeserializeOwned,
@@ -89,7 +88,7 @@ where
             .ok_or_else(|| format!("no checkpoint to resume from in {}", folder.display()))
     }
 
-    /// The last epoch of which every file can be read. One that was killed while it wrote has left a
+    /// The last epoch of which every file can be read. A run that was killed during a write has left a
     /// part of a file.
     pub fn last_epoch(folder: &Path) -> Option<usize> {
         let folder = folder.join("checkpoint");
@@ -103,12 +102,12 @@ where
             .collect();
         epochs.into_iter().rev().find(|epoch| {
             Self::check(&folder, *epoch)
-                .inspect_err(|error| eprintln!("epoch {epoch} is passed over: {error}"))
+                .inspect_err(|error| eprintln!("epoch {epoch} is skipped: {error}"))
                 .is_ok()
         })
     }
 
-    /// Whether Burn's learner can read a checkpoint; it would panic where this is an error.
+    /// Whether Burn's learner can read a checkpoint. Burn panics where this is an error.
     fn check(folder: &Path, epoch: usize) -> Result<(), String> {
         check_file::<B, M::Record>(folder, "model", epoch)?;
         check_file::<B, O::Record>(folder, "optim", epoch)?;
@@ -134,8 +133,8 @@ fn check_file<B: Backend, R: Record<B>>(
     }
 }
 
-/// Metrics in files, as Burn's learner writes them. It takes the first epoch of a resumed run for
-/// epoch 1, whose files it would write over.
+/// Metrics in files, as Burn's learner writes them. Burn counts the first epoch of a resumed run as
+/// epoch 1, and would overwrite its files.
 pub struct MetricFiles {
     files: FileMetricLogger,
     first: usize,
@@ -173,8 +172,8 @@ impl MetricLogger for MetricFiles {
     }
 }
 
-/// A data loader with a loader of its own for each epoch, made from the seed and the epoch alone: a
-/// run that is resumed sees what it would have seen. Burn's own goes from order to order by a random
+/// A data loader with a loader of its own for each epoch, made only from the seed and the epoch: a
+/// resumed run gets the batches that it would have got. Burn's own goes from order to order by a random
 /// state that starts anew with the process.
 pub struct Epochs<B: Backend, T> {
     loaders: Vec<Arc<dyn DataLoader<B, T>>>,

@@ -1,4 +1,4 @@
-//! Weak references to the leaves whose gradients a backward pass looks at. Creating a leaf adds it.
+//! Weak references to the leaves whose gradients a backward pass takes. Each new leaf is added.
 
 use burn_backend::{Backend, DType, TensorMetadata};
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ struct Remembered {
     sweep_at: usize,
 }
 
-/// The dtype and flags of a leaf, which its gradient gets.
+/// The dtype and flags of a leaf and of its gradient.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeafInfo {
     pub dtype: DType,

@@ -30,7 +30,7 @@ pub(crate) fn trained<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     }
     log_once::<B>(from, &device);
     let tensor = tensor.into_primitive();
-    // The cast of a leaf would be no leaf.
+    // The result of casting a leaf is not a leaf.
     let tensor = if B::float_is_require_grad(&tensor) {
         B::float_set_require_grad(tensor, false)
     } else {
@@ -39,7 +39,7 @@ pub(crate) fn trained<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     AmpTensor::plain(converted::<B>(tensor, dtype.into()))
 }
 
-/// Logs one line for a model: one between two backward passes.
+/// Logs at most one line between two backward passes: one for a model, not one for each parameter.
 fn log_once<B: Backend>(from: DType, device: &B::Device) {
     static LOGGED_AFTER: AtomicU64 = AtomicU64::new(u64::MAX);
     let passes = passes();

@@ -3,8 +3,8 @@
 //! Each gradient is unscaled by itself. One flat buffer, like fastai's `flat_master`,
 //! takes 0.56 of the time on a CPU for 400 gradients with 463,360 elements in all (0.65 against
 //! 1.15 ms on Flex, 2 cores, 2026-11-21). burn-amp does not use one: its gradients would be views that
-//! hold the whole buffer, an optimizer could not reuse them, and a skipped step could not tell which
-//! gradients overflowed.
+//! hold the whole buffer, an optimizer could not reuse them, and a skipped step could not name the
+//! gradients that overflowed.
 
 mod gradients;
 pub(crate) mod leaves;
@@ -66,7 +66,7 @@ pub type AmpAutodiff<B, C = NoCheckpointing> = Amp<Autodiff<Amp<B>, C>>;
 /// Burn's autodiff between the two layers.
 type AutodiffLayer<B, C> = Autodiff<Amp<B>, C>;
 
-/// Conversions between the layers, of tensors that no layer wraps.
+/// Conversions between the layers, for tensors that no layer wraps.
 macro_rules! same_in_each_layer {
     ($(fn $name:ident($from:ty) -> $to:ty;)*) => {$(
         fn $name(tensor: $from) -> $to {
@@ -80,13 +80,15 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     type InnerBackend = Amp<B>;
     type Gradients = AmpGradients<B>;
 
-    /// Runs the backward pass of a loss of any shape and float dtype: the gradients of its sum.
+    /// Runs the backward pass of a loss of any shape and float dtype. The gradients are those of the
+    /// loss's sum.
     ///
-    /// Loss scaling applies if it is not disabled and f16 is in force, or was when the loss was
-    /// computed: the loss is scaled, and the gradients are unscaled in FP32 or wider. If a gradient
-    /// or the loss is not finite, there are no gradients, the loss scaler in force is notified, and
-    /// the next optimizer step changes nothing. The check costs one read-back from the device, and
-    /// an overflow costs a second one. In bf16 and FP32 this is autodiff's own backward pass.
+    /// Loss scaling applies if it is enabled and f16 is in force, or was in force when the loss was
+    /// computed. The loss is then scaled, and the gradients are unscaled in FP32 or wider. If a
+    /// gradient or the loss is not finite, there are no gradients, the loss scaler in force is
+    /// notified, and the next optimizer step changes nothing. The check costs one read-back from the
+    /// device, and an overflow costs a second one. In bf16 and FP32 this is autodiff's own backward
+    /// pass.
     ///
     /// # Panics
     ///
@@ -98,7 +100,8 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let device = loss.device();
         let f16 = loss.flags().contains(TensorFlags::FROM_F16)
             || DeviceContext::of::<AutodiffLayer<B, C>>(&device).mode == Mode::On(DType::F16);
-        // Do not scale an untracked loss: autodiff refuses the loss itself, but not a scaled one.
+        // Do not scale an untracked loss: autodiff panics for the loss itself, but not for a scaled
+        // one.
         let tracked = loss.primitive.is_tracked();
         let explicit = loss.scaled().cloned();
         let scaler = match &explicit {
@@ -162,7 +165,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         grads.ready.insert(tensor.primitive.node.id.value, grad);
     }
 
-    /// A leaf in the dtype in which it is trained: this is what an optimizer gets.
+    /// The tensor that an optimizer gets: a leaf is in the dtype in which it is trained.
     fn inner(tensor: FloatTensor<Self>) -> AmpTensor<B> {
         let mut flags = tensor.flags();
         let is_leaf = AutodiffLayer::<B, C>::float_is_require_grad(&tensor.primitive);
@@ -225,8 +228,8 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     }
 }
 
-/// A leaf's gradient as the user gets it: in the dtype in which the leaf is trained, read back in the
-/// dtype that the leaf would have, and never demoted.
+/// A leaf's gradient as the user gets it: in the dtype in which the leaf is trained, with the leaf's
+/// flags, and never demoted.
 fn finished<B: Backend>(leaf: LeafInfo, grad: FloatTensor<B>) -> AmpTensor<B> {
     let dtype = master::trained_dtype::<B>(leaf.dtype, &B::float_device(&grad));
     let grad = AmpTensor::<B>::plain(grad).into_dtype(dtype);
@@ -313,15 +316,15 @@ fn of_leaves<B: Backend>(grads: Vec<LeafGradient<B>>) -> HashMap<u64, AmpTensor<
 /// The node id of a leaf, the leaf, and its gradient.
 type LeafGradient<B> = (u64, LeafInfo, FloatTensor<B>);
 
-/// Takes the gradients of the leaves off the tape: of all, or only of those with a half copy at which
-/// the pass ended. The gradient of such a copy is added to its leaf's, in FP32 or wider.
+/// Takes gradients off the tape: those of all leaves, or only those of leaves with a half copy at which
+/// the pass ended. The gradient of a half copy is added to its leaf's, in FP32 or wider.
 ///
-/// A gradient that is half is cast by its reader: fusion then joins the cast with the reader's kernel.
+/// A half gradient is not cast here but where it is used: fusion then joins the cast with that kernel.
 fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
-    // Autodiff looks a gradient up by nothing but the tensor's node.
+    // Autodiff looks up a gradient only by the tensor's node.
     mut tensor: FloatTensor<AutodiffLayer<B, C>>,
     tape: &mut Gradients,
-    // Those alive before the pass: the tape may be all that holds a half copy.
+    // The leaves alive before the pass: the tape may be the only holder of a half copy.
     leaves: Vec<(Node, LeafInfo)>,
     only_copied: bool,
 ) -> Vec<LeafGradient<B>> {
@@ -370,11 +373,11 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
     let scale = scaler.loss_scale();
     let (mut grads, replicas) = scaled_backward::<B, C>(loss, scale);
-    // Without fusion each cast is a kernel: one for the check and for the product.
+    // Without fusion each cast is a kernel: cast once for the check and the product.
     if !device::is_fused::<B>(&device) {
         grads = in_fp32::<B>(grads);
     }
-    // A scale below 1 could take a gradient beyond FP32.
+    // Unscaling by a scale below 1 can overflow FP32.
     let is_unscaled_first = scale < 1.0;
     if is_unscaled_first {
         grads = unscaled::<B>(grads, scale);
@@ -395,7 +398,7 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
         findings.anomalies = anomalies;
     }
     scaler.record_pass(scale, outcome, findings);
-    // After the read-back: fusion then joins the product with the kernels of the optimizer.
+    // Unscale after the read-back: fusion then joins the product with the kernels of the optimizer.
     if !is_unscaled_first {
         grads = unscaled::<B>(grads, scale);
     }

@@ -1,8 +1,8 @@
 //! One outcome for all replicas of a model whose gradients Burn reduces. Handles no tensors.
 //!
-//! Reduced gradients are the same on every replica. Losses are not, nor are gradients that only
-//! some replicas have. So the replicas vote after each backward pass and wait for each other, until
-//! a replica has ended or was silent for too long.
+//! Reduced gradients are the same on every replica. Losses differ, and a replica may have gradients
+//! that others lack. So the replicas vote after each backward pass. They wait for each other, until a
+//! replica has ended or was silent for too long.
 
 use std::time::Duration;
 
@@ -51,13 +51,13 @@ impl Failure {
         match self {
             #[cfg(any(test, feature = "distributed"))]
             Failure::Ended(name) => format!(
-                "the thread of the replica on {name} has ended, by a panic or by returning, and this \
-                 replica waits for it. Its own error says why; all replicas have to take the same \
-                 number of steps"
+                "the thread of the replica on {name} has ended, by a panic or by returning, while this \
+                 replica waited for it. See the error of that thread. All replicas have to take the \
+                 same number of steps"
             ),
             Failure::Silent(names, timeout) => format!(
-                "this replica has waited {timeout:?} for that on {}, of which nothing was heard. If \
-                 its steps take longer than that, AmpConfig::with_replica_timeout sets the time",
+                "this replica has waited {timeout:?} for the replica on {}, without a response. If a \
+                 step takes longer, raise the limit with AmpConfig::with_replica_timeout",
                 names.join(", ")
             ),
             Failure::Different(one, other) => {
@@ -66,8 +66,8 @@ impl Failure {
                     None => "not scaled".into(),
                 });
                 format!(
-                    "the loss of one replica is {one}, that of another {other}: their gradients do \
-                     not add up. Give all devices the same precision and loss scale"
+                    "the loss of one replica is {one}, and the loss of another is {other}: their \
+                     gradients do not add up. Give all devices the same precision and loss scale"
                 )
             }
         }
@@ -115,7 +115,7 @@ impl Replicas {
     fn agree(&self, name: &str, timeout: Duration, vote: Vote) -> Vote {
         match self.vote(name, timeout, vote) {
             Ok(vote) => vote,
-            Err(failure) => panic!("burn-amp: in a distributed training, {}", failure.text()),
+            Err(failure) => panic!("burn-amp: in distributed training, {}", failure.text()),
         }
     }
 
@@ -161,8 +161,8 @@ impl Replicas {
     }
 }
 
-/// The outcome that the replicas agree on, of a pass whose loss was multiplied by `scale`, if it was
-/// scaled. `outcome` itself if there are none.
+/// The outcome that the replicas agree on, for a pass whose loss was multiplied by `scale`, if it was
+/// scaled. Without replicas, `outcome` itself.
 pub(crate) fn agreed<B: Backend>(
     replicas: Option<&Replicas>,
     device: &B::Device,
@@ -204,7 +204,7 @@ mod joined {
     }
 
     thread_local! {
-        /// Dropped with the thread: this is how a panic anywhere in a replica is noticed.
+        /// Dropped with the thread, so that a panic anywhere in a replica is noticed.
         static JOINED: RefCell<Option<Joined>> = const { RefCell::new(None) };
     }
 
@@ -231,14 +231,14 @@ mod joined {
     }
 }
 
-/// The replica that this thread has joined, if it is one. Burn clones the scheduler and the
-/// optimizer for each replica, and passes them no device and no replica.
+/// The replica that this thread has joined, if any. Burn clones the scheduler and the optimizer for
+/// each replica, and passes them no device and no replica.
 #[cfg(feature = "train")]
 pub(crate) fn here() -> Option<String> {
     joined::name()
 }
 
-/// Steps skipped on the devices of these scalers. Replicas skip together, which counts once.
+/// Steps skipped on the devices of these scalers. Replicas skip together: such a step counts once.
 #[cfg(feature = "train")]
 pub(crate) fn skipped_steps(scalers: &[GradScaler]) -> u64 {
     let each = scalers.iter().map(GradScaler::skipped_steps);

@@ -18,7 +18,8 @@ pub(crate) fn into_dtype<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> Floa
     shared_cast(&tensor, dtype).unwrap_or_else(|| cast::<B>(tensor.primitive, dtype))
 }
 
-/// The backward passes of this process so far: a tensor of any thread may be used before and after.
+/// The number of backward passes of this process so far: a tensor of any thread may be used before and
+/// after one.
 static PASSES: AtomicU64 = AtomicU64::new(0);
 
 /// Begins a backward pass, which consumes the nodes of its tape.

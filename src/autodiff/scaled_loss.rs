@@ -20,7 +20,7 @@ pub(crate) fn add_loss<I: Backend>(scaler: &GradScaler, device: &I::Device, valu
     pending.losses.checks.push(Box::new(check));
 }
 
-/// Takes the check that has begun on a backend, or a new one.
+/// Takes the check that was begun on a backend, or creates one.
 pub(crate) fn take_check<I: Backend>(scaler: &GradScaler, device: &I::Device) -> FiniteCheck<I> {
     let begun = {
         let checks = &mut scaler.shared.lock().pending.losses.checks;

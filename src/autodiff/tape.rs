@@ -1,11 +1,11 @@
-//! Operations that the upper layer records on the tape itself, where Burn's own record would keep
-//! FP32 tensors: the same values, with half copies kept for the backward pass.
+//! Operations that the upper layer records on the tape itself, because Burn's own record would keep
+//! FP32 tensors. The values are the same, and half copies are kept for the backward pass.
 //!
-//! The upper [`Amp`] is generic over its backend; only the lower layer can name the `Autodiff`
-//! between the two. So the lower layer registers a [`TapeExtension`] for each of Burn's
-//! checkpointing strategies when it creates its first tensor, and the upper layer finds its own by
-//! backend type: it has no tensor before. A backend without an extension, such as `Amp` over another
-//! autodiff, is recorded as in Burn.
+//! The upper [`Amp`] is generic over its backend; only the lower layer can name the `Autodiff` between
+//! the two. So the lower layer registers a [`TapeExtension`] for each of Burn's checkpointing
+//! strategies when it creates its first tensor. The upper layer has no tensor before that, and finds
+//! its extension by backend type. A backend without an extension, such as `Amp` over another autodiff,
+//! is recorded as in Burn.
 
 use std::any::{Any, TypeId};
 use std::marker::PhantomData;
@@ -28,8 +28,8 @@ use crate::scaler::ScaledLoss;
 use crate::tensor::{TensorFlags, converted};
 use crate::{Amp, AmpTensor};
 
-/// Operations on an autodiff backend `B` that have a record of their own. A method returns `None`
-/// if its record would gain nothing; Burn then records the operation.
+/// Operations on an autodiff backend `B` that are recorded here. A method returns `None` if its record
+/// would gain nothing; Burn then records the operation.
 pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
     /// Whether a gradient flows to the tensor.
     fn is_tracked(&self, tensor: &FloatTensor<B>) -> bool;
@@ -37,11 +37,12 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
     /// A cast. Gradient checkpointing recomputes the cast instead of keeping its result.
     fn cast(&self, tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B>;
 
-    /// Casts an FP32 leaf before an operation does, into its cast cache.
+    /// Casts an FP32 leaf into its cast cache, before an operation needs the copy.
     fn cast_ahead(&self, leaf: &FloatTensor<B>, half: DType);
 
-    /// A half copy of an FP32 leaf, as a leaf of its own. The backward pass adds its gradient to the
-    /// FP32 leaf's, which has these flags. `None` if replicas reduce the gradient of the leaf.
+    /// A half copy of an FP32 leaf, as a leaf of its own. The backward pass adds its gradient to that
+    /// of the FP32 leaf; `flags` are the FP32 leaf's. `None` if replicas reduce the gradient of the
+    /// leaf.
     fn half_leaf(
         &self,
         leaf: &FloatTensor<B>,
@@ -49,19 +50,19 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
         dtype: DType,
     ) -> Option<FloatTensor<B>>;
 
-    /// A half leaf as a node of its own, where the gradients of some uses add up. Their sum reaches
-    /// the half leaf in FP32. Gradient checkpointing keeps the node.
+    /// A half leaf as a node of its own, where the gradients of some uses add up. Their sum reaches the
+    /// half leaf in FP32. Gradient checkpointing keeps the node.
     ///
-    /// If two losses share the node, the first backward pass consumes its step, and the second pass
-    /// ends at the node: the gradient there is added to the FP32 leaf's.
+    /// If two losses share the node, the first backward pass consumes its step. The second pass ends at
+    /// the node, and the gradient there is added to that of the FP32 leaf.
     fn alias_of_half_leaf(
         &self,
         half_leaf: FloatTensor<B>,
         leaf: &FloatTensor<B>,
     ) -> FloatTensor<B>;
 
-    /// A product or quotient in FP32. Keeps the operands in the dtypes `kept`; instead of the dividend
-    /// keeps the quotient, in `kept_quotient`, which the next operation may keep too.
+    /// A product or quotient in FP32. Keeps the operands in the dtypes `kept`. With `kept_quotient`,
+    /// keeps the quotient in that dtype instead of the dividend: the next operation may keep it too.
     fn arithmetic(
         &self,
         op: Arithmetic,
@@ -87,8 +88,8 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
     /// A square in FP32. Keeps the operand in the dtype `kept`.
     fn square(&self, tensor: FloatTensor<B>, kept: DType) -> Option<FloatTensor<B>>;
 
-    /// A product with zeros and ones of the same shape. Keeps these as bytes, if the device has bytes;
-    /// with fusion, as a mask of bytes.
+    /// A product with zeros and ones of the same shape, if the device has bytes. Keeps the zeros and
+    /// ones as bytes or, with fusion, as a mask of bytes.
     fn dropout(&self, tensor: &FloatTensor<B>, noise: &FloatTensor<B>) -> Option<FloatTensor<B>>;
 
     /// A ReLU that keeps its result instead of its operand; the next layer keeps the result too.
@@ -106,8 +107,8 @@ pub(crate) trait TapeExtension<B: Backend>: Send + Sync {
         kept: DType,
     ) -> FloatTensor<B>;
 
-    /// A linear layer whose backward pass takes its steps in the order that fusion joins. `None` where
-    /// nothing is fused, and with gradient checkpointing.
+    /// A linear layer whose backward pass computes gradients in an order that fusion can join. `None`
+    /// without fusion, and with gradient checkpointing.
     fn linear(
         &self,
         x: &FloatTensor<B>,
@@ -186,7 +187,7 @@ struct Upper<T> {
 /// A weak reference to a node of autodiff.
 pub(crate) struct WeakNode {
     node: Weak<Anything>,
-    /// Tells autodiff that a tensor of the node is still held.
+    /// Autodiff's reference count of the node's tensors.
     #[cfg(feature = "distributed")]
     held: Weak<Anything>,
 }
@@ -220,7 +221,7 @@ impl WeakNode {
     }
 }
 
-/// What is registered, by type. Process-wide, as the types are.
+/// The registered values, by type. Process-wide, like the types.
 static TAPES: Registry<TypeId, Registered> = Registry::new();
 
 fn known<T: 'static>() -> Option<&'static T> {
@@ -271,8 +272,8 @@ pub(crate) fn with_scaled<B: Backend>(
     (upper.with_scaled)(tensor, scaled)
 }
 
-/// Casts the leaf that an optimizer has made of a parameter in half. With fusion, the cast joins the
-/// kernel of the optimizer; otherwise the first use casts it.
+/// Casts an updated parameter to half ahead of its use, if half precision is in force. With fusion, the
+/// cast joins the kernel of the optimizer; otherwise the first use casts the parameter.
 pub(crate) fn cast_ahead<B: Backend>(leaf: &FloatTensor<B>) {
     let device = B::float_device(leaf);
     if leaf.dtype() == DType::F32
@@ -284,11 +285,11 @@ pub(crate) fn cast_ahead<B: Backend>(leaf: &FloatTensor<B>) {
     }
 }
 
-/// Puts a device in use on which the layer above `B` creates a tensor, and registers the tapes above
+/// Puts a device in use when the layer above `B` creates a tensor on it, and registers the tapes above
 /// that layer. Returns the device's half support.
 pub(crate) fn registered<B: Backend>(device: &B::Device) -> Support {
     if known::<NodeOf<TapeTensor<B>>>().is_none() {
-        // Without autodiff of its own, as the layers use it.
+        // The device without its own autodiff, as the layers use it.
         register::<B>(device.inner());
     }
     device::put_in_use::<B>(device)
@@ -301,7 +302,7 @@ fn register<B: Backend>(device: &B::Device) {
         register_strategy::<B, NoCheckpointing>();
         register_strategy::<B, BalancedCheckpointing>();
     }
-    // The last: it stands for all.
+    // Added last: [`registered`] checks only this entry.
     add(const { &NodeOf::<TapeTensor<B>>(WeakNode::of) });
 }
 
@@ -326,8 +327,8 @@ fn add<T: Send + Sync>(value: &'static T) {
 pub(crate) fn assert_one_autodiff<B: Backend>(device: &B::Device) {
     assert!(
         !B::ad_enabled(device) || B::name(device).starts_with("autodiff<amp<"),
-        "burn-amp: AmpAutodiff has autodiff of its own, but its backend is {} already. Give it the \
-         backend without autodiff: AmpAutodiff<Flex>, not AmpAutodiff<Autodiff<Flex>>",
+        "burn-amp: AmpAutodiff adds autodiff, but its backend {} has autodiff already. Use the backend \
+         without autodiff: AmpAutodiff<Flex>, not AmpAutodiff<Autodiff<Flex>>",
         B::name(device)
     );
 }

@@ -46,7 +46,7 @@ impl<B: DistributedBackend> DistributedBackend for Amp<B> {
     }
 
     fn submit_gradient_sync(tensor: TensorRef<Self>, params: DistributedParams) {
-        // The gradient stays in the tape's container until the pass ends; nothing else touches it
+        // The gradient stays in the tape's container until the pass ends, and nothing else accesses it
         // there.
         let gradient = unsafe { &mut *tensor.0 };
         // Drops the cast cache: its half copies would hold the values before the reduction.

@@ -14,8 +14,8 @@ macro_rules! handles {
             match handle.handle {
                 HandleKind::$kind(tensor) => tensor,
                 other => panic!(
-                    "an operation on {} tensors was given the handle of a {} tensor: client and \
-                     server disagree on what a tensor is, are they of the same version of Burn?",
+                    "an operation on {} tensors was given the handle of a {} tensor. Use the same \
+                     version of Burn in the client and the server",
                     $name,
                     other.name()
                 ),
@@ -28,8 +28,8 @@ macro_rules! handles {
     )*};
 }
 
-/// A handle is the tensor itself. Its holder assumes that a float tensor is FP32, and never sees
-/// otherwise: data read back is FP32.
+/// A handle is the tensor itself. A client treats every float tensor as FP32, and data read back is
+/// FP32.
 impl<B: Backend> BackendIr for Amp<B> {
     type Handle = HandleKind<Self>;
 

@@ -1,5 +1,5 @@
-//! The precision that `Precision::Auto` selects on a device: by what its backend reports or, where a
-//! backend reports nothing, by how long products of matrices take.
+//! The precision that `Precision::Auto` selects on a device: by the capabilities that its backend
+//! reports or, where a backend reports none, by timing products of matrices.
 
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use crate::Precision;
 use crate::policy::HalfSupport;
 use crate::precision::full_precision;
 
-/// What `Auto` selects on a device, and why.
+/// The precision that `Auto` selects on a device, and the reason.
 pub(super) fn select<B: Backend>(device: &B::Device, capabilities: Capabilities) -> Chosen {
     // Burn reports the dtypes that LibTorch computes in, not those that the device accelerates.
     if bare_name::<B>(device).starts_with("libtorch") {
@@ -29,19 +29,19 @@ struct Times {
     /// The rows and columns of the matrices.
     size: usize,
     f32: Duration,
-    /// In a half dtype; `None` if a much smaller product takes longer than the one in FP32.
+    /// The time in a half dtype; `None` if a much smaller product takes longer than the one in FP32.
     f16: Option<Duration>,
     bf16: Option<Duration>,
 }
 
-/// How many times as fast as FP32 a half dtype has to be, since a step also casts.
+/// The least speed-up of a half dtype over FP32, since a step also casts.
 const FASTER: f64 = 1.3;
 
 fn by_times(capabilities: Capabilities, times: Option<Times>) -> Chosen {
     let Some(times) = times else {
         return Chosen {
             precision: Precision::F32,
-            why: "the backend does not report what the device accelerates, and the trial failed",
+            why: "the backend does not report what the device accelerates, and timing the device failed",
         };
     };
     let support = capabilities.support();
@@ -65,7 +65,7 @@ fn by_times(capabilities: Capabilities, times: Option<Times>) -> Chosen {
     let why = format!(
         "a product of {size}x{size} matrices takes {f32} in f32, {bf16} in bf16 and {f16} in f16"
     );
-    // Once for each device, whose state is not freed either.
+    // Leaked once for each device: the state of a device is never freed.
     let why = why.leak();
     Chosen { precision, why }
 }
@@ -74,8 +74,8 @@ fn by_times(capabilities: Capabilities, times: Option<Times>) -> Chosen {
 const FILLED: Duration = Duration::from_millis(2);
 const LARGEST: usize = 8192;
 
-/// Times products of matrices, in the dtypes of their operands whatever the device is set to. `None`
-/// if the device does not answer.
+/// Times products of matrices in the dtypes of their operands, whatever the device's precision. `None`
+/// if a product fails.
 fn times<B: Backend>(device: &B::Device) -> Option<Times> {
     let product = |size, dtype| product::<B>(device, size, dtype);
     let times = || {
@@ -101,7 +101,7 @@ fn times<B: Backend>(device: &B::Device) -> Option<Times> {
     catch_unwind(AssertUnwindSafe(times)).ok().flatten()
 }
 
-/// The shortest of three, after one that may compile a kernel.
+/// The shortest of three runs, after a first run that may compile a kernel.
 fn product<B: Backend>(device: &B::Device, size: usize, dtype: FloatDType) -> Option<Duration> {
     let ones = || B::float_ones(Shape::new([size, size]), device, dtype);
     let (lhs, rhs) = (ones(), ones());

@@ -11,7 +11,7 @@ use super::{DeviceState, name};
 use crate::policy::{OpPrecision, OpPrecisions};
 use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, WhenStuck};
 
-/// How a device computes: its precision, that of single operations, and its loss scaling.
+/// How a device computes: its precision, the precision of single operations, and its loss scaling.
 ///
 /// ```
 /// use burn::backend::Flex;
@@ -62,11 +62,12 @@ impl AmpConfig {
         self
     }
 
-    /// Sets the precision of one operation, in the place of the policy's: the counterpart of
-    /// `register_half_function` and `register_float_function` of NVIDIA's Apex. The name is that of the
-    /// operation in [`policy::rows`](crate::policy::rows); `float_` may be left out. It holds for every
-    /// call of the operation in the forward pass where half precision is in force; its backward pass
-    /// follows. See [`OpPrecision`] for what the two precisions mean.
+    /// Sets the precision of one operation, in the place of the policy's. The counterpart of
+    /// `register_half_function` and `register_float_function` of NVIDIA's Apex. `op` is the operation's
+    /// name in [`policy::rows`](crate::policy::rows); `float_` may be left out. The precision applies
+    /// to every call of the operation in the forward pass where half precision is in force; the
+    /// backward pass follows the forward pass. See [`OpPrecision`] for the meaning of the two
+    /// precisions.
     ///
     /// ```
     /// # use burn::backend::Flex;
@@ -79,10 +80,10 @@ impl AmpConfig {
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
     ///
-    /// In FP32, in [`full_precision`](crate::full_precision) and on FP64 tensors nothing changes. An
-    /// operation stays as the policy has it where a scalar is out of the half dtype's range, or where
-    /// the device does not compute in half. The steps of another operation follow that operation: the
-    /// softmax inside of `attention` is not `softmax`.
+    /// In FP32, in [`full_precision`](crate::full_precision) and on FP64 tensors nothing changes. The
+    /// policy's precision also stays where a scalar is out of the half dtype's range, or where the
+    /// device does not compute in half. A step inside another operation follows that operation:
+    /// `softmax` does not change the softmax inside `attention`.
     ///
     /// # Errors
     ///
@@ -161,8 +162,8 @@ impl AmpConfig {
         self.put_in_force::<B>(device, settings)
     }
 
-    /// As [`apply`](AmpConfig::apply) on several devices; returns whether any of them scales
-    /// losses. If a device fails, or `accept` rejects that answer, all devices are left unchanged.
+    /// Like [`apply`](AmpConfig::apply), on several devices. Returns whether any of them scales losses.
+    /// If a device fails, or `accept` rejects the returned value, all devices are left unchanged.
     #[cfg(feature = "train")]
     pub(crate) fn apply_to<B: Backend>(
         &self,
@@ -196,7 +197,7 @@ impl AmpConfig {
         Ok(self.settings(precision))
     }
 
-    /// The form that operations read.
+    /// The settings that operations read.
     pub(super) fn settings(&self, precision: Precision) -> Settings {
         Settings {
             precision,
@@ -248,13 +249,13 @@ fn operations<'de, D: Deserializer<'de>>(from: D) -> Result<OpPrecisions, D::Err
 pub(crate) struct Settings {
     /// Never `Auto`.
     pub precision: Precision,
-    /// Whether the user asked for this precision; false if `Auto` selected it.
+    /// Whether the user set this precision; false if `Auto` selected it.
     pub is_chosen: bool,
     /// Whether the configuration changes the precision of single operations.
     pub changes_operations: bool,
-    /// Whether operations look for values that are not finite.
+    /// Whether anomaly detection is on.
     pub watched: bool,
-    /// Whether operations are tried before they compute in half.
+    /// Whether a trial checks an operation before it computes in half.
     pub tried: bool,
     #[cfg_attr(not(feature = "distributed"), allow(dead_code))]
     pub replica_timeout: Duration,

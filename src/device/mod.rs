@@ -101,8 +101,8 @@ impl DeviceContext {
         }
     }
 
-    /// Whether the device is exact in an operation in `half`, if the configuration has operations
-    /// tried. Tries it the first time. `B` must be a backend that computes.
+    /// Whether the device is exact in an operation in `half`; `None` if trials are off. The first call
+    /// runs the trial. `B` must be a backend that computes.
     pub(crate) fn is_exact<B: Backend>(
         &self,
         device: &B::Device,
@@ -116,8 +116,8 @@ impl DeviceContext {
     }
 }
 
-/// Puts a device in use on which a tensor is created, and returns its half support. Operations look at
-/// the device only once half precision is wanted, so a device whose default is half announces half
+/// Puts a device in use when a tensor is created on it, and returns its half support. Operations look
+/// up the device only once half precision is wanted. So a device whose default is half announces half
 /// precision here.
 pub(crate) fn put_in_use<B: Backend>(device: &B::Device) -> Support {
     let state = DeviceState::of::<B>(device);
@@ -139,7 +139,7 @@ pub(crate) fn name<B: Backend>(device: &B::Device) -> String {
     format!("{} on {:?}", bare_name::<B>(device), device.inner())
 }
 
-/// Whether the backend joins operations to few kernels, with Burn's fusion.
+/// Whether the backend joins operations into few kernels, with Burn's fusion.
 pub(crate) fn is_fused<B: Backend>(device: &B::Device) -> bool {
     B::name(device.inner()).contains("fusion<")
 }

@@ -20,13 +20,13 @@ use crate::{AmpError, GradScaler, Precision};
 #[derive(Debug, Default)]
 pub(crate) struct DeviceState {
     capabilities: OnceLock<Capabilities>,
-    /// Unset until the device is first asked for its precision, unless that is configured.
+    /// The precision that `Auto` selects. Unset until it is first needed.
     auto: OnceLock<Chosen>,
     /// Replaced as a whole. Absent until the device is configured or first computes.
     in_force: ArcSwapOption<InForce>,
     scaler: GradScaler,
     statistics: CastStatistics,
-    /// In f16 and bf16.
+    /// The results of the trials, in f16 and in bf16.
     trials: [TrialResults; 2],
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct DeviceState {
 #[derive(Debug)]
 struct InForce {
     settings: Settings,
-    /// Read only where the settings say that there are any: an operation copies the settings.
+    /// Read only if the settings have `changes_operations`: an operation copies only the settings.
     operations: OpPrecisions,
 }
 
@@ -72,16 +72,16 @@ impl DeviceState {
         capabilities.check(precision, || name::<B>(device), hint)
     }
 
-    /// What `Auto` selects on the device. May time it.
+    /// The precision that `Auto` selects on the device. May time products of matrices.
     pub(crate) fn auto<B: Backend>(&self, device: &B::Device) -> Chosen {
-        // Nothing is locked meanwhile: a thread that waits for a kernel may come here again, and so
-        // does the layer below one that is timed.
+        // Lock nothing meanwhile: a thread that waits for a kernel may call this again, and timing the
+        // upper layer calls this for the lower layer.
         self.auto.get().copied().unwrap_or_else(|| {
             let auto = in_kernel(|| select::<B>(device, self.capabilities::<B>(device)));
             if self.auto.set(auto).is_ok() {
                 auto.log_auto(&name::<B>(device));
             }
-            *self.auto.get().expect("set here, or by another")
+            *self.auto.get().expect("set here, or by another thread")
         })
     }
 
@@ -145,13 +145,13 @@ impl DeviceState {
         &self.statistics
     }
 
-    /// What the trials in `half` have shown so far.
+    /// The results of the trials in `half` so far.
     pub(crate) fn trials(&self, half: DType) -> &TrialResults {
         &self.trials[usize::from(half == DType::BF16)]
     }
 }
 
-/// Tells the process if half precision is now in use.
+/// Marks half precision as in use in this process, if the settings use it.
 fn announce(settings: &Settings) {
     if settings.precision.is_half() {
         want_half();

@@ -6,15 +6,15 @@ use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorData, try_read_sync};
 
-/// Whether a device is exact in an operation, in `half`: tries it.
+/// Runs the trial of an operation in `half`. Returns whether the device is exact in the operation.
 pub(super) fn tried<B: Backend>(
     device: &B::Device,
     half: DType,
     support: HalfSupport,
     op: TriedOp,
 ) -> bool {
-    let or = " If the device is known to be exact in it, AmpConfig::with_trials(false) lets it \
-              compute in half";
+    let or = " If the device is exact in the operation, AmpConfig::with_trials(false) runs it in \
+              half";
     op.tried(&Tried::<B>(device.clone()), half, support, or)
 }
 

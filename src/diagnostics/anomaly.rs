@@ -12,21 +12,21 @@ use crate::precision::{inspecting, is_in_backward, is_inspecting, keeps_dtypes};
 use crate::tensor::{AmpTensor, at_least_f32};
 use crate::{Anomaly, AnomalyPass};
 
-/// What is known about this thread's pass.
+/// The findings so far in this thread's pass.
 #[derive(Default)]
 struct Watched {
     /// The first anomaly of each pass.
     found: Vec<Anomaly>,
     /// The node of the last parameter used by an operation of the forward pass.
     leaf: Option<u64>,
-    /// Of the current operation's operands: the largest magnitude, and whether all are finite.
+    /// The largest magnitude of the current operation's operands, and whether all are finite.
     largest: f32,
     finite: bool,
 }
 
 thread_local! {
-    /// Of a thread, because a pass runs on one: Burn's operations have no argument for what the ones
-    /// before them found.
+    /// Thread-local, because a pass runs on one thread: Burn's operations have no argument for the
+    /// findings of earlier operations.
     static WATCHED: RefCell<Watched> = RefCell::default();
 }
 
@@ -68,7 +68,8 @@ pub(crate) fn operand<B: Backend>(tensor: &AmpTensor<B>) {
     });
 }
 
-/// Adds the scalars of the current operation. An infinite scalar is the user's own.
+/// Adds the scalars of the current operation. An infinite scalar is intended, so the result of its
+/// operation is no anomaly.
 #[cold]
 pub(crate) fn scalars(scalars: &[f64]) {
     WATCHED.with_borrow_mut(|watched| {

@@ -14,7 +14,8 @@ use crate::tensor::at_least_f32;
 /// Tests tensors for non-finite values, all tensors together.
 pub(crate) struct FiniteCheck<B: Backend> {
     device: B::Device,
-    /// Whether the backend joins additions to few kernels. Its concatenation is a kernel for each part.
+    /// Whether the backend joins additions into few kernels. A concatenation there is a kernel for each
+    /// part.
     is_fused: bool,
     tensors: Vec<FloatTensor<B>>,
 }
@@ -35,9 +36,9 @@ impl<B: Backend> FiniteCheck<B> {
 
     /// For each added tensor, whether all its values are finite.
     ///
-    /// A sum that has met an infinity or NaN is never finite again, so a finite sum is proof. Any
-    /// other sum may also come from large finite values: a second read-back then decides by the values
-    /// themselves. Each backend must be tested for this.
+    /// A sum that contains an infinity or NaN is never finite, so a finite sum is proof. Any other sum
+    /// may also come from large finite values: a second read-back then checks the values themselves.
+    /// This must be tested on each backend.
     pub(crate) fn read(self) -> Vec<bool> {
         in_kernel(|| self.finite())
     }
@@ -63,9 +64,10 @@ impl<B: Backend> FiniteCheck<B> {
         finite
     }
 
-    /// Whether all values of all tensors are finite. Tensors of one shape are added up, in one kernel with
-    /// the casts before, and then the rows of their sum. All results are one read-back. A sum may overflow
-    /// though all values are finite: the sums of the single tensors decide then.
+    /// Whether all values of all tensors are finite. Tensors of one shape are added up, in one kernel
+    /// with the casts before, and then the rows of their sum. One read-back returns all results. False
+    /// also if a sum overflows although all values are finite: the caller
+    /// then checks each tensor.
     fn all_finite(&self) -> bool {
         let mut groups: Vec<(_, FloatTensor<B>)> = Vec::new();
         for tensor in &self.tensors {

@@ -54,7 +54,7 @@ pub struct AmpReport {
     pub reason: String,
     /// How losses are scaled in f16.
     pub loss_scaling: LossScaleConfig,
-    /// What the next loss is multiplied by in f16; 1 if loss scaling is disabled.
+    /// The factor on the next loss in f16; 1 if loss scaling is disabled.
     pub loss_scale: f32,
     /// Steps whose gradients were checked and finite. In bf16 and FP32 nothing is checked, and no
     /// step is counted.
@@ -71,12 +71,12 @@ pub struct AmpReport {
     /// ([`AmpConfig::with_op`](crate::AmpConfig::with_op)). Empty where FP32 is in force: nothing is
     /// changed there.
     pub changed_operations: BTreeMap<String, OpPrecision>,
-    /// Operations that run in half by the policy, but in FP32 here: a trial found that the device is
-    /// not exact in them in this precision. Of those that have run there so far. They return half
-    /// ([`AmpConfig::with_trials`](crate::AmpConfig::with_trials)).
+    /// Operations that the policy runs in half, but this device in FP32, with a result in half: a trial
+    /// found that the device is not exact in them in this precision. Only operations that have run on
+    /// the device so far. See [`AmpConfig::with_trials`](crate::AmpConfig::with_trials).
     pub fp32_here: Vec<String>,
-    /// Operations that run in FP32 by the policy, but in half here, without casts: a trial found that
-    /// the device is as exact in half. Of those that have run there so far.
+    /// Operations that the policy runs in FP32, but this device in half, without casts: a trial found
+    /// that the device is as exact in half. Only operations that have run on the device so far.
     pub half_here: Vec<String>,
     /// Casts of tensors to f16 or bf16, since the device was configured.
     pub casts_to_half: Casts,

@@ -32,7 +32,7 @@ fn relu<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     }))
 }
 
-/// A sigmoid or a hyperbolic tangent. Of a half operand, the result is kept for the backward pass.
+/// A sigmoid or a hyperbolic tangent. If the operand is half, the result is kept for the backward pass.
 pub(super) fn sigmoidal<B: Backend>(kind: Sigmoidal, op: Op, tensor: AmpTensor<B>) -> AmpTensor<B> {
     let call = Call::new(op, [&tensor]);
     let tape = call.recording::<B>();
@@ -54,12 +54,12 @@ fn softmin<B: Backend>(tensor: AmpTensor<B>, dim: usize) -> AmpTensor<B> {
     call.result(call.run(|| B::softmin(tensor, dim)))
 }
 
-/// The most classes whose logarithms are kept in FP32: half probabilities of so few would save less
-/// than the kernels that make them cost.
+/// The most classes whose logarithms are kept in FP32: for so few, half probabilities save less than
+/// their kernels cost.
 const FEW_CLASSES: usize = 64;
 
-/// A softmax in FP32. If the scores are half, half probabilities are kept for the backward pass; of
-/// the logarithm over a few classes, the result itself.
+/// A softmax in FP32. If the scores are half, half probabilities are kept for the backward pass. The
+/// logarithm over a few classes keeps its result instead.
 fn probabilities<B: Backend>(
     kind: Softmax,
     op: Op,

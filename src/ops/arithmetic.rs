@@ -1,5 +1,5 @@
-//! Tensor arithmetic, as in composed norms: an FP32 result of half tensors and small statistics
-//! keeps half copies for the backward pass.
+//! Tensor arithmetic, as in composed norms. Where half tensors and small statistics give an FP32
+//! result, half copies are kept for the backward pass.
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
@@ -20,7 +20,7 @@ pub(super) fn sum<B: Backend>(
     let call = Call::new(op, [&lhs, &rhs]);
     let tape = call
         .recording::<B>()
-        // FP32 that was never half adds up in Burn's order.
+        // FP32 tensors that were never half are summed in Burn's order.
         .filter(|(_, half)| lhs.fits(*half) || rhs.fits(*half))
         .filter(|_| lhs.shape() != rhs.shape());
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
@@ -59,7 +59,8 @@ pub(super) fn product<B: Backend>(
         let kept = [&lhs, &rhs].map(|t| kept(t, half));
         if wide && kept.iter().any(|dtype| is_half(*dtype)) {
             let operands = [lhs.primitive.clone(), rhs.primitive.clone()];
-            // Of two rounded copies, the one that the next operation keeps as well.
+            // If the dividend and the quotient both need a rounded copy, keep the quotient: the next
+            // operation may keep it too.
             let is_rounded = lhs.dtype() == DType::F32 && kept[0] == half;
             let fits = call.decision.flags.contains(TensorFlags::fits(half));
             let quotient = (kind == Arithmetic::Div && fits && is_rounded).then_some(half);
@@ -108,8 +109,8 @@ pub(super) fn reduction<B: Backend>(
 ) -> AmpTensor<B> {
     let call = Call::new(op, [&tensor]);
     let tape = call.recording::<B>().map(|(tape, _)| tape);
-    // Clones of a half tensor share its FP32 copy. Of one that has none, the gradient is rounded
-    // before it is expanded.
+    // Clones of a half tensor share its FP32 copy. If a tensor has none, record the sum on the half
+    // tensor: its gradient is rounded before it is expanded.
     if let Some(tape) = tape
         && tensor.shared_copy(DType::F32).is_none()
         && let Some(out) = call.run(|| {
@@ -127,7 +128,7 @@ pub(super) fn reduction<B: Backend>(
     }))
 }
 
-/// The tensor without its cast copies: a clone that shares them allocates.
+/// The tensor without its cast copies: cloning a tensor with a cast cache allocates.
 fn without_copies<B: Backend>(tensor: &AmpTensor<B>) -> AmpTensor<B> {
     AmpTensor::new(tensor.primitive.clone(), tensor.flags())
 }

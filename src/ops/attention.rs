@@ -1,4 +1,4 @@
-//! Attention in steps of the policy's own: contractions in half, and a softmax in FP32 between.
+//! Attention as steps under the policy: contractions in half, with a softmax in FP32 between them.
 
 use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
 use burn_backend::tensor::BoolTensor;
@@ -13,8 +13,8 @@ use crate::precision::keep_dtypes;
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
 
-/// Attention as one operation of the backend or, in half, as steps where it is recorded or where the
-/// device or a bias does not let it run whole.
+/// Attention. In half it is composed of steps if autodiff records it, if the device only contracts in
+/// half, or if the bias has another dtype. Otherwise it is one operation of the backend.
 pub(super) fn attention<B: Backend>(
     mut query: AmpTensor<B>,
     key: AmpTensor<B>,
@@ -29,8 +29,8 @@ pub(super) fn attention<B: Backend>(
         let whole = !B::ad_enabled(&query.device())
             && !call.decision.only_contracts
             && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half);
-        // Scale the query instead of the scores: unscaled scores may exceed 65504. In bf16 they do
-        // not, and CubeCL's backends have their kernel for the usual scale only.
+        // Scale the query instead of the scores: unscaled scores may exceed 65504. In bf16 they do not
+        // overflow, and CubeCL's backends have a kernel for the default scale only.
         if half == DType::F16 || !whole {
             let head = query.shape()[query.rank() - 1] as f64;
             let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
@@ -50,8 +50,8 @@ pub(super) fn attention<B: Backend>(
 /// softmax(softcap(Q Kᵀ) + bias) V for `[batch, heads, length, head]` and a scaled query. Masked
 /// scores are minus infinity.
 ///
-/// A fully masked row gives zeros and has a gradient of zeros, unlike that of Burn's
-/// `attention_fallback`, which is NaN.
+/// A fully masked row gives zeros, with a gradient of zeros. With Burn's `attention_fallback` the
+/// gradient is NaN.
 fn scaled_dot_product<B: Backend>(
     call: &Call,
     query: AmpTensor<B>,

@@ -31,7 +31,7 @@ use crate::tensor::AmpTensor;
 /// A tape, and the half dtype in force.
 type TapeInHalf<B> = (&'static dyn TapeExtension<B>, DType);
 
-/// An operation, and what becomes of it.
+/// An operation, and the policy's decision on it.
 struct Call {
     op: Op,
     decision: Decision,
@@ -39,7 +39,7 @@ struct Call {
     scaled: Option<ScaledLoss>,
     /// Whether no autodiff lies below: the backend's operation is a kernel.
     is_kernel: bool,
-    /// Whether anomaly detection looks for values that are not finite.
+    /// Whether anomaly detection checks the operation.
     watched: bool,
 }
 
@@ -49,7 +49,7 @@ impl Call {
         Self::of(op, &tensors, &tensors.map(AmpTensor::operand), &[])
     }
 
-    /// An operation on these operands, which are those of the tensors, and on these scalars.
+    /// An operation on these tensors, with their `operands`, and on these scalars.
     #[inline(never)]
     fn of<B: Backend>(
         op: Op,
@@ -95,8 +95,8 @@ impl Call {
         }
     }
 
-    /// Casts an operand for a formula of the policy's own, which widens half by itself: a cast to half
-    /// alone stands on the tape.
+    /// Casts an operand for a recorded formula, which widens half itself: only a cast to half goes on
+    /// the tape.
     fn recorded_operand<B: Backend>(&self, tensor: AmpTensor<B>) -> AmpTensor<B> {
         let half = self.decision.rounded.or(self.decision.operands);
         match half.filter(|dtype| is_half(*dtype) && tensor.dtype() != *dtype) {
@@ -211,7 +211,7 @@ impl<B: Backend> Site<DType> for At<'_, B> {
     }
 }
 
-/// Whether anomaly detection looks at an operation on these operands.
+/// Whether anomaly detection checks an operation on these operands.
 #[inline(always)]
 fn is_watched<B: Backend>(
     context: &DeviceContext,
@@ -231,8 +231,8 @@ fn scaled_loss<B: Backend>(tensors: &[&AmpTensor<B>]) -> Option<ScaledLoss> {
     let first = losses.next()?;
     if let Some(other) = losses.find(|other| !first.is_like(other)) {
         panic!(
-            "burn-amp: an operation takes losses of two scalers, scaled by {} and {}: the gradients of \
-             the result have no one scale. Add up the losses first, and scale the sum",
+            "burn-amp: an operation combines losses of two scalers, scaled by {} and {}: the gradients \
+             of the result have no single scale. Add up the losses first, then scale the sum",
             first.scale, other.scale
         )
     }
@@ -281,8 +281,8 @@ macro_rules! op {
 /// does. `[x]` is a float tensor, `[?x]` an optional one and `{x}` a scalar. [`wrapped`] has an arm
 /// for each kind of result.
 ///
-/// The check for a policy stands here, before anything else: in a process without half precision,
-/// an operation pays for nothing else.
+/// The check for a policy comes first: in a process without half precision, it is all that an operation
+/// costs.
 macro_rules! own_ops {
     ($($op:ident($(
         $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
@@ -298,8 +298,8 @@ macro_rules! own_ops {
             if $crate::precision::half_wanted() {
                 $crate::ops::by_policy(move || $own)
             } else {
-                // First: an operation with nothing left to drop writes its result straight to its
-                // destination. Field by field: a tensor that moves whole is copied.
+                // Drop first: an operation with nothing left to drop writes its result straight to its
+                // destination. Drop field by field: moving the whole tensor would copy it.
                 $($(drop($t.shared.into_inner());)?)+
                 $crate::ops::wrapped!($out, ($crate::AmpTensor::plain), B::$op($(
                     $($t.primitive)?
@@ -384,7 +384,7 @@ macro_rules! delegate {
     )*};
 }
 
-/// As [`delegate`], for operations on a device. The device is used without its own autodiff.
+/// Like [`delegate`], for operations on a device. The device is used without its own autodiff.
 macro_rules! delegate_on_device {
     ($(fn $op:ident($($a:ident: $ty:ty),*; device $(, $b:ident: $bty:ty)*) $(-> $out:ty)?;)*) => {$(
         #[inline]

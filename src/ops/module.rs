@@ -80,7 +80,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         weight_grad
     }
 
-    /// In half, one sum: each sum rounds.
+    /// In half, one sum: every further sum would round again.
     fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let (op, operands) = (op!(linear_bias_backward), [output_grad]);
         let [bias_grad] = checked(op, operands, |[output_grad]| {
@@ -120,8 +120,8 @@ fn rows<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     }
 }
 
-/// A product with a matrix, of the rows of a tensor: in half one contraction in the place of one for
-/// each batch. LibTorch takes half the time.
+/// Multiplies the rows of a tensor with a matrix: in half with one contraction instead of one for each
+/// batch. On LibTorch this takes half the time.
 fn by_rows<B: Backend>(
     tensor: FloatTensor<B>,
     product: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,

@@ -43,7 +43,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         } else {
             TensorFlags::empty()
         };
-        // Burn's backends decide on zero or one before they convert, so every dtype gets the same.
+        // Burn's backends draw zero or one before they convert, so every dtype gets the same values.
         if !is_half(asked) || is_binary && support == HalfSupport::Arithmetic {
             let draw = || B::float_random(shape, distribution, device, dtype);
             return AmpTensor::new(in_kernel(draw), flags);
@@ -91,7 +91,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     fn float_empty(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let make = |device: &_, dtype| B::float_empty(shape, device, dtype);
-        // Its values do not matter: others are written over them.
+        // The values do not matter: they will be overwritten.
         constant(create(device, dtype, make))
     }
 
@@ -210,7 +210,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     burn_amp_core::float_operations! { float_ops }
 }
 
-/// Whether anomaly detection looks at a cast to half: at a gradient's, or at the user's own.
+/// Whether anomaly detection checks a cast to half, of a gradient or by the user.
 fn watches_cast<B: Backend>(tensor: &AmpTensor<B>) -> bool {
     let device = tensor.device();
     let watched = is_watched(&DeviceContext::of::<B>(&device), &[tensor], &device);
@@ -220,7 +220,7 @@ fn watches_cast<B: Backend>(tensor: &AmpTensor<B>) -> bool {
     watched
 }
 
-/// The values and where they were.
+/// The values and their indices.
 type WithIndices<B> = (FloatTensor<B>, IntTensor<B>);
 
 fn scatter<B: Backend>(
@@ -256,7 +256,7 @@ pub(super) fn create<B: Backend>(
     })
 }
 
-/// Flags a tensor of one value that fits in both half dtypes: in FP32 it follows half tensors.
+/// Flags an FP32 tensor of one value that fits in both half dtypes: it follows half operands.
 pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     match tensor.dtype() {
         DType::F32 => tensor.with_flags(TensorFlags::CONSTANT),

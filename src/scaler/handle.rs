@@ -9,7 +9,7 @@ use super::Losses;
 use crate::StepOutcome;
 use crate::precision;
 
-/// No explicit protocol gives a loss to check.
+/// Without the explicit protocol there are no losses to check.
 #[cfg(not(feature = "train"))]
 type Losses = ();
 
@@ -59,12 +59,12 @@ pub struct GradScaler {
 
 scaler_handle!(GradScaler);
 
-/// What else than bf16 may help a run whose gradients overflow.
+/// A second remedy, after bf16, for a run whose gradients overflow.
 pub(crate) const OR: &str = ", or full_precision around the layers that overflow";
 
 thread_local! {
     /// The scalers of this thread's active scopes, innermost last. Like a precision region, a scope
-    /// covers the code that runs inside it: `precision` has the scopes that apply.
+    /// covers the code that runs inside it: `precision` counts the scopes that apply.
     static IN_SCOPE: RefCell<Vec<GradScaler>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -103,8 +103,8 @@ impl GradScaler {
     }
 }
 
-/// What a scaled loss, and every tensor computed from it, carries to the backward pass: the scaler
-/// of the explicit protocol, and the scale.
+/// The scaler of the explicit protocol, and the scale. A scaled loss, and every tensor computed from
+/// it, carries them to the backward pass.
 #[derive(Debug, Clone)]
 pub(crate) struct ScaledLoss {
     pub(crate) scaler: GradScaler,

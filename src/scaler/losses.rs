@@ -1,5 +1,5 @@
-//! What a step of the explicit protocol keeps of its losses. Independent of tensors: the layers
-//! above choose the types they store here.
+//! The checks and the replicas of a step's losses, in the explicit protocol. Independent of tensors:
+//! the layers above choose the types they store here.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,6 +15,6 @@ pub(crate) trait LossCheck: Any + Send {
 pub(crate) struct Losses {
     /// The finite checks, one for each backend, until they are read back.
     pub checks: Vec<Box<dyn LossCheck>>,
-    /// The replicas that the gradients were reduced with. They decide together.
+    /// The replicas that the gradients were reduced with. They decide on the step together.
     pub replicas: Option<Arc<dyn Any + Send + Sync>>,
 }

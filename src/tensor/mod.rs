@@ -72,7 +72,7 @@ impl<B: Backend> AmpTensor<B> {
         let Self {
             primitive, shared, ..
         } = self;
-        // Taken out: the compiler then leaves the primitive where it is.
+        // Take the shared state out: the compiler then leaves the primitive where it is.
         drop(shared.into_inner());
         primitive
     }
@@ -157,7 +157,7 @@ impl<B: Backend> AmpTensor<B> {
 }
 
 impl<B: Backend> AmpTensor<B> {
-    /// Where a copy in `dtype` is kept, if there is one or another clone could use it.
+    /// The slot of a copy in `dtype`, if the copy exists or another clone could use it.
     pub(crate) fn shared_copy(&self, dtype: DType) -> Option<&Copied<B>> {
         let shared = self.shared.get()?;
         let copy = shared.copy(self.dtype(), dtype)?;
@@ -171,7 +171,7 @@ impl<B: Backend> AmpTensor<B> {
         self.shared.get().is_some_and(used)
     }
 
-    /// Casts an FP32 tensor into its cast cache, before an operation does.
+    /// Casts an FP32 tensor into its cast cache, before an operation needs the copy.
     pub(crate) fn cast_ahead(&self, half: DType) {
         self.share();
         drop(self.clone().into_dtype(half));
@@ -200,8 +200,9 @@ impl<B: Backend> AmpTensor<B> {
         self
     }
 
-    /// Prepares the cast cache before a tensor is cloned. Without autodiff, no FP32 copy of a half
-    /// tensor is kept, but of a gradient on its way: the tape holds half tensors to save memory.
+    /// Prepares the cast cache before a tensor is cloned. Without autodiff, the FP32 copy of a half
+    /// tensor is kept only for a gradient in the backward pass: the tape holds half tensors to save
+    /// memory.
     #[inline(never)]
     fn share_copies(&self) {
         let is_gradient = || self.flags().contains(TensorFlags::BACKWARD);
@@ -278,7 +279,7 @@ impl<B: Backend> TensorMetadata for AmpTensor<B> {
     }
 }
 
-/// The backend's own cast. Makes the device known to the policy.
+/// The backend's own cast. Registers the device with the policy.
 pub(crate) fn converted<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     counted::<B>(tensor, dtype, |device| {
         let state = DeviceState::of::<B>(device);

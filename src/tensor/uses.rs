@@ -25,18 +25,18 @@ struct State<T> {
     /// The last nodes. If nothing held a node that two losses share, the backward pass of one loss
     /// would free the other.
     nodes: VecDeque<T>,
-    /// How many nodes there have been.
+    /// How many nodes were made.
     made: usize,
-    /// How many of them before the last pass: the place of the first node after it.
+    /// How many nodes were made before the last pass: the index of the first node after it.
     root: usize,
 }
 
-/// What serves a use.
+/// The node that serves a use.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Use<T> {
-    /// The node of the use before.
+    /// The node of the previous use.
     Again(T),
-    /// A new node, besides the first node since the last pass, if there is one.
+    /// A new node. The first node since the last pass comes with it, if there is one.
     New(Option<T>),
 }
 
@@ -75,7 +75,7 @@ impl<T: Clone> Uses<T> {
     pub fn keep(&self, node: &T) {
         let state = &mut *self.0.lock();
         match state.nodes.len() {
-            // Most parameters have one.
+            // Most parameters have one node.
             0 => state.nodes.reserve_exact(1),
             KEPT => drop(state.nodes.pop_front()),
             _ => {}

@@ -1,5 +1,5 @@
-//! The scaler's methods that take a module. Most are the explicit protocol: scale, unscale, step,
-//! update, as PyTorch's `GradScaler` has it.
+//! The scaler's methods that take a module. Most form the explicit protocol of PyTorch's `GradScaler`:
+//! scale, unscale, step, update.
 
 use burn_amp_core::PendingStepRecord;
 use burn_core::module::AutodiffModule;
@@ -19,10 +19,10 @@ impl GradScaler {
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. The
     /// result keeps the shape, device and dtype of the loss; a half-precision loss becomes FP32.
     ///
-    /// On an `AmpAutodiff` the values of the loss do not change; the loss carries this scaler and
-    /// its scale. Its `backward()`, or that of a loss computed from it, applies the scale on any
-    /// thread if f16 is involved, and leaves the rest to the protocol. Dropping a scaled loss does
-    /// not affect other backward passes.
+    /// On an `AmpAutodiff` the values of the loss do not change; the loss carries this scaler and its
+    /// scale. `backward()` on this loss, or on a loss computed from it, applies the scale on any thread
+    /// if f16 is involved, and leaves the rest to the protocol. Dropping a scaled loss does not affect
+    /// other backward passes.
     ///
     /// Then call [`step`](GradScaler::step), and not the optimizer itself: only
     /// [`step`](GradScaler::step) checks the gradients, and on a plain `Autodiff` they still carry
@@ -67,8 +67,8 @@ impl GradScaler {
     /// Runs the backward pass of a loss for a model's parameters:
     /// `GradientsParams::from_grads(scaler.scale(loss).backward(), model)`.
     ///
-    /// If a scaled loss is not finite, the gradient with the fewest elements becomes NaN, even if
-    /// all gradients are finite. The gradients thus report the non-finite loss to their receiver.
+    /// If a scaled loss is not finite, the gradient with the fewest elements becomes NaN, even if all
+    /// gradients are finite. So a receiver of the gradients detects the non-finite loss.
     ///
     /// ## Several peers
     ///
@@ -85,11 +85,11 @@ impl GradScaler {
     /// - all peers must have the same precision: where nothing is scaled, nothing is checked;
     /// - [`unscale`](GradScaler::unscale), for example to clip, comes after the reduction: the step
     ///   uses its check;
-    /// - `scale(loss).backward()` does not know the model, so it does not report a non-finite loss
-    ///   to the other peers.
+    /// - `scale(loss).backward()` does not get the model, so it cannot report a non-finite loss to the
+    ///   other peers.
     ///
-    /// After a non-finite loss, its peer keeps the scale and the other peers back off. Different
-    /// scales do no harm: on an `AmpAutodiff` the gradients come without the scale. On a plain
+    /// After a non-finite loss, its peer keeps the scale and the other peers back off. Different scales
+    /// do no harm: on an `AmpAutodiff` the gradients are returned without the scale. On a plain
     /// `Autodiff` each peer's gradients carry its own scale and cannot be reduced like this.
     ///
     /// # Panics
@@ -161,7 +161,7 @@ impl GradScaler {
         let mut check = scaled_loss::take_check::<B::InnerBackend>(self, &found.device);
         gradients::unscale(&scaled, grads, factor, &mut check);
         let finite = check.read();
-        // Those on other backends.
+        // Also read the checks of losses on other backends.
         self.read_losses();
         let outcome = self.shared.lock().pending.found(&scaled, &finite);
         let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
@@ -188,7 +188,7 @@ impl GradScaler {
     ///   last update.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
     ///
-    /// With an error the model comes back as it was. The optimizer and the scaler are unchanged; the
+    /// After an error the model is returned unchanged. The optimizer and the scaler are unchanged; the
     /// gradients are lost.
     ///
     /// # Panics
@@ -239,8 +239,8 @@ impl GradScaler {
         self.shared.update(OR)
     }
 
-    /// The last step, with its parameters named after the trained module; `None` before the first
-    /// step. Call it before the module takes its next step. For training loops on `AmpAutodiff`
+    /// The last step, with its parameters named after the trained module; `None` before the first step.
+    /// Call `explain` before the module takes its next step. It is for training loops on `AmpAutodiff`
     /// that call `backward()` themselves. The explicit protocol, a trainer and an
     /// [`AmpOptimizer`](crate::AmpOptimizer) already name the parameters.
     ///
@@ -295,14 +295,14 @@ impl GradScaler {
         shared.pending.resume(record, &shared.scaler, carried);
     }
 
-    /// What the gradients of the pending step are multiplied by: on an `AmpAutodiff` they come
+    /// The factor on the gradients of the pending step: 1 on an `AmpAutodiff`, which returns gradients
     /// without the scale.
     pub(crate) fn carried_scale<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
         let scale = self.shared.lock().pending.scale_given();
         scale.filter(|_| !is_amp::<B>(at)).unwrap_or(1.0)
     }
 
-    /// What a loss on this device is multiplied by now: 1 where nothing is scaled.
+    /// The factor on a loss on this device: 1 where nothing is scaled.
     pub(crate) fn scale_at<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
         let scaler = self.state();
         let is_f16 = || DeviceContext::of::<B>(at).mode == Mode::On(DType::F16);

@@ -15,13 +15,13 @@ use crate::AmpError;
 use crate::autodiff::tape;
 use crate::diagnostics::FiniteCheck;
 
-/// A gradient of any number of dimensions: [`GradientsParams`] does not store the number, and does
-/// not check the one in the type. Only for operations that do not depend on it.
+/// A gradient of any number of dimensions: [`GradientsParams`] does not store this number, and does not
+/// check the number in the type. Use it only for operations that do not depend on the number.
 type Gradient<I> = Tensor<I, 1>;
 
-/// Calls `each` with the id, the path and the value of each float parameter, in module order. A
-/// shared parameter comes up once for each of its places. The value is a closure, because reading
-/// it initializes a lazy parameter.
+/// Calls `each` with the id, the path and the value of each float parameter, in module order. A shared
+/// parameter is visited once for each of its places. The value is a closure, because reading it
+/// initializes a lazy parameter.
 pub(super) fn for_each_parameter<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     each: impl FnMut(ParamId, &[String], &dyn Fn() -> FloatTensor<B>),

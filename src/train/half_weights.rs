@@ -11,11 +11,10 @@ use crate::{Amp, AmpError, Precision};
 /// device to this precision, since in FP32 the policy casts nothing.
 ///
 /// Weights are the FP32 parameters of two or more dimensions. Biases and the parameters of
-/// normalization layers (modules whose name has `Norm`) stay FP32, and so do parameters of any other
-/// dtype as they are. Linear layers, convolutions and attention give the results that they gave,
-/// since they round their weights anyway; an embedding gives rounded rows. Use it after
-/// `load_record`, which makes the weights FP32 again. A record made of the model has the rounded
-/// values.
+/// normalization layers (modules whose name has `Norm`) stay FP32. Parameters of any other dtype are
+/// unchanged. Linear layers, convolutions and attention give the same results as before, since they
+/// round their weights anyway; an embedding gives rounded rows. Call it after `load_record`, which
+/// makes the weights FP32 again. A record made of the model has the rounded values.
 ///
 /// # Errors
 ///
@@ -78,7 +77,7 @@ impl Weights {
         module.is_some_and(|module| module.contains("Norm"))
     }
 
-    /// Notes a weight that f16 does not hold. Infinities are the weight's own.
+    /// Records a weight that is finite but beyond f16's range.
     fn check<B: Backend, const D: usize>(&mut self, weight: &Tensor<B, D>) {
         const F16_MAX: f32 = 65504.0;
         let infinite = weight.clone().abs().equal_elem(f32::INFINITY);

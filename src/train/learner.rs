@@ -116,9 +116,9 @@ where
     }
 
     /// Like [`SupervisedTraining::grads_accumulation`]. In f16 it needs an
-    /// [`AmpOptimizer`](crate::AmpOptimizer), which skips the whole batch if one micro-batch
-    /// overflows: without one, [`launch`](AmpTraining::launch) refuses. Burn does not reveal an
-    /// accumulation that was set earlier, so that one is not refused.
+    /// [`AmpOptimizer`](crate::AmpOptimizer), which skips the whole batch if one micro-batch overflows.
+    /// Without one, [`launch`](AmpTraining::launch) returns an error. An accumulation that was set
+    /// earlier is not checked, because Burn does not reveal it.
     pub fn grads_accumulation(mut self, accumulation: usize) -> Self {
         self.accumulation = accumulation;
         self.training = self.training.grads_accumulation(accumulation);
@@ -146,8 +146,8 @@ where
     ///
     /// Before the first step, with every device unchanged:
     ///
-    /// - as [`AmpConfig::apply`], when a device cannot do the precision, or a given loss scale has
-    ///   no effect;
+    /// - those of [`AmpConfig::apply`], when a device does not support the precision, or a given loss
+    ///   scale has no effect;
     /// - [`AmpError::PartialBatch`] when losses are scaled, and several devices or micro-batches
     ///   make a batch, unless an [`AmpOptimizer`](crate::AmpOptimizer) follows every device's
     ///   scaler.
@@ -199,7 +199,7 @@ where
                 .iter()
                 .for_each(|scaler| scaler.shared.listen(&stop));
         }
-        // Loaded before the devices were configured.
+        // The model was loaded before the devices were configured.
         if masters::is_half(&learner.model()) {
             learner.load_model(masters::with_masters(learner.model()).into_record());
         }

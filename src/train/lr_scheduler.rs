@@ -19,19 +19,18 @@ use crate::{GradScaler, LossScaler};
 
 /// Wraps any learning-rate scheduler so that it does not advance over skipped steps.
 ///
-/// The steps taken get the same learning rates as in a training run without skipped steps. This
-/// holds however a `Learner` calls the scheduler: before each backward pass, also with gradient
-/// accumulation, or after the passes of several devices. With an
-/// [`AmpOptimizer`](crate::AmpOptimizer) on the same scalers, the scheduler follows whole batches.
-/// Without one, a partly applied batch counts as taken. A step of the explicit protocol covers its
-/// whole window, and belongs to the last learning rate: ask for it before
-/// [`GradScaler::update`].
+/// The steps taken get the same learning rates as in a training run without skipped steps. This holds
+/// however a `Learner` calls the scheduler: before each backward pass, also with gradient accumulation,
+/// or after the passes of several devices. With an [`AmpOptimizer`](crate::AmpOptimizer) on the same
+/// scalers, the scheduler follows whole batches. Without one, a partly applied batch counts as taken. A
+/// step of the explicit protocol covers its whole window, and belongs to the last learning rate:
+/// request the learning rate before [`GradScaler::update`].
 ///
 /// The record holds the scheduler's and the scalers' state, so Burn's checkpoints save and restore
-/// both. The scalers are restored only if loss scaling is configured as before. A checkpoint of the
-/// scheduler alone, written without AMP, also loads from JSON and MessagePack, if the scheduler's
-/// own record is a number, a map or nothing, as with Burn's schedulers. The scalers then keep their
-/// state, and the log has a line about it.
+/// both. The scalers are restored only if loss scaling is configured as before. A checkpoint written
+/// without AMP, which holds only the inner scheduler, also loads from JSON and MessagePack, if that
+/// scheduler's own record is a number, a map or nothing, as with Burn's schedulers. The scalers then
+/// keep their state, and the log has a line about it.
 ///
 /// A custom training loop requests the learning rate before the backward pass, or, on several
 /// devices, after the passes of all: then passes come before the first learning rate.
@@ -49,9 +48,9 @@ use crate::{GradScaler, LossScaler};
 /// A clone observes steps on its own.
 #[derive(Debug, Clone)]
 pub struct AmpLrScheduler<S> {
-    /// The scheduler after the steps known to be taken.
+    /// The scheduler after the steps that were surely taken.
     settled: S,
-    /// The scheduler after the last step, whose outcome may not be known yet.
+    /// The scheduler after the last step, whose outcome may still be open.
     current: S,
     outcomes: Outcomes,
     /// Whether each learning rate is requested after its passes, as by Burn on several devices.
@@ -81,8 +80,9 @@ impl<S: Clone> AmpLrScheduler<S> {
         if !seen.has_passes() && replicas::here().is_some() {
             return None;
         }
-        // If nothing was seen, the step scaled nothing, as in bf16 and FP32. After the passes, it is
-        // the batch of the next learning rate that was seen, and the previous one is handled.
+        // If no step was seen, the step scaled nothing, as in bf16 and FP32. If learning rates come
+        // after the passes, the step seen is that of the next learning rate, and the previous step
+        // was handled before.
         Some(seen.taken || !seen.skipped || self.after_passes == Some(true))
     }
 }
@@ -110,7 +110,7 @@ impl<S: LrScheduler> LrScheduler for AmpLrScheduler<S> {
     }
 
     fn to_record<B: Backend>(&self) -> Self::Record<B> {
-        // The next step still needs the outcomes, so a clone gives them.
+        // Take the outcomes from a clone, because the next step still needs them.
         let scheduler = match self.last_taken(&self.outcomes.clone().take()) {
             Some(false) => &self.settled,
             Some(true) | None => &self.current,
@@ -187,7 +187,7 @@ impl<B: Backend, R: Record<B>> Record<B> for AmpLrSchedulerRecord<R> {
     }
 }
 
-/// Reads its own fields, or else the record of the inner scheduler alone. A format that is not
+/// Reads the item's own fields, or else the record of only the inner scheduler. A format that is not
 /// self-describing (bincode) must hold the item's own fields.
 impl<'de, I: Deserialize<'de>> Deserialize<'de> for AmpLrSchedulerItem<I> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -215,7 +215,7 @@ struct Own<I> {
 
 struct Either<I>(PhantomData<I>);
 
-/// Reads the record of the inner scheduler alone.
+/// Reads the record of only the inner scheduler.
 fn plain<'de, I: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<AmpLrSchedulerItem<I>, D::Error> {

@@ -21,9 +21,8 @@ pub struct MixedPrecision {
 }
 
 impl MixedPrecision {
-    /// From a precision and a scaler. `"16-mixed".parse()?` is the precision of a string. Without a
-    /// scaler, f16 and `Auto` get a new dynamic one. Does not check whether a device can do the
-    /// precision.
+    /// Combines a precision and a scaler. `"16-mixed".parse()?` parses a precision. Without a scaler,
+    /// f16 and `Auto` get a new dynamic scaler. Does not check whether a device supports the precision.
     ///
     /// # Errors
     ///
@@ -65,7 +64,7 @@ impl MixedPrecision {
     ///
     /// # Panics
     ///
-    /// Where [`with_precision`] panics, on a device that cannot do the precision.
+    /// Where [`with_precision`] panics, on a device that does not support the precision.
     pub fn forward_context<T>(&self, f: impl FnOnce() -> T) -> T {
         with_precision(self.precision, f)
     }
@@ -129,8 +128,8 @@ impl MixedPrecision {
     }
 
     /// Continues from a saved state, including its settings. A state saved in bf16 or FP32, where
-    /// nothing is scaled, does not fit f16, or the reverse: the scaler then starts over, and the
-    /// log has a line about it.
+    /// nothing is scaled, does not fit f16, and a state saved in f16 does not fit bf16 or FP32. The
+    /// scaler then starts over, and the log has a line about it.
     pub fn load_state(&self, state: LossScaler) {
         if state.is_enabled() == self.scaler.state().is_enabled() {
             return self.scaler.load_state(state);

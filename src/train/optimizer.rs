@@ -25,15 +25,15 @@ use crate::GradScaler;
 /// let optimizer = AmpOptimizer::new(AdamConfig::new().init::<B, Linear<B>>(), scalers);
 /// ```
 ///
-/// A [`Learner`](burn_train::Learner) calls it when every pass of a batch is done. Burn drops an
-/// incomplete accumulation at the end of an epoch. An overflow in the dropped part skips the next
-/// batch.
+/// A [`Learner`](burn_train::Learner) calls the optimizer when every pass of a batch is done. Burn
+/// drops an incomplete accumulation at the end of an epoch. An overflow in the dropped part skips the
+/// next batch.
 ///
 /// A clone observes passes on its own.
 #[derive(Debug, Clone)]
 pub struct AmpOptimizer<O> {
     inner: O,
-    /// Of the passes since the last batch.
+    /// The outcomes of the passes since the last batch.
     outcomes: Outcomes,
 }
 
@@ -91,7 +91,7 @@ where
         self.inner.to_record()
     }
 
-    /// Also forgets the passes of the batch that has begun: they are not the record's.
+    /// Also forgets the passes of the batch that has begun: they are not part of the record.
     fn load_record(self, record: Self::Record) -> Self {
         self.outcomes.forget();
         Self {

@@ -1,4 +1,4 @@
-//! What an optimizer or a schedule sees of the steps between two of its own calls.
+//! The outcomes of steps between two calls of an optimizer or a scheduler.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ struct Seen {
     /// Whether the observer is an optimizer, which makes batches of passes.
     makes_batches: bool,
     scalers: Vec<GradScaler>,
-    /// By the replica that took or skipped them.
+    /// The steps of each replica.
     steps: Mutex<HashMap<Option<String>, Steps>>,
 }
 
@@ -31,8 +31,8 @@ pub(super) struct Steps {
     pub taken: bool,
     /// Whether a backward pass was skipped.
     pub skipped: bool,
-    /// Whether the last learning rate was used, where an optimizer has decided on it: an
-    /// `AmpOptimizer` on a batch, or the explicit protocol on its window.
+    /// Whether the last learning rate was used, if an optimizer has decided on it: an `AmpOptimizer` on
+    /// a batch, or the explicit protocol on its window.
     pub batch: Option<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! How close half precision comes to what is exact.
+//! Compares half precision with exact values.
 
 use burn_amp::Precision;
 
@@ -14,7 +14,7 @@ pub fn roundoff(precision: Precision) -> f64 {
     }
 }
 
-/// The norm of the difference over the norm of what is expected.
+/// The norm of the difference over the norm of the expected values.
 pub fn relative_error(actual: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(actual.len(), expected.len());
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
@@ -27,7 +27,8 @@ pub fn relative_error(actual: &[f32], expected: &[f32]) -> f64 {
     }
 }
 
-/// Every value is finite, and together they are within `roundoffs` roundings of what is expected.
+/// Asserts that every value is finite, and that together they are within `roundoffs` roundings of the
+/// expected values.
 #[track_caller]
 pub fn assert_close(
     what: &str,

@@ -1,5 +1,4 @@
-//! A small model with reproducible parameters and data, what it is trained with, and its state in
-//! full.
+//! A small model with reproducible parameters and data, its scaler, and its state in full.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
@@ -94,7 +93,7 @@ pub fn data<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
     tensor.into_data().to_vec().unwrap()
 }
 
-/// Every gradient that is there, in the order of the module.
+/// Every gradient that exists, in the order of the module.
 pub fn gradients<B: AutodiffBackend>(module: &impl Module<B>, grads: &GradientsParams) -> Vec<f32> {
     struct Collect<'a>(&'a GradientsParams, Vec<f32>);
     impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<'_> {
@@ -110,8 +109,7 @@ pub fn gradients<B: AutodiffBackend>(module: &impl Module<B>, grads: &GradientsP
     collect.1
 }
 
-/// The optimizer's state of each parameter that it has one of, by the parameter's place in the
-/// module.
+/// The optimizer's state of each parameter that has one, by the parameter's place in the module.
 pub fn state<B, M, O>(
     optimizer: &OptimizerAdaptor<O, M, B>,
     module: &impl Module<B>,

@@ -1,4 +1,4 @@
-//! What the tests share: the backend, precisions, tolerances and comparisons.
+//! Shared by the tests: the backend, precisions, tolerances and comparisons.
 #![allow(dead_code, unused_imports)]
 
 mod close;
@@ -21,19 +21,20 @@ pub type Inner = burn_tch::LibTorch;
 #[cfg(not(any(feature = "cuda", feature = "wgpu", feature = "tch")))]
 pub type Inner = burn::backend::Flex;
 
-/// Whether it is one of CubeCL's, which lack some backward passes.
+/// Whether the tested backend is one of CubeCL's, which lack some backward passes.
 pub const ON_CUBECL: bool = cfg!(any(feature = "cuda", feature = "wgpu"));
 
-/// Whether it computes by WGSL, which lacks one average pooling.
+/// Whether the tested backend computes with WGSL, which lacks one average pooling.
 pub const ON_WGSL: bool = cfg!(all(feature = "wgpu", not(feature = "vulkan")));
 
 /// Whether operations are fused, where one backward pass and FP64 panic.
 pub const FUSED: bool = ON_CUBECL && cfg!(feature = "fusion");
 
-/// Whether it is LibTorch, for which Burn lacks some operations and does some otherwise.
+/// Whether the tested backend is LibTorch, for which Burn lacks some operations and computes some
+/// differently.
 pub const ON_LIBTORCH: bool = cfg!(feature = "tch") && !ON_CUBECL;
 
-/// Those that the tested backend can do.
+/// The precisions that the tested backend supports.
 pub fn possible<const N: usize>(precisions: [Precision; N]) -> Vec<Precision> {
     let can = |p: &Precision| with_precision(*p, || precision_of::<Inner>(&Default::default()));
     precisions.into_iter().filter(|p| can(p).is_ok()).collect()

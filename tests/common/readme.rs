@@ -1,12 +1,12 @@
 //! Whether the Rust blocks of a README stand in tests. Independent of the release of Burn.
 
-/// The README's lines are broken as rustfmt breaks them in the tests, but for the indentation.
+/// The README breaks its lines as rustfmt breaks them in the tests, except for the indentation.
 fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Asserts that a README has so many blocks with this fence, and that each, after `imports` where it
-/// begins with them, stands in one of the tests.
+/// Asserts that a README has `count` blocks with this fence, and that each block stands in one of the
+/// tests. A block may begin with `imports`.
 #[track_caller]
 pub fn assert_blocks_stand_in(
     tests: &[&str],

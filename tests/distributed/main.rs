@@ -42,14 +42,14 @@ type B = AmpAutodiff<Checked>;
 
 const LR: f64 = 0.1;
 
-/// What a replica is told: which it is, and on which device.
+/// A replica's index and device.
 #[derive(Debug, Clone, Copy)]
 struct Replica {
     index: usize,
     device: CheckedDevice,
 }
 
-/// Runs the replicas of a training, a thread each, and gives what they return or panic with.
+/// Runs the replicas of a training, each on its own thread, and returns their results or panics.
 fn outcomes<T: Send + 'static>(
     op: ReduceOperation,
     devices: &[CheckedDevice],
@@ -131,7 +131,7 @@ impl Replica {
         model.clone().fork(&self.device).map(&mut Distribute)
     }
 
-    /// Of a batch of the replica's own.
+    /// The loss on a batch of the replica's own.
     fn loss(&self, model: &Mlp<B>, step: usize) -> Tensor<B, 1> {
         loss(model, self.index, step, &self.device)
     }
@@ -148,7 +148,7 @@ fn loss<A: Backend>(model: &Mlp<A>, replica: usize, step: usize, at: &A::Device)
     model.loss_on(x, y)
 }
 
-/// Its value is 0, and its gradients are not finite.
+/// A loss whose value is 0, and whose gradients are not finite.
 fn overflow<A: Backend>(model: &Mlp<A>) -> Tensor<A, 1> {
     (model.first.weight.val().sum() * 0.0).sqrt()
 }
@@ -217,8 +217,8 @@ fn replicas_train_as_one() {
     }
 }
 
-/// The scaler that a training in f16 of two replicas ends with, of which the first does something
-/// odd in three steps. Both end alike, and as one that never took these steps.
+/// The final scaler of a training in f16 on two replicas, of which the first does something odd in
+/// three steps. Both replicas end alike, and like a training without these steps.
 fn with_odd_steps(
     odd: impl Fn(&Mlp<B>, Tensor<B, 1>) -> Tensor<B, 1> + Send + Sync + 'static,
 ) -> LossScaler {
@@ -251,7 +251,7 @@ fn an_overflow_on_one_replica_skips_the_step_of_all() {
     assert_eq!(scaler.scale(), INIT_SCALE / 8.0);
 }
 
-/// Only its replica can know of it: the gradients are finite.
+/// Only that replica detects it: the gradients are finite.
 #[test]
 fn a_loss_that_is_not_finite_on_one_replica_skips_the_step_of_all() {
     let scaler = with_odd_steps(|_, loss| {
@@ -263,7 +263,7 @@ fn a_loss_that_is_not_finite_on_one_replica_skips_the_step_of_all() {
     assert!(scaler.scale() >= INIT_SCALE);
 }
 
-/// Nothing is reduced of what only one replica has.
+/// A gradient that only one replica has is not reduced.
 #[test]
 fn an_overflow_of_what_one_replica_alone_has_skips_the_step_of_all() {
     let held = Mutex::new(Vec::new());
@@ -375,7 +375,7 @@ fn what_is_not_scaled_is_not_read_back() {
         replicas(ReduceOperation::Sum, &devices, move |replica| {
             let mut optimizer = SgdConfig::new().init();
             let model = replica.model(&model);
-            // The first step tries the operations, which reads.
+            // The first step runs trials, which read.
             let loss = replica.loss(&model, 0);
             let model = step(&mut optimizer, model, loss);
             let loss = replica.loss(&model, 1);
@@ -444,7 +444,7 @@ fn the_explicit_protocol_decides_together() {
                 let mut loss = replica.loss(&model, i);
                 if replica.index == 1 && i % 3 == 1 {
                     loss = match odd {
-                        // Of what this replica alone has.
+                        // Of a gradient that only this replica has.
                         StepOutcome::Overflow => loss + overflow(&model),
                         _ => loss.clone() + Tensor::full([1], f32::NAN, &loss.device()),
                     };
@@ -536,8 +536,7 @@ fn learned(accumulation: usize, overflowing: &[usize]) -> Vec<Given> {
 /// Batches of a replica in an epoch.
 const STEPS: usize = 6;
 
-/// Burn asks for as many learning rates as there are replicas before each of their passes, and uses
-/// the last.
+/// Before each replica's pass, Burn requests one learning rate for each replica, and uses the last.
 fn lrs(passes: impl IntoIterator<Item = usize>) -> Vec<f64> {
     let mut linear = LinearLrSchedulerConfig::new(0.1, 0.01, 4 * STEPS)
         .init()

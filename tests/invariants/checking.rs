@@ -1,4 +1,4 @@
-//! The checking backend does refuse what burn-amp must not ask for, and counts what it is for.
+//! The checking backend panics for calls that burn-amp must not make, and counts the others.
 
 use burn::tensor::module::linear;
 use burn::tensor::{DType, Tensor};

@@ -1,4 +1,4 @@
-//! What a step costs: casts and read-backs, and that FP32 costs neither.
+//! The casts and read-backs of a step: FP32 has none.
 
 use burn::module::Module;
 use burn::nn::loss::{MseLoss, Reduction};
@@ -16,7 +16,7 @@ use crate::steps::{KINDS, Keeping, Ready, Step, input, param, step};
 /// Three projections of one tensor and a fourth whose weight is the first's.
 fn projections<B: Backend<Device = CheckedDevice>>(device: &CheckedDevice) -> [Linear<B>; 4] {
     let [q, k, v] = [(); 3].map(|()| LinearConfig::new(8, 8).init(device));
-    // A clone of what was never used draws values of its own.
+    // A clone of a module that was never used draws its own values.
     Module::visit(&q, &mut Ready);
     let tied = q.clone();
     [q, k, v, tied]
@@ -37,7 +37,7 @@ fn a_tensor_is_cast_once_however_many_operations_use_it() {
         projected(&layers, x.clone());
         device.reset();
         projected(&layers, x);
-        // The parameters' half copies are those of the first time.
+        // The parameters' half copies are kept from the first time.
         assert_eq!(device.counts().casts(), 0, "in {precision}");
 
         let device = device_in(precision);
@@ -110,7 +110,7 @@ fn in_bf16_a_parameter_and_its_gradient_are_cast_once_however_often_it_is_used()
     assert_eq!(many[1], expected, "to FP32");
 }
 
-/// As `repeated`, of one FP32 activation that so many layers are given.
+/// As `repeated`, for one FP32 activation that so many layers use.
 fn given_to(layers: usize) -> [Casts; 2] {
     let device = device_in(Precision::Bf16);
     let layer = LinearConfig::new(8, 8).init::<Keeping>(&device);
@@ -123,7 +123,7 @@ fn given_to(layers: usize) -> [Casts; 2] {
         .map(|(from, to)| step.counts.casts_between(from, to))
 }
 
-/// Its gradients add up before they are cast.
+/// The gradients of the activation add up before they are cast.
 #[test]
 fn in_bf16_an_activation_and_its_gradient_are_cast_once_however_often_it_is_used() {
     let [one, three] = [1, 3].map(|layers| fewest(|| given_to(layers)));

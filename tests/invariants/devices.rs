@@ -1,4 +1,4 @@
-//! Devices: what they can do decides what they are given, and each keeps its own configuration.
+//! Devices: each gets only dtypes that it supports, and keeps its own configuration.
 
 use burn::module::{AutodiffModule, Module, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -31,7 +31,7 @@ fn contractions() -> DTypeUsageSet {
     DTypeUsage::Storage | DTypeUsage::Accelerated
 }
 
-/// What a device with matrix units in one half dtype alone supports, by the precision they have.
+/// A device with matrix units in only one half dtype, that of `precision`.
 fn contracting(precision: Precision) -> CheckedDevice {
     let device = match precision {
         Precision::F16 => CheckedDevice::with_support(contractions(), none()),
@@ -40,7 +40,7 @@ fn contracting(precision: Precision) -> CheckedDevice {
     configured(device, precision)
 }
 
-/// Nothing but contractions and moves of data was half.
+/// Asserts that only contractions and moves of data were half.
 #[track_caller]
 fn assert_only_contractions(what: &str, counts: &Counts) {
     let in_half = counts.in_half();
@@ -90,7 +90,7 @@ fn half_operands_of_the_user_are_contracted_or_widened() {
         (DType::BF16, DType::BF16),
         (DType::F64, DType::BF16),
     ];
-    // No result is in a dtype that nothing can be computed in.
+    // No result is in a dtype without arithmetic.
     mixed::assert_values(&device, Precision::Bf16, &dtypes, |gives, a, b| {
         match gives != Gives::Bool && [a, b].contains(&DType::F64) {
             true => DType::F64,
@@ -226,7 +226,7 @@ fn each_device_keeps_its_own_precision() {
         let reads = usize::from(precision == Precision::F16);
         assert_eq!(device.counts().reads.float, reads, "{what}");
 
-        // What was moved computes there, and its gradient comes home.
+        // A moved layer computes on its new device, and its gradient returns to the first device.
         let moved = grad(&layer.clone().to_device(device), device, &layer);
         assert_eq!(moved.device(), *home, "{what}");
         ran("linear");
@@ -242,7 +242,7 @@ fn each_device_keeps_its_own_precision() {
     }
 }
 
-/// Two steps on each device in turn, then the weight. `after` is told where the steps were.
+/// Two steps on each device in turn, then the weight. `after` gets the device of the steps.
 fn trained_on(devices: &[CheckedDevice], mut after: impl FnMut(&CheckedDevice)) -> Vec<f32> {
     let mut model = LinearConfig::new(4, 4).init::<Keeping>(&devices[0]);
     let filled = input::<Keeping, 2>([4, 4], 3, &devices[0]).require_grad();
@@ -344,14 +344,14 @@ fn random_halves_are_the_rounded_fp32_draw() {
             assert_eq!(half.dtype(), dtype);
             let rounded = drawn(DType::F32).cast(dtype);
             assert_eq!(half.into_data(), rounded.into_data(), "{distribution:?}");
-            // Zeros and ones are drawn as asked: that draw is the same in every dtype.
+            // Zeros and ones are drawn in the requested dtype: the draw is the same in every dtype.
             let in_fp32 = match distribution {
                 Distribution::Bernoulli(_) => 1,
                 _ => 2,
             };
             assert_eq!(device.counts().ran_in("float_random", DType::F32), in_fp32);
         }
-        // A backend's own draw is another one, or this would prove nothing.
+        // The backend's own draw differs, or this would prove nothing.
         let device = CheckedDevice::new();
         let drawn = |dtype: DType| {
             <Checked>::seed(&device, 17);

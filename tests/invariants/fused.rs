@@ -1,5 +1,4 @@
-//! Where operations are fused: the same numbers, from steps in another order. A device says so by its
-//! name.
+//! With fusion: the same numbers, from steps in another order. A device reports fusion by its name.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -97,7 +96,7 @@ fn a_dropout_by_noise_in_fp32_gives_fp32() {
     }
 }
 
-/// One layer is used; of the other, the gradient is zero.
+/// One layer is used; the gradient of the other is zero.
 #[derive(Module, Debug)]
 struct Half<B: Backend> {
     used: Linear<B>,
@@ -135,8 +134,8 @@ fn the_optimizer_casts_a_parameter_that_a_product_used_and_no_other() {
         let [plain_forward, plain_step] = casts(&configured(CheckedDevice::new(), precision));
         // The operand was cast before.
         assert_eq!((forward, plain_forward), (0, 1), "{precision}");
-        // Both cast the operand and the first gradient. The weight has been cast: the bias is left, or
-        // both for the next step.
+        // Both cast the operand and the first gradient. The fused weight has been cast before: its bias
+        // is left, or both for the next step.
         assert_eq!((step, plain_step), (4, 3), "{precision}");
     }
 }

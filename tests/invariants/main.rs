@@ -1,5 +1,5 @@
-//! What burn-amp owes the backend below, which is one that checks it: no operation gets operands of
-//! different float dtypes, none gets a dtype that its device does not support, and nothing is cast
+//! The requirements of the backend below burn-amp, on one that checks them: no operation gets operands
+//! of different float dtypes, none gets a dtype that its device does not support, and nothing is cast
 //! or read back without need.
 
 #[path = "../common/checked/mod.rs"]

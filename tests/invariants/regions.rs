@@ -1,4 +1,4 @@
-//! Regions: what runs inside, whatever the device is configured to.
+//! Regions: their precision applies, whatever the device's configuration.
 
 use burn::backend::Autodiff;
 use burn::nn::LinearConfig;
@@ -14,7 +14,7 @@ use crate::mixed::{flat, operations};
 use crate::steps::{KINDS, Keeping, input, param, step};
 use crate::training::assert_like;
 
-/// Nothing was computed in half: what is half may be moved, and cast to FP32.
+/// Asserts that nothing was computed in half: half tensors may only be moved, and cast to FP32.
 #[track_caller]
 fn assert_nothing_half(what: &str, counts: &Counts) {
     for (op, dtype, _) in counts.in_half() {
@@ -24,7 +24,7 @@ fn assert_nothing_half(what: &str, counts: &Counts) {
     assert_eq!(counts.casts_between(DType::F32, DType::BF16).count, 0);
 }
 
-/// Values as a layer gives them: half, because the policy says so.
+/// Values as a layer gives them: half by the policy.
 fn activations(device: &CheckedDevice, seed: u64) -> Tensor<Amp<Checked>, 2> {
     let eye = Tensor::eye(4, device);
     let x = (input::<Amp<Checked>, 2>([4, 4], seed, device) * 0.5 + 0.75).matmul(eye);
@@ -49,7 +49,7 @@ fn nothing_is_half_in_full_precision() {
                 device.reset();
                 let out = full_precision(|| op(a.clone(), b.clone()));
                 assert_nothing_half(&what, &device.counts());
-                // On FP32 operands of the same values it is the backend's own, bit for bit.
+                // The result is the backend's own on FP32 operands of the same values, bit for bit.
                 let [a, b] = [a, b].map(|x| Tensor::from_data(x.to_data(), (&device, DType::F32)));
                 assert_eq!(flat(out), flat(plain(a, b)), "{what}");
             }
@@ -139,7 +139,7 @@ fn a_wider_operand_is_not_narrowed_in_full_precision() {
     }
 }
 
-/// FP32 that bf16 holds as well, and f16 does not, is left in FP32 by a region in f16.
+/// An FP32 tensor that fits in bf16, but not in f16, stays FP32 in a region in f16.
 #[test]
 fn what_one_half_holds_is_not_brought_to_the_other() {
     type B = burn_amp::AmpAutodiff<Checked>;

@@ -1,5 +1,5 @@
-//! Training steps of many kinds of model: what they compute is a loss, its gradients and what ran
-//! on the device for them.
+//! Training steps of many kinds of model: each gives a loss, its gradients and the counts of its
+//! device.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
@@ -45,11 +45,11 @@ pub type Keeping = AmpAutodiff<Checked, NoCheckpointing>;
 /// Mixed precision, cheap intermediates computed again in the backward pass.
 pub type Recomputing = AmpAutodiff<Checked, BalancedCheckpointing>;
 
-/// What a training step gave.
+/// The results of a training step.
 pub struct Step {
     pub loss: f32,
     pub grads: Vec<f32>,
-    /// Without what made the model, and without the reads of loss and gradients above.
+    /// Without the counts of making the model, and of reading the loss and gradients above.
     pub counts: Counts,
 }
 
@@ -81,7 +81,7 @@ kinds! {
     embedding, losses, indexing, assigning, activations, reductions, prelu, pooling, sampling,
 }
 
-/// Values in [-1, 1) that depend on `seed` alone.
+/// Values in [-1, 1) that depend only on `seed`.
 pub fn values(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -514,7 +514,7 @@ fn pooling<B: OnChecked>(device: &CheckedDevice) -> Step {
     })
 }
 
-/// Interpolation and what else reads between pixels.
+/// Interpolation, and other operations that read between pixels.
 fn sampling<B: OnChecked>(device: &CheckedDevice) -> Step {
     let model = (
         param([1, 2, 5, 5], 1, device),

@@ -1,5 +1,5 @@
-//! Training steps of every kind under both checkpointing strategies: the backend refuses none of
-//! it, the gradients are right, and each operation runs in the dtype of its class.
+//! Training steps of every kind under both checkpointing strategies: the backend accepts every
+//! operation, the gradients are right, and each operation runs in the dtype of its class.
 
 use burn::nn::LayerNormConfig;
 use burn::tensor::activation::{log_softmax, softmax};
@@ -126,7 +126,7 @@ fn every_sensitive_operation_is_tried() {
     }
 }
 
-/// Without autodiff nothing is taken apart that the backend may have a kernel for.
+/// Without autodiff no operation is split that the backend may have a kernel for.
 #[test]
 fn inference_gives_the_backend_whole_operations() {
     for precision in HALVES {

@@ -19,7 +19,7 @@ type B = AmpAutodiff<Checked>;
 
 /// Steps, each of one batch on either device.
 const STEPS: usize = 12;
-/// In these steps it overflows on the first device, or on the second, or on both.
+/// In these steps the batch overflows on the first device, or on the second, or on both.
 const FIRST: [usize; 3] = [1, 2, 7];
 const SECOND: [usize; 2] = [7, 9];
 const SKIPPED: [usize; 4] = [1, 2, 7, 9];
@@ -152,7 +152,7 @@ fn it_skips_the_whole_of_an_accumulation() {
         let (with, without) = (devices(), devices());
         let (optimizer, steps) = spied(&with);
         let scheduler = AmpLrScheduler::new(linear(), scalers(&with));
-        // Of the batches of steps 0 to 3, 4 to 7 and 8 to 11, the second alone is whole.
+        // Of the batches of steps 0 to 3, 4 to 7 and 8 to 11, only the second is whole.
         let data = shared(&[1], &[1, 10], &[]);
         let overflowed = train(&with, optim, data, 4, scheduler, optimizer);
         let (optimizer, expected) = spied(&without);
@@ -167,8 +167,8 @@ fn it_skips_the_whole_of_an_accumulation() {
     }
 }
 
-/// By Burn's `SupervisedTraining` alone, without an `AmpOptimizer`: a batch of which nothing is
-/// left is a skipped step for the scheduler, and any other is a taken one.
+/// With `SupervisedTraining` and no `AmpOptimizer`: a batch without any gradients is a skipped step for
+/// the scheduler, and any other batch is a taken step.
 #[test]
 fn without_an_amp_optimizer_a_part_of_a_batch_is_a_step() {
     let _alone = alone();

@@ -1,5 +1,5 @@
-//! A training of a small model, with steps that overflow where the data says so, and what is seen
-//! of it from the outside.
+//! A training of a small model, with steps that overflow where the data is marked, and what it shows,
+//! saves and passes to its optimizer.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -172,12 +172,12 @@ pub fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Masters in full.
+/// Records FP32 parameters in full.
 pub fn recorder() -> NamedMpkFileRecorder<FullPrecisionSettings> {
     NamedMpkFileRecorder::new()
 }
 
-/// A training that shows nothing and does what no test asks otherwise.
+/// A training without a display, in the settings that the tests share.
 pub fn training<B, S, O>(folder: &Path, train: Vec<Sample>) -> Training<B, S, O>
 where
     B: AutodiffBackend,
@@ -215,7 +215,7 @@ pub fn checkpoints(folder: &Path) -> Vec<usize> {
     epochs
 }
 
-/// An optimizer that tells what it was given.
+/// An optimizer that records its calls.
 #[derive(Clone)]
 pub struct Spy<O> {
     inner: O,
@@ -237,7 +237,7 @@ impl<O> Spy<O> {
         }
     }
 
-    /// What it will have been given.
+    /// The calls that are recorded.
     pub fn steps(&self) -> Steps {
         Steps(self.steps.clone())
     }
@@ -303,7 +303,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// One that takes its time to show an item.
+    /// A watch that is slow to show an item.
     pub fn slow(takes: Duration) -> Self {
         Self {
             takes,
@@ -311,7 +311,7 @@ impl Watch {
         }
     }
 
-    /// One that tells the epoch whenever an item of validation is shown.
+    /// A watch that calls `in_validation` with the epoch whenever an item of validation is shown.
     pub fn calling(in_validation: impl Fn(usize) + Send + Sync + 'static) -> Self {
         Self {
             in_validation: Some(Arc::new(in_validation)),
@@ -319,14 +319,14 @@ impl Watch {
         }
     }
 
-    /// What a metric showed, item by item.
+    /// The values that a metric showed, item by item.
     pub fn shown(&self, metric: &str) -> Vec<String> {
         let shown = self.shown.lock().unwrap();
         let of_metric = shown.iter().filter(|(name, _)| name == metric);
         of_metric.map(|(_, text)| text.clone()).collect()
     }
 
-    /// The metrics that there were.
+    /// The names of the metrics.
     pub fn metrics(&self) -> Vec<String> {
         let mut names: Vec<_> = self.names.lock().unwrap().values().cloned().collect();
         names.sort();

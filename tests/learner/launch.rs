@@ -1,4 +1,4 @@
-//! `SupervisedTraining` with a precision: what is configured, and what is refused before a step.
+//! `SupervisedTraining` with a precision: its configuration, and the errors before the first step.
 
 use burn::backend::NdArray;
 use burn::module::{Module, ModuleMapper, Param};
@@ -141,7 +141,7 @@ const PARTIAL: AmpError = AmpError::PartialBatch {
     micro_batches: 1,
 };
 
-/// A window of which one micro-batch overflowed would be applied in part.
+/// If one micro-batch of a window overflowed, the rest of the window would be applied.
 #[test]
 fn accumulation_wants_an_optimizer_that_takes_a_window_whole() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! What the dashboard shows is of its own step, however late Burn asks for it.
+//! The dashboard shows the values of each item's own step, however late Burn reads them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -55,7 +55,7 @@ fn numbers(shown: Vec<String>) -> Vec<f64> {
 #[test]
 fn each_step_shows_its_own_scale_and_count() {
     let _alone = alone();
-    // Slower than training by far, so that training is ahead as far as Burn lets it.
+    // Much slower than training, so that training is as far ahead as Burn allows.
     for takes in [Duration::ZERO, Duration::from_millis(8)] {
         let watch = Watch::slow(takes);
         let training: Training<A, f64, SgdOf<A>> =
@@ -96,7 +96,7 @@ fn without_a_loss_scale_there_is_nothing_to_show_of_it() {
     }
 }
 
-/// As for any metric, `SupervisedTraining` takes them itself.
+/// `SupervisedTraining` takes these metrics itself, like any metric.
 #[test]
 fn they_can_be_registered_by_hand() {
     let _alone = alone();

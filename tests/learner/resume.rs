@@ -52,7 +52,7 @@ fn config() -> AmpConfig {
         }))
 }
 
-/// What a training ended with.
+/// The final state of a training.
 #[derive(Debug, PartialEq)]
 struct Ended {
     parameters: Vec<f32>,
@@ -163,7 +163,7 @@ fn a_training_that_dies() {
     let at: usize = std::env::var(DIES_AT).unwrap().parse().unwrap();
     let optimizer = Before::new(adam(), move |step| {
         if step == at {
-            // As after SIGKILL nothing is tidied up.
+            // Nothing is tidied up, as after SIGKILL.
             std::process::abort();
         }
     });
@@ -243,7 +243,7 @@ fn binary_checkpoints_resume() {
     assert_eq!(ended, expected);
 }
 
-/// A kill while it was written leaves a file cut short: the checkpoint before is whole.
+/// A kill during a write leaves a truncated file: the previous checkpoint is whole.
 #[test]
 fn a_checkpoint_that_is_cut_short_is_known() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! The learning rates of the steps that are taken are those of a training that skips none.
+//! The steps taken have the same learning rates as in a training that skips no step.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ use burn_amp::{
 use crate::harness::{A, Model, Spy, Training, alone, folder, samples, sgd, training};
 
 const BATCHES: usize = 24;
-/// The first and the last, one alone, and two in a row.
+/// The first and the last, a single one, and two in a row.
 const OVERFLOWS: [usize; 5] = [0, 5, 12, 13, 23];
 
 /// The learning rates that an optimizer is given in a training without AMP.
@@ -119,7 +119,7 @@ fn a_composition() {
     waits_for_taken_steps(composed.init().unwrap());
 }
 
-/// Burn asks for a learning rate before each micro-batch, and takes a step with the last of them.
+/// Burn requests a learning rate before each micro-batch, and takes a step with the last of them.
 #[test]
 fn accumulation_with_an_amp_optimizer() {
     let _alone = alone();
@@ -134,7 +134,7 @@ fn accumulation_with_an_amp_optimizer() {
     assert_eq!(steps.all().len(), 2);
 }
 
-/// What is applied of a batch is a step, and its skipped micro-batches are not.
+/// A partly applied batch is a step. Its skipped micro-batches are no steps.
 #[test]
 fn accumulation_without_an_amp_optimizer() {
     let _alone = alone();
@@ -170,7 +170,7 @@ fn in_bf16_and_fp32_every_step_is_taken() {
     }
 }
 
-/// A scaler of nobody else, some steps old.
+/// A scaler of the test's own, some steps old.
 fn used_scaler() -> GradScaler {
     let mut state = LossScaler::new(LossScaleConfig::default()).unwrap();
     for outcome in [
@@ -308,7 +308,7 @@ fn a_damaged_record_is_refused() {
     assert!(load(&cut).unwrap_err().contains("scheduler"));
 }
 
-/// What is configured now holds, not what was when the checkpoint was written.
+/// The current configuration holds, and not that of the checkpoint.
 #[test]
 fn a_scaler_that_is_configured_otherwise_keeps_its_configuration() {
     let record = Scheduler::new(linear(), [used_scaler()]).to_record::<Flex>();
@@ -362,7 +362,7 @@ fn clones_each_hear_of_a_skipped_step() {
     }
 }
 
-/// One device whose passes run on other threads than the one that asks for learning rates.
+/// One device whose passes run on other threads than the one that requests learning rates.
 #[test]
 fn a_pass_on_a_worker_thread_belongs_to_the_step_before_it() {
     let overflows = [true, false, false, true, true, false];
@@ -387,8 +387,8 @@ fn a_pass_on_a_worker_thread_belongs_to_the_step_before_it() {
     assert_eq!(taken, expected);
 }
 
-/// Several devices that share a batch, as Burn's `MultiDevice`, but on the thread that asks: passes
-/// come before the first learning rate, and so before each.
+/// Several devices that share a batch, as Burn's `MultiDevice`, but on the thread that requests
+/// learning rates: passes come before the first learning rate, and before each later one.
 #[test]
 fn a_loop_over_devices_may_ask_after_their_passes() {
     let mut expected = linear();
@@ -426,12 +426,12 @@ fn optimizers_each_skip_a_batch() {
     overflow(&scaler);
     assert_eq!((step(&mut optimizer), step(&mut clone)), (0, 0));
     assert_eq!((step(&mut optimizer), step(&mut clone)), (1, 2));
-    // A record that is loaded has nothing to do with what was before.
+    // A loaded record drops earlier outcomes.
     overflow(&scaler);
     let record = Optimizer::<Model<A>, A>::to_record(&optimizer);
     optimizer = Optimizer::<Model<A>, A>::load_record(optimizer, record);
     assert_eq!((step(&mut optimizer), step(&mut clone)), (3, 3));
-    // A training that starts anew has nothing to do with what was.
+    // A new training drops earlier outcomes.
     overflow(&scaler);
     scaler.reset();
     assert_eq!((step(&mut optimizer), step(&mut clone)), (4, 5));

@@ -1,4 +1,4 @@
-//! What Burn's `Learner` does on `Autodiff<Flex>` it does on `AmpAutodiff<Flex>`: by type alone.
+//! Burn's `Learner` does the same on `AmpAutodiff<Flex>` as on `Autodiff<Flex>`: only the type changes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ const EPOCHS: usize = 4;
 const BATCHES: usize = 8;
 const LR: f64 = 0.1;
 
-/// What a `Learner` offers.
+/// The features of a `Learner`.
 #[derive(Clone, Copy, PartialEq)]
 enum Offer {
     Nothing,
@@ -47,7 +47,7 @@ enum Offer {
     Strategy,
 }
 
-/// What came of a training.
+/// The results of a training.
 struct Trained {
     parameters: Vec<f32>,
     loss: f32,
@@ -63,7 +63,7 @@ fn train<B: AutodiffBackend>(offer: Offer, folder: &Path) -> Trained {
         .metric_train_numeric(LossMetric::<Flex>::new())
         .metric_valid_numeric(LossMetric::<Flex>::new())
         .renderer(watch.clone())
-        // That of files is read by Burn before it is written.
+        // Burn reads the files of its file logger before they are written.
         .with_metric_logger(InMemoryMetricLogger::new())
         .with_file_checkpointer(recorder())
         .with_checkpointing_strategy(KeepLastNCheckpoints::new(EPOCHS))
@@ -124,7 +124,7 @@ fn train<B: AutodiffBackend>(offer: Offer, folder: &Path) -> Trained {
     }
 }
 
-/// A training on `AmpAutodiff` ends as that on `Autodiff`, but for the roundings of its precision.
+/// A training on `AmpAutodiff` ends like that on `Autodiff`, except for the roundings of its precision.
 fn is_unchanged(name: &str, offer: Offer) -> Trained {
     let _alone = alone();
     let plain = train::<Autodiff<Flex>>(offer, &folder(name));
@@ -192,7 +192,7 @@ fn checkpoints_of_the_last_epochs() {
 
 #[test]
 fn checkpoints_of_the_best_epoch() {
-    // It gets worse all the time: the first is the best.
+    // The model gets worse all the time: the first is the best.
     let plain = is_unchanged("best", Offer::KeepsTheBest);
     assert_eq!(plain.checkpoints, [1, 4]);
 }
@@ -205,8 +205,8 @@ fn a_strategy_of_ones_own() {
     assert_eq!(twice.rendered, EPOCHS * BATCHES);
 }
 
-/// Burn asks its strategies as soon as an epoch is over, and computes metrics on another thread:
-/// this one decides when they are there.
+/// Burn calls its strategies as soon as an epoch is over, and computes metrics on another thread. This
+/// strategy decides once the metrics exist.
 #[derive(Clone)]
 struct OnceShown<S> {
     watch: Watch,
@@ -239,7 +239,7 @@ impl<S: CheckpointingStrategy> CheckpointingStrategy for OnceShown<S> {
     }
 }
 
-/// Takes two steps with each batch, and validates after the last epoch alone.
+/// Takes two steps with each batch, and validates only after the last epoch.
 struct EachBatchTwice;
 
 impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC> for EachBatchTwice

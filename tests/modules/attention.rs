@@ -82,7 +82,7 @@ cases! {
         let input = MhaInput::self_attn(lab.input([2, 6, 16]));
         mha.forward(input.mask_attn(autoregressive(lab))).context
     };
-    // A sequence of padding alone attends to all of it alike: minus infinity would make that NaN.
+    // A sequence of only padding attends to all of it alike: minus infinity would give NaN.
     mha_of_padding_alone(4.0, 4.0) |lab| {
         lab.cancels("key.bias");
         let config = MultiHeadAttentionConfig::new(16, 4).with_dropout(0.0).with_min_float(-1e9);

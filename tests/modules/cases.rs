@@ -1,5 +1,4 @@
-//! What a case is, and how what two backends made of it is compared: independent of the release of
-//! Burn.
+//! A case, and the comparison of its results on two backends. Independent of the release of Burn.
 
 use std::collections::BTreeSet;
 
@@ -27,9 +26,9 @@ pub const RECORDED: f64 = 1e-3;
 /// Cases, each with its tolerances, in roundoffs, on FP32 inputs and on half ones; the body gives
 /// the module's output. Zero on FP32 inputs: nothing is demoted, and the result is Burn's own.
 ///
-/// The errors are norms, in which independent roundings average out: one rounding is 0.5, a
-/// contraction of rounded operands 0.8. Tolerances are about half as large again as what Flex does.
-/// A case may have attributes: the feature of the Burn that has the module.
+/// The errors are norms, in which independent roundings average out: one rounding is 0.5, a contraction
+/// of rounded operands 0.8. Tolerances are about 1.5 times Flex's errors. A case may have attributes:
+/// the feature of the Burn that has the module.
 macro_rules! cases {
     ($($(#[$attribute:meta])* $name:ident($leaf:expr, $activation:expr) |$lab:ident| $body:expr;)*) => {
         $($(#[$attribute])* mod $name {
@@ -69,7 +68,7 @@ macro_rules! cases {
     };
 }
 
-/// What a module is fed.
+/// The input of a module.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Feed {
     /// The FP32 leaf itself, as the first layer of a model gets it.
@@ -87,13 +86,13 @@ pub struct Seen {
     /// None for an absent gradient.
     pub values: Option<Vec<f32>>,
     pub is_gradient: bool,
-    /// Zero but for rounding.
+    /// Zero except for rounding.
     pub cancels: bool,
     /// Added up in another order each time, also by plain Burn.
     pub unordered: bool,
 }
 
-/// What plain Burn and AMP made of a case, in one way to run it.
+/// The results of a case on plain Burn and under AMP, in one way to run it.
 pub struct Comparison {
     pub what: String,
     pub burn: Vec<Seen>,
@@ -104,7 +103,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// What there is to compare: name, AMP's values and plain Burn's.
+    /// The values to compare: name, AMP's values and plain Burn's.
     fn pairs(&self) -> impl Iterator<Item = (String, &Seen, &[f32], &[f32])> {
         let outline = |all: &[Seen]| -> Vec<(String, Option<usize>)> {
             let length = |seen: &Seen| seen.values.as_ref().map(Vec::len);

@@ -89,7 +89,7 @@ const COVERED: &[(&str, &str)] = &[
     ("CosineEmbeddingLoss", "loss::cosine_embedding"),
     ("CTCLoss", "loss::ctc"),
     ("RNNTLoss", "loss::rnnt"),
-    // Functions that the modules above are no more than.
+    // Functions that the modules above only wrap.
     ("relu", "activation::relu"),
     ("leaky_relu", "activation::leaky_relu"),
     ("prelu", "activation::prelu"),
@@ -123,7 +123,7 @@ const COVERED: &[(&str, &str)] = &[
     ),
 ];
 
-/// The above and what is new.
+/// The items above and the new ones.
 fn covered() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
     COVERED.iter().chain(new::COVERED)
 }
@@ -145,7 +145,7 @@ fn cases() -> impl Iterator<Item = String> {
     .flat_map(|(file, names)| names.iter().map(move |name| format!("{file}::{name}")))
 }
 
-/// What a cargo command prints.
+/// The output of a cargo command.
 fn cargo(args: &[&str]) -> Vec<u8> {
     let output = Command::new(std::env::var("CARGO").unwrap_or("cargo".into()))
         .args(args)
@@ -223,7 +223,7 @@ fn every_module_loss_and_activation_of_burn_has_a_case() {
     items_in(&tensor.join("loss"), &mut present);
 
     let covered: BTreeSet<String> = covered().map(|(item, _)| item.to_string()).collect();
-    assert_eq!(covered, present, "what is covered is not what there is");
+    assert_eq!(covered, present, "covered and existing items differ");
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn every_item_has_cases_and_every_case_an_item() {
             "{item} has no case {prefix}"
         );
     }
-    // What is no item of its own: a kernel below the modules, and modules together.
+    // Cases of no single item: a kernel below the modules, and modules together.
     let others = [
         "attention::dot_product",
         "loss::classifier",

@@ -109,7 +109,7 @@ pub const DROPOUT_AFTER_SOFTMAX: bool = false;
 /// The gradient of one leaf.
 type Gradient<B> = Box<dyn Fn(&<B as Run>::Gradients) -> Option<Vec<f32>>>;
 
-/// Makes what a case needs, equal on every backend, and records what comes of it.
+/// Makes the inputs of a case, equal on every backend, and records its results.
 pub struct Lab<B: Run> {
     pub device: B::Device,
     rng: Rng,
@@ -158,7 +158,7 @@ impl<B: Run> Lab<B> {
         self.feed(values)
     }
 
-    /// What is given, after the layer that the input of this run comes from.
+    /// The given values, after the layer that the input of this run comes from.
     pub fn feed<const D: usize>(&mut self, values: Tensor<B, D>) -> Tensor<B, D> {
         let leaf = values.require_grad();
         self.watch(format!("input {}", self.leaves.len()), leaf.clone());
@@ -172,12 +172,12 @@ impl<B: Run> Lab<B> {
         activation
     }
 
-    /// FP32 data that wants no gradient, standard normal.
+    /// FP32 data without a gradient, standard normal.
     pub fn constant<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<B, D> {
         self.values(shape, Rng::normal_in_bf16)
     }
 
-    /// FP32 data that wants no gradient, within (0, 1).
+    /// FP32 data without a gradient, within (0, 1).
     pub fn constant_probabilities<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<B, D> {
         self.values(shape, Rng::probability_in_bf16)
     }
@@ -350,8 +350,8 @@ fn run<C: Case, B: Run>(feed: Feed, activation: DType) -> Vec<Seen> {
     lab.finish()
 }
 
-/// What Burn panics on with LibTorch, plain as well: these always, PReLU in inference, where it
-/// hands slopes of more than one dimension to LibTorch's own.
+/// Cases on which plain Burn panics with LibTorch too: these always, and PReLU in inference, where Burn
+/// passes slopes of more than one dimension to LibTorch's own function.
 const NOT_ON_LIBTORCH: [&str; 3] = [
     "deform_conv2d",
     "deform_conv2d_masked_strided_padded_grouped",
@@ -362,8 +362,8 @@ const ONLY_TRAINED_ON_LIBTORCH: [&str; 3] = ["activation_wrapper", "prelu", "pre
 /// A case on plain Burn and under AMP, for each feed: in inference, and in training under each
 /// strategy.
 ///
-/// None where the backend cannot do the precision: that asking for it is an error is tested in
-/// `device.rs`. Nor where it cannot do the case.
+/// None where the backend does not support the precision, which is an error that `device.rs` tests, or
+/// does not support the case.
 pub fn comparisons<C: Case>(precision: Precision) -> Vec<Comparison> {
     let mut all = Vec::new();
     if possible([precision]).is_empty() || ON_LIBTORCH && NOT_ON_LIBTORCH.contains(&C::NAME) {

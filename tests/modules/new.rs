@@ -1,4 +1,4 @@
-//! Modules, losses and activation functions that are of this release of Burn alone: none.
+//! Modules, losses and activation functions that only this release of Burn has: none.
 
 /// Public items, with what the names of their cases begin with.
 pub const COVERED: &[(&str, &str)] = &[];
@@ -6,5 +6,5 @@ pub const COVERED: &[(&str, &str)] = &[];
 /// The names of their cases.
 pub const NAMES: &[&str] = &[];
 
-/// What cargo is told to find the sources of this release of Burn.
+/// Cargo's features to find the sources of this release of Burn.
 pub const FEATURES: &[&str] = &[];

@@ -7,8 +7,8 @@ use burn::nn::{PaddingConfig1d, PaddingConfig2d};
 use crate::common::ON_CUBECL;
 use crate::harness::{Lab, Run};
 
-/// CubeCL's backends have a backward pass of nearest neighbours alone: there the forward pass of
-/// the others is compared, and the input stands for their output.
+/// CubeCL's backends have a backward pass only for nearest neighbours. Of the other modes only the
+/// forward pass is compared, and the input stands for their output.
 fn interpolated<B: Run, const D: usize>(
     lab: &mut Lab<B>,
     name: &str,
@@ -164,7 +164,7 @@ cases! {
     interpolate2d_nearest(0.0, 1.0) |lab| interpolate2d!(lab, Nearest);
     interpolate2d_linear(0.0, 1.0) |lab| interpolate2d!(lab, Linear);
     interpolate2d_cubic(0.0, 1.0) |lab| interpolate2d!(lab, Cubic);
-    // Flex has no backward pass for Lanczos: forward alone, which nothing tracks.
+    // Flex has no backward pass for Lanczos: only the forward pass, which nothing tracks.
     interpolate_lanczos(0.0, 1.0) |lab| {
         let input = lab.input([2, 2, 6, 5]);
         let one = Interpolate1dConfig::new().with_output_size(Some(7));

@@ -21,8 +21,8 @@ impl Rng {
         (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
     }
 
-    /// A normal number of bf16. Inputs are exact in both halves, so that what differs is the
-    /// module's doing, and no input falls on the other side of a kink.
+    /// A normal number of bf16. Inputs are exact in both halves, so that differences come from the
+    /// module, and no input falls on the other side of a kink.
     pub fn normal_in_bf16(&mut self) -> f32 {
         in_bf16(self.normal()).clamp(-3.96875, 3.96875)
     }

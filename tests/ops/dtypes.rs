@@ -1,5 +1,5 @@
-//! What users see of half tensors: `dtype()` is true, what the policy made half leaves as FP32, and
-//! what the user made half, or FP64, leaves as it is.
+//! Half tensors as users see them: `dtype()` is the real dtype. Tensors that the policy made half are
+//! read back in FP32. The user's own half tensors, and FP64, are read back as they are.
 
 use burn::module::{AutodiffModule, Param, ParamId};
 use burn::nn::LinearConfig;
@@ -10,7 +10,7 @@ use burn_amp::{Precision, full_precision, with_precision};
 use crate::common::{computes_in, halves};
 use crate::harness::{Amp, Inference, activation, fp32, half_of, tensor, values};
 
-/// What else a user may compute in.
+/// Other dtypes that a user may compute in.
 fn users() -> Vec<DType> {
     let all = [DType::F16, DType::BF16, DType::F64];
     all.into_iter().filter(computes_in).collect()
@@ -185,7 +185,7 @@ everywhere! {
         assert_dtypes("zeros", Tensor::<B, 1>::zeros([3], &device), DType::F32, DType::F32);
     }
 
-    /// `full_precision` takes back what the policy made half, and leaves the user's own.
+    /// `full_precision` widens tensors that the policy made half, and leaves the user's own.
     fn full_precision_regions<B>(_precision, half) {
         let x = made_half::<B>();
         let own = tensor::<B, 1>(&X, [4], half);

@@ -103,7 +103,7 @@ fn scalar() -> Vec<Case> {
         "float_add_scalar", points(), half(1.0, 1.0) => |a| a.x().add_scalar(1.5);
         "float_sub_scalar", points(), half(1.0, 1.0) => |a| a.x().sub_scalar(1.5);
         "float_mul_scalar", points(), half(1.0, 1.0) => |a| a.x().mul_scalar(-3.0);
-        // The reciprocal of the divisor is rounded, and so is its product.
+        // The reciprocal of the divisor is rounded, and then its product.
         "float_div_scalar", points(), half(1.0, 2.0) => |a| a.x().div_scalar(3.0);
         "float_remainder_scalar", points(), half(1.0, 1.0) => |a| a.x().remainder_scalar(0.75);
         "float_clamp", points(), half(0.0, 1.0) => |a| a.x().clamp(-1.25, 2.5);
@@ -137,7 +137,7 @@ fn binary() -> Vec<Case> {
     }
 }
 
-/// What decides where another operation applies.
+/// Comparisons, which decide where another operation applies.
 #[rustfmt::skip]
 fn comparisons() -> Vec<Case> {
     cases! {
@@ -154,7 +154,7 @@ fn comparisons() -> Vec<Case> {
         "float_greater_equal_elem", points(), half(0.0, 1.0) => |a| a.x().mask_fill(a.x().greater_equal_elem(1.5), 0);
         "float_lower_elem", points(), half(0.0, 1.0) => |a| a.x().mask_fill(a.x().lower_elem(1.5), 0);
         "float_lower_equal_elem", points(), half(0.0, 1.0) => |a| a.x().mask_fill(a.x().lower_equal_elem(1.5), 0);
-        // A threshold below what half holds still tells its neighbours apart.
+        // A threshold below half's range still separates its neighbours.
         "float_greater_elem:tiny", points(), half(0.0, 1.0) => |a| a.x().mask_fill(a.x().greater_elem(1e-9), 0);
         "float_lower_elem:huge", points(), half(0.0, 1.0) => |a| a.x().mask_fill(a.x().lower_elem(-1e9), 0);
         "float_is_nan", points(), half(0.0, 1.0) => |a| a.x().mask_fill(a.x().is_nan(), 0);
@@ -164,8 +164,8 @@ fn comparisons() -> Vec<Case> {
     }
 }
 
-/// What Burn and its users put together, without rows of their own. Not `fmod`, of which Burn makes
-/// a quotient, that in half overflows and rounds up to integers.
+/// Operations that Burn and its users compose, without rows of their own. Not `fmod`, which Burn
+/// composes with a quotient: in half the quotient overflows and rounds up to integers.
 #[rustfmt::skip]
 fn composed() -> Vec<Case> {
     cases! {
@@ -244,7 +244,7 @@ fn the_traps_are_checked() {
     }
 }
 
-/// What makes mixed precision worth testing here: the same check fails for plain Burn in f16.
+/// The check is worth having: it fails for plain Burn in f16.
 #[test]
 fn plain_half_fails_the_same_check() {
     let broken = cases! {

@@ -1,5 +1,5 @@
-//! A gradient has the dtype of the tensor that it belongs to, as in PyTorch: whatever follows a half
-//! tensor hands it a half gradient. Otherwise all that comes before would compute in FP32.
+//! A gradient has the dtype of the tensor that it belongs to, as in PyTorch: an operation on a half
+//! tensor returns a half gradient. Otherwise all operations before it would compute in FP32.
 
 use std::cell::RefCell;
 
@@ -14,11 +14,11 @@ use burn_backend::TensorMetadata;
 use crate::harness::{Amp, Inference, half_of, run_probed};
 
 thread_local! {
-    /// The dtypes of the gradients that arrived at probes. A pass runs on the thread that asks for it.
+    /// The dtypes of the gradients that arrived at probes. A pass runs on the calling thread.
     static ARRIVED: RefCell<Vec<DType>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The identity, which looks at its gradient.
+/// The identity, which records the dtype of its gradient.
 #[derive(Debug)]
 struct Probe;
 

@@ -12,7 +12,7 @@ use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precisi
 
 use crate::common::{Inner, ON_LIBTORCH, computes_in, halves, roundoff};
 
-/// Whatever is tested, what is right is computed on Flex, which has FP64.
+/// The reference is always computed on Flex, which has FP64.
 pub type Reference = Autodiff<Flex>;
 pub type Plain = Autodiff<Inner>;
 pub type Inference = burn_amp::Amp<Inner>;
@@ -62,7 +62,7 @@ pub fn tensor<B: Backend, const D: usize>(
     Tensor::from_data(data(values, shape, dtype), (&Default::default(), dtype))
 }
 
-/// A tensor in FP32, the dtype of parameters and of what a data loader gives.
+/// A tensor in FP32, the dtype of parameters and of a data loader's batches.
 pub fn fp32<B: Backend, const D: usize>(values: &[f64], shape: [usize; D]) -> Tensor<B, D> {
     tensor(values, shape, DType::F32)
 }
@@ -117,7 +117,7 @@ pub fn flat<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, 1> {
     x.reshape([n])
 }
 
-/// What an operand is to mixed precision.
+/// The kind of an operand for mixed precision.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     /// Half, made from an FP32 leaf.
@@ -208,7 +208,7 @@ impl Inputs {
         self
     }
 
-    /// The last operand is this.
+    /// The last operand has these values.
     pub fn given(mut self, values: &[f64]) -> Self {
         self.operands.last_mut().expect("an operand").2 = Values::Given(values.into());
         self
@@ -223,13 +223,13 @@ impl Inputs {
         self
     }
 
-    /// In this half precision alone.
+    /// Only in this half precision.
     pub fn only(mut self, precision: Precision) -> Self {
         self.precisions.retain(|p| *p == precision);
         self
     }
 
-    /// Not on this backend, as one of the constants of `common` says, where plain Burn panics, too.
+    /// Not on this backend, by one of the constants of `common`: plain Burn panics there, too.
     pub fn not_on(mut self, there: bool) -> Self {
         self.precisions.retain(|_| !there);
         self
@@ -376,7 +376,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// The rows of the policy; what follows a colon only tells cases apart.
+    /// The rows of the policy; the part after a colon only distinguishes cases.
     pub fn rows(&self) -> impl Iterator<Item = &'static str> {
         let rows = self.rows.split(':').next().unwrap_or_default();
         rows.split_whitespace()
@@ -406,7 +406,7 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// What a run gave: the value, and the gradient of each operand that has one.
+/// The results of a run: the value, and the gradient of each operand that has one.
 struct Run {
     dtype: DType,
     value: Vec<f64>,
@@ -420,7 +420,7 @@ enum Route {
     Cast(DType),
     /// The policy makes it so.
     Contraction,
-    /// Not at all: the run is a reference.
+    /// There is none: the run is a reference.
     None,
 }
 
@@ -499,8 +499,8 @@ pub fn run_probed(case: &Case, precision: Precision, probe: fn(Tensor<Amp, 1>) -
     with_precision(precision, || unscaled.scope(run));
 }
 
-/// Runs every case in both halves, under both checkpointing strategies, with operands that the
-/// user and that the policy made half, and reports all that is wrong.
+/// Runs every case in both halves, under both checkpointing strategies, with operands made half by the
+/// user and by the policy, and reports all errors.
 #[track_caller]
 pub fn check(cases: &[Case]) {
     let mut wrong = String::new();
@@ -525,7 +525,7 @@ fn said(panic: &dyn Any) -> &str {
         .unwrap_or("no text")
 }
 
-/// What the check says of plain Burn, on Flex, on tensors that are f16 throughout.
+/// The errors that the check finds in plain Burn, on Flex, on tensors that are f16 throughout.
 pub fn check_plain_f16(case: &Case) -> String {
     let mut wrong = String::new();
     let precision = Precision::F16;
@@ -548,7 +548,7 @@ pub fn check_plain_f16(case: &Case) -> String {
     wrong
 }
 
-/// What is right, and what plain Burn gives in FP32.
+/// The reference, and the result of plain Burn in FP32.
 fn exact_and_plain(case: &Case, operands: &[Operand]) -> [Run; 2] {
     let inputs = &case.inputs;
     [
@@ -696,8 +696,8 @@ impl Bound {
         }
     }
 
-    /// The first element that is further off. Where plain Burn in FP32 is off too, by at most twice
-    /// as much is right: that is the accuracy that mixed precision promises.
+    /// The first element that is further off. Where plain Burn in FP32 is off too, twice its error is
+    /// allowed: that is the accuracy that mixed precision promises.
     fn broken(self, got: &[f64], fp32: &[f64], fp64: &[f64]) -> Option<usize> {
         assert_eq!(got.len(), fp64.len());
         let largest = fp64.iter().fold(0f64, |max, x| max.max(x.abs()));

@@ -1,4 +1,4 @@
-//! Operations along dimensions: sums and products, selections, and what only moves data.
+//! Operations along dimensions: sums and products, selections, and moves of data.
 
 use burn::backend::Flex;
 use burn::tensor::ops::PadMode;
@@ -131,7 +131,7 @@ fn assignments() -> Vec<Case> {
     }
 }
 
-/// What Burn puts together, without rows of its own.
+/// Operations that Burn composes, without rows of their own.
 #[rustfmt::skip]
 fn composed() -> Vec<Case> {
     cases! {

@@ -1,4 +1,4 @@
-//! What kills models in half precision: masks of -1e9, epsilons, products beyond 65504, and rows
+//! Values that break models in half precision: masks of -1e9, epsilons, products beyond 65504, and rows
 //! that are masked throughout.
 
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -153,7 +153,7 @@ fn masks_survive_the_softmax() {
     }
 }
 
-/// As FP32 gives, to so many roundings of the largest; NaN only where FP32 gives it.
+/// Asserts FP32's values to so many roundings of the largest, and NaN only where FP32 gives it.
 #[track_caller]
 fn assert_same(what: &str, precision: Precision, actual: &[f64], expected: &[f64], roundings: f64) {
     assert_eq!(actual.len(), expected.len(), "{what}");
@@ -295,8 +295,8 @@ impl Attention {
         [vec![values(out)], grads.into()].concat()
     }
 
-    /// Burn hands attention without a bias to LibTorch's own in inference, which takes a mask for
-    /// what is seen, aligns the first query with the first key, and has no softcap.
+    /// In inference, Burn passes attention without a bias to LibTorch's own, whose mask marks the
+    /// visible keys, which aligns the first query with the first key, and which has no softcap.
     fn is_otherwise_on_libtorch(&self) -> bool {
         let AttentionModuleOptions {
             is_causal, softcap, ..

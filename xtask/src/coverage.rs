@@ -1,5 +1,5 @@
-//! Compares the operations of each version of Burn with the policy tables. That none is left to its
-//! default, Clippy sees: `clippy::missing_trait_methods` on the impls.
+//! Compares the operations of each version of Burn with the policy tables. Clippy checks that none is
+//! left to its default: `clippy::missing_trait_methods` on the impls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,7 +23,7 @@ pub const OPERATIONS: [&str; 7] = [
     "TransactionOps",
 ];
 
-/// Of the package whose Burn 0.21 is asked about, as of the pages.
+/// The manifest of the package whose Burn 0.21 is checked, here and for the pages.
 const MANIFEST: &str = "xtask/Cargo.toml";
 
 const DEVICE: (&str, &str) = ("burn-amp-device", "device/Cargo.toml");
@@ -44,7 +44,7 @@ pub fn coverage(table: bool) -> anyhow::Result<()> {
         let (folder, burn) = burn_backend_of(manifest, feature)?;
         let traits = traits(&folder)?;
         println!("{package} on burn-backend {burn}: {} rows", rows.len());
-        // A table goes on from that of the version before.
+        // A table continues that of the previous version.
         known.extend(traits.values().flat_map(Methods::keys).cloned());
         let found = self::missing(&traits, &known, rows).into_iter();
         missing.extend(found.map(|line| format!("{package} on {burn}: {line}")));
@@ -62,7 +62,7 @@ pub fn coverage(table: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Operations without a row, and rows that are no method known.
+/// Operations without a row, and rows of no known method.
 fn missing(
     traits: &BTreeMap<String, Methods>,
     known: &BTreeSet<String>,
@@ -90,7 +90,7 @@ pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
     burn_backend_of(MANIFEST, None)
 }
 
-/// As [`burn_backend()`], as it is resolved for the package of a manifest, with this feature alone.
+/// Like [`burn_backend()`], resolved for the package of a manifest, with only this feature.
 fn burn_backend_of(manifest: &str, feature: Option<&str>) -> anyhow::Result<(PathBuf, String)> {
     let host = env!("HOST");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,5 +1,5 @@
-//! A campaign on a machine with a GPU that is lent for minutes and has neither Rust nor a network: what
-//! is built beforehand and carried there, and what runs there, the most important first.
+//! A campaign on a machine with a GPU that is lent for minutes and has neither Rust nor a network:
+//! builds the programs to carry there, and runs them there, the most important first.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -20,9 +20,9 @@ use crate::test::SUITE;
 /// A campaign on a machine with a GPU.
 #[derive(Debug, Subcommand)]
 pub enum Gpu {
-    /// Builds what the campaign runs, each program packed by `xz`.
+    /// Builds the programs of the campaign, each packed by `xz`.
     Pack(Pack),
-    /// Runs the campaign with what was packed, or goes on with it.
+    /// Runs the campaign with the packed programs, or continues it.
     Run(Run),
 }
 
@@ -30,7 +30,7 @@ pub enum Gpu {
 pub struct Pack {
     #[arg(long, value_enum, default_value_t = Choice::Cuda)]
     backend: Choice,
-    /// Where the packed programs go.
+    /// The folder for the packed programs.
     #[arg(long, default_value = "target/gpu")]
     into: PathBuf,
 }
@@ -41,14 +41,14 @@ pub struct Run {
     backend: Choice,
     #[arg(long, value_enum, default_value_t = Size::Large)]
     size: Size,
-    /// Where the packed programs are.
+    /// The folder of the packed programs.
     #[arg(long, default_value = "target/gpu")]
     from: PathBuf,
-    /// Where a log of each stage goes, the figures, and what has ended how. What has ended is not run
-    /// again.
+    /// The folder for a log of each stage, the figures, and the list of ended stages. An ended stage is
+    /// not run again.
     #[arg(long, default_value = "target/gpu/results")]
     into: PathBuf,
-    /// In all, from now.
+    /// The time for all stages, from now.
     #[arg(long, default_value_t = 25.0)]
     minutes: f64,
     /// Only these stages.
@@ -56,8 +56,8 @@ pub struct Run {
     only: Vec<String>,
 }
 
-/// What runs: its name, the seconds that it may take, the program with its first arguments, and the
-/// others. `{b}` stands for the backend, `{s}` for the size and `{r}` for the folder of the results.
+/// A stage: its name, the seconds that it may take, the program with its first arguments, and the other
+/// arguments. `{b}` stands for the backend, `{s}` for the size and `{r}` for the folder of the results.
 type Stage = (&'static str, u64, &'static str, &'static str);
 
 const SPEED: &str =
@@ -98,10 +98,10 @@ const STAGES: &[Stage] = &[
 
 const DEVICE_FEATURES: &str = "vulkan,fusion,autotune";
 
-/// Has CubeCL keep its kernels beside the results, from one stage to the next.
+/// Makes CubeCL keep its kernels beside the results, from one stage to the next.
 const CUBECL: &str = "[compilation]\ncache = \"local\"\n\n[autotune]\ncache = \"local\"\n";
 
-/// What has ended, a line each.
+/// The stages that have ended, a line each.
 const ENDED: &str = "ended.txt";
 
 pub fn gpu(gpu: &Gpu) -> anyhow::Result<()> {
@@ -236,7 +236,7 @@ impl Run {
         Ok(())
     }
 
-    /// How a stage ended; `None` where its time was over.
+    /// How a stage ended; `None` if its time ran out.
     fn stage(
         &self,
         stage: Stage,

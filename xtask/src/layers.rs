@@ -1,6 +1,7 @@
 //! The layers of the library's modules, and a check that no module uses one of a higher layer.
 //!
-//! A module of another layer is named from the crate root, as `crate::module`: so the text tells.
+//! A module of another layer is named from the crate root, as `crate::module`, so the check reads the
+//! text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +12,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use walkdir::WalkDir;
 
 /// The layers of a package, the lowest first: modules that may use each other and those of the layers
-/// before; what they hold; what they know nothing of.
+/// before; their contents; what they are independent of.
 type Layers = &'static [(&'static str, &'static str, &'static str)];
 
 #[rustfmt::skip]
@@ -19,7 +20,7 @@ const CORE: Layers = &[
     ("dtype, words", "the float dtypes of any version of Burn; numbers as text", "tensors, backends"),
     ("policy, operations", "the table of operations and the pure decision; the operations of every Burn, as lists", "devices, tensors, backends"),
     ("precision, error, file, casts", "`Precision`; `AmpError`; files written whole or not at all; a count of casts", "devices, tensors, backends"),
-    ("scaler", "configuration, state machine, protocol of a step, history, saved form, what a handle shares", "devices, tensors, modules"),
+    ("scaler", "configuration, state machine, protocol of a step, history, saved form, state that handles share", "devices, tensors, modules"),
     ("record", "a scaler's state as a record of Burn's", "devices, tensors, modules"),
 ];
 
@@ -97,7 +98,7 @@ fn sources(folder: &Path) -> anyhow::Result<Sources> {
     Ok(sources)
 }
 
-/// Whatever is not as it should be, a line each.
+/// All errors, a line each.
 fn wrong(layers: Layers, sources: &Sources) -> anyhow::Result<Vec<String>> {
     let mut files = Vec::new();
     for (path, text) in sources {
@@ -130,7 +131,7 @@ fn wrong(layers: Layers, sources: &Sources) -> anyhow::Result<Vec<String>> {
         }
     }
     for (path, from, is_inner, words) in &files {
-        // lib.rs, and what documents or re-exports, may use all.
+        // lib.rs, and modules that document or re-export, may use all.
         let Some(own) = place(from).filter(|own| *own < layers.len()) else {
             continue;
         };
@@ -145,7 +146,7 @@ fn wrong(layers: Layers, sources: &Sources) -> anyhow::Result<Vec<String>> {
     Ok(wrong)
 }
 
-/// The words and signs of a source, without comments, texts and what is compiled for tests alone.
+/// The words and signs of a source, without comments, texts and code that is compiled only for tests.
 /// All brackets are braces.
 fn words(tokens: TokenStream) -> Vec<String> {
     let (mut words, mut for_tests) = (Vec::new(), false);
@@ -171,7 +172,7 @@ fn words(tokens: TokenStream) -> Vec<String> {
     words
 }
 
-/// The names that are used from the crate root on, and what hides such a name.
+/// The names that are used from the crate root on, and constructs that hide such a name.
 fn used(words: &[String], is_inner: bool) -> Vec<&str> {
     let mut used: Vec<&str> = Vec::new();
     for (i, word) in words.iter().enumerate() {
@@ -201,8 +202,8 @@ fn used(words: &[String], is_inner: bool) -> Vec<&str> {
     used
 }
 
-/// The names that a file gives the crate root, each with the module or crate that it is from: what
-/// lib.rs re-exports, and macros.
+/// The names that a file gives the crate root, each with the module or crate that it is from:
+/// re-exports of lib.rs, and macros.
 fn of_root<'a>(module: &'a str, words: &'a [String]) -> Vec<(&'a str, &'a str)> {
     let mut names = Vec::new();
     for (i, word) in words.iter().enumerate() {
@@ -227,7 +228,7 @@ mod tests {
         lib.rs: mod low; pub use high::{Top, deep::Other as Renamed}; pub use high::*;\
             pub use low::Error; pub use burn::Tensor;";
 
-    /// What is wrong in a set of empty modules where these files have these texts, a line each.
+    /// The errors in a set of empty modules where these files have these texts, a line each.
     fn wrong_in(layers: Layers, changed: &str) -> Vec<String> {
         let modules = layers.iter().flat_map(|layer| layer.0.split(", "));
         let empty = modules.map(|module| (format!("{module}/mod.rs"), String::new()));

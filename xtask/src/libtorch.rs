@@ -17,13 +17,13 @@ pub fn add_to_path(cargo: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What this machine lacks of LibTorch, with how to come by it.
+/// The parts of LibTorch that this machine lacks, with how to get them.
 pub fn missing() -> Vec<String> {
     let Err(why) = folder() else {
         return Vec::new();
     };
     vec![format!(
-        "no LibTorch {TORCH}: LIBTORCH is to name its folder, or `pip install torch=={TORCH}` and \
+        "no LibTorch {TORCH}: set LIBTORCH to its folder, or `pip install torch=={TORCH}` and set \
          LIBTORCH_USE_PYTORCH=1 ({why})"
     )]
 }
@@ -44,7 +44,7 @@ fn folder() -> Result<PathBuf, String> {
     python(script).map(PathBuf::from)
 }
 
-/// What a script prints, or why it does not run.
+/// A script's output, or the reason why it does not run.
 pub fn python(script: &str) -> Result<String, String> {
     let python = Command::new("python3").args(["-c", script]).output();
     let python = python.map_err(|error| format!("cannot start python3: {error}"))?;

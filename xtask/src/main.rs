@@ -29,7 +29,7 @@ enum Command {
     },
     /// Writes the op reference, the table of the layers, and the figures of the README and the guide.
     Docs {
-        /// Only fails where a page is not what would be written.
+        /// Only fails if a page is stale.
         #[arg(long)]
         check: bool,
     },

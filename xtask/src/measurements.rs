@@ -1,6 +1,6 @@
-//! What was measured: the figures of `cargo xtask bench`, each with the machine, the day and the
-//! versions, in a file that the tables of the documentation are made from. Knows neither how to
-//! measure nor a page.
+//! The measurements: the figures of `cargo xtask bench`, each with the machine, the day and the
+//! versions, in a file that the tables of the documentation are made from. Independent of the benches
+//! and the pages.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,7 @@ pub struct Run {
     pub rows: Vec<Value>,
 }
 
-/// What figures hold for.
+/// The conditions that figures hold for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Head {
     pub machine: Machine,
@@ -44,7 +44,7 @@ pub struct Machine {
     pub cpu: String,
     pub cores: usize,
     pub os: String,
-    /// Where the backend computes on one whose name can be asked for.
+    /// The GPU of the backend, if its name can be queried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
 }
@@ -55,7 +55,7 @@ pub struct Versions {
     pub rustc: String,
     pub burn: String,
     pub burn_amp: String,
-    /// Where the rows have figures of PyTorch's.
+    /// If the rows have figures of PyTorch's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pytorch: Option<String>,
 }
@@ -67,8 +67,8 @@ impl Run {
         self.rows.iter().find(of)?[name].as_f64()
     }
 
-    /// Takes the place of this run, but for the models that only this one has, if all else is the same:
-    /// a campaign measures one model after the other.
+    /// Replaces this run. If all else is the same, keeps the models that only this run has: a campaign
+    /// measures one model after the other.
     fn renew(&mut self, new: Self) {
         let mut old = std::mem::replace(self, new);
         if old.head == self.head {
@@ -131,7 +131,7 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<Run>> {
     serde_json::from_str(&text).with_context(shown)
 }
 
-/// Writes the runs to a file, each in the place of what the file has of the same kind.
+/// Writes the runs to a file, each in place of the file's run of the same kind.
 pub fn renew(path: &Path, new: Vec<Run>) -> anyhow::Result<()> {
     let mut runs = if path.exists() {
         read(path)?

@@ -1,4 +1,4 @@
-//! Bars side by side, as an SVG. Knows nothing of what they show.
+//! Bars side by side, as an SVG. Independent of what they show.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -10,7 +10,7 @@ const FONT: &str = "sans-serif";
 /// Groups of two bars, each pair as parts of its first.
 pub struct Panel {
     pub title: String,
-    /// Of the first bars and of the second.
+    /// The names of the first bars and of the second.
     pub names: [String; 2],
     pub groups: Vec<Group>,
 }

@@ -1,4 +1,4 @@
-//! Runs the behaviour suite on one of Burn's backends, if the machine has what that needs.
+//! Runs the behaviour suite on one of Burn's backends, if the machine has all that the backend needs.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,11 @@ use libloading::Library;
 use crate::bench::backend::Choice;
 use crate::libtorch;
 
-/// The tests that run on any backend. The others test what is the same on all, on Flex.
+/// The tests that run on any backend. The others run on Flex: their subject is the same on all
+/// backends.
 pub const SUITE: [&str; 4] = ["device", "ops", "modules", "training"];
 
-/// What is tested, and on what.
+/// The tests to run, and their backend.
 #[derive(Debug, Args)]
 pub struct Options {
     #[arg(long, value_enum, default_value_t)]
@@ -26,7 +27,7 @@ pub struct Options {
     /// Optimized: worth its compile time where tests take long.
     #[arg(long)]
     release: bool,
-    /// What the tests themselves take: a part of their names, `--nocapture`, ...
+    /// Arguments of the tests themselves: a part of their names, `--nocapture`, ...
     #[arg(last = true)]
     arguments: Vec<String>,
 }
@@ -63,15 +64,16 @@ impl Options {
     }
 }
 
-/// What the machine lacks, each with how to come by it. Nothing where that cannot be told beforehand.
+/// The parts that the machine lacks, each with how to get it. Empty where that cannot be checked
+/// beforehand.
 fn missing(backend: Choice) -> Vec<String> {
     let needs = match backend {
         Choice::Tch => return libtorch::missing(),
         Choice::Vulkan | Choice::Wgpu if cfg!(target_os = "linux") => [
             (
                 loads("libvulkan.so.1"),
-                "no Vulkan loader, libvulkan.so.1: `apt-get install libvulkan1`, or what your \
-                 system calls it",
+                "no Vulkan loader, libvulkan.so.1: `apt-get install libvulkan1`, or your system's name \
+                 for it",
             ),
             (
                 has_vulkan_driver(),
@@ -118,8 +120,8 @@ fn has_vulkan_driver() -> bool {
     })
 }
 
-/// Kernels are compiled when they are first used, with the toolkit's headers. CubeCL looks for it
-/// where CUDA_PATH says, else in these.
+/// Kernels are compiled when they are first used, with the toolkit's headers. CubeCL looks for the
+/// toolkit in CUDA_PATH, else in these folders.
 fn has_cuda_toolkit() -> bool {
     let usual = "/usr/local/cuda:/opt/cuda:/usr";
     let folders = env::var_os("CUDA_PATH").unwrap_or(usual.into());

@@ -14,7 +14,7 @@ fn xtask(args: &[&str]) {
     said(Command::new(env!("CARGO_BIN_EXE_xtask")).args(args));
 }
 
-/// What a command says, which has to succeed.
+/// The output of a command, which has to succeed.
 fn said(command: &mut Command) -> String {
     let output = command.output().expect("the command starts");
     let said = [output.stdout, output.stderr];
@@ -39,14 +39,14 @@ fn the_generated_pages_are_current() {
     xtask(&["docs", "--check"]);
 }
 
-/// What is published, and the size that each package stays below. The second one depends on the
-/// first, which no registry has before: they are packaged together.
+/// The published packages, and the size that each stays below. The second one depends on the first,
+/// which no registry has before: they are packaged together.
 const PACKAGES: [(&str, u64); 2] = [("burn-amp-core", 100_000), ("burn-amp", 1_000_000)];
 
-/// What `cargo package` says of these packages.
+/// The output of `cargo package` for these packages.
 fn package(names: &[&str], args: &[&str]) -> String {
     let mut cargo = Command::new(env!("CARGO"));
-    // Before a commit too.
+    // Also before a commit.
     cargo.args(["package", "--locked", "--allow-dirty"]);
     cargo.args(names.iter().flat_map(|name| ["-p", name]));
     said(cargo.args(args).current_dir(ROOT))
@@ -98,7 +98,7 @@ fn dependencies_have_allowed_licenses_and_burn_is_there_once() {
     let deny = fs::read_to_string(Path::new(ROOT).join("deny.toml")).expect("deny.toml");
     let deny: Table = toml::from_str(&deny).expect("deny.toml is valid");
     let listed = |of: &str, what: &str| deny[of][what].as_array().expect("a list").clone();
-    // What is compiled: the packages of cargo's metadata are more.
+    // Only compiled packages: cargo's metadata lists more.
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["tree", "--workspace", "--all-features", "--locked"]);
     cargo.args(["--prefix", "none", "--format", "{p};{l};"]);

@@ -28,10 +28,10 @@ pub struct Verse {
 pub struct Corpus {
     /// The verses that are not for the test, one after the other.
     pub text: Vec<usize>,
-    /// Those that the classifier is trained on: few.
+    /// The few verses that the classifier is trained on.
     pub labelled: Vec<Verse>,
     pub test: Vec<Verse>,
-    /// What each token is.
+    /// The word of each token.
     pub vocabulary: Vec<String>,
 }
 
@@ -43,7 +43,7 @@ impl Corpus {
         let (test, train): (Vec<_>, Vec<_>) =
             text.lines().enumerate().partition(|(i, _)| i % 5 == 4);
 
-        // A word that occurs only once says more of its verse than of the half.
+        // A word that occurs only once identifies its verse rather than the half.
         let mut occurrences = BTreeMap::new();
         for word in train.iter().flat_map(|(_, line)| words(line)) {
             *occurrences.entry(word).or_insert(0) += 1;
@@ -110,7 +110,7 @@ pub struct Masked<B: Backend> {
     pub tokens: Tensor<B, 2, Int>,
     /// Where the masked words are, among all of the batch, `[masked]`.
     pub places: Tensor<B, 1, Int>,
-    /// What they were, `[masked]`.
+    /// The masked words, `[masked]`.
     pub words: Tensor<B, 1, Int>,
 }
 
@@ -122,7 +122,7 @@ impl<B: Backend> Masked<B> {
             let piece = &text[start..start + LENGTH];
             tokens.extend(piece.iter().map(|token| *token as i64));
         }
-        // As many in each batch: a GPU's kernels are made for a shape.
+        // The same number in each batch: a GPU's kernels are compiled for a shape.
         let places = rand::seq::index::sample(rng, tokens.len(), tokens.len() / MASKED);
         let places: Vec<i64> = places.into_iter().map(|place| place as i64).collect();
         let hide = |place: &i64| std::mem::replace(&mut tokens[*place as usize], MASK as i64);

@@ -41,10 +41,10 @@ use train::{Plan, classify, pretrain};
 #[derive(Parser)]
 #[command(about = "Fine-tunes a pretrained transformer in FP32, f16 and bf16")]
 struct Args {
-    /// What to train on.
+    /// The backend to train on.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
-    /// What to train in: auto, f32, f16, bf16 or a list of them.
+    /// The precisions to train in: auto, f32, f16, bf16 or a list of them.
     #[arg(long, value_delimiter = ',', default_values_t = [Precision::F32, Precision::F16, Precision::Bf16])]
     precision: Vec<Precision>,
     /// Verses that have a label.

@@ -1,5 +1,5 @@
-//! A small transformer encoder, and what it is trained for: first to guess masked words, then to
-//! classify verses. Written as for any backend.
+//! A small transformer encoder, which first learns to guess masked words, and then to classify verses.
+//! Written as for any backend.
 
 use burn::module::Param;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -15,7 +15,7 @@ use crate::data::{LENGTH, Labelled, Masked};
 
 const WIDTH: usize = 64;
 
-/// What both have in common.
+/// The part that both models share.
 #[derive(Module, Debug)]
 struct Encoder<B: Backend> {
     words: Embedding<B>,
@@ -97,7 +97,7 @@ impl<B: Backend> WordGuesser<B> {
     }
 }
 
-/// Is a verse from the first or the second half?
+/// Classifies a verse as from the first or from the second half.
 #[derive(Module, Debug)]
 pub struct Classifier<B: Backend> {
     encoder: Encoder<B>,

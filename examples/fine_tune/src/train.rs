@@ -12,17 +12,17 @@ use rand::seq::SliceRandom;
 use crate::data::{Corpus, Labelled, Masked, Verse};
 use crate::model::{Classifier, WordGuesser};
 
-/// How a training goes.
+/// The plan of a training.
 pub struct Plan {
     pub steps: usize,
     pub batch: usize,
-    /// At the beginning; from there down to 0.
+    /// The learning rate at the beginning; it falls to 0.
     pub learning_rate: f64,
     pub seed: u64,
 }
 
-/// Trains a model to guess masked words of the text. Gives it, and the mean loss of the last tenth.
-/// `after_step` is told each step's loss.
+/// Trains a model to guess masked words of the text. Returns the model, and the mean loss of the last
+/// tenth of the steps. `after_step` gets each step's loss.
 pub fn pretrain<B: AutodiffBackend>(
     model: WordGuesser<B>,
     corpus: &Corpus,

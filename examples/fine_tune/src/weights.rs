@@ -14,8 +14,8 @@ pub fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("genesis-f16.safetensors")
 }
 
-/// FP32 to f16 where a file is written, f16 to FP32 where it is read. Of modules that are not
-/// Burn's own it has to be told.
+/// Converts FP32 to f16 when a file is written, and f16 to FP32 when it is read. Modules that are not
+/// Burn's own have to be named.
 fn half() -> HalfPrecisionAdapter {
     HalfPrecisionAdapter::new().with_module("WordGuesser")
 }
@@ -31,7 +31,7 @@ pub fn save<B: Backend>(model: &WordGuesser<B>, file: &Path) -> Result<u64, Box<
     Ok(fs::metadata(file)?.len())
 }
 
-/// Reads what the file has for this model. `new` are its parameters that no file has, by the
+/// Reads the file's parameters of this model. `new` names its parameters that no file has, by the
 /// beginning of their names.
 pub fn load<B: Backend, M: ModuleSnapshot<B>>(
     model: &mut M,

@@ -35,10 +35,10 @@ use train::{Trained, steps, train};
 #[derive(Parser)]
 #[command(about = "Learns to draw handwritten digits, with a loss scaler for each of two models")]
 struct Args {
-    /// What to train on.
+    /// The backend to train on.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
-    /// What to train in: auto, f32, f16 or bf16.
+    /// The precision to train in: auto, f32, f16 or bf16.
     #[arg(long, default_value_t = Precision::F16)]
     precision: Precision,
     /// How often each digit is seen.
@@ -47,7 +47,7 @@ struct Args {
     /// Seed of the weights, the noise, dropout and the order of the digits.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Where samples.png goes.
+    /// The folder for samples.png.
     #[arg(long, default_value = "target/gan")]
     out: PathBuf,
 }

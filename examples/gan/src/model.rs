@@ -1,4 +1,4 @@
-//! The two models, small and written as for any backend. Both are told which digit is meant.
+//! The two models, small and written as for any backend. Both get the class of the digit.
 
 use burn::nn::{
     BatchNorm, BatchNormConfig, Dropout, DropoutConfig, LeakyRelu, LeakyReluConfig, Linear,
@@ -59,7 +59,7 @@ pub struct Discriminator<B: Backend> {
 
 impl<B: Backend> Discriminator<B> {
     pub fn new(device: &B::Device) -> Self {
-        // Wide: it has to tell ten classes apart for the generator to do so.
+        // Wide: the generator learns ten classes only if the discriminator distinguishes them.
         let hidden = 256;
         Self {
             linear1: LinearConfig::new(PIXELS + CLASSES, hidden).init(device),

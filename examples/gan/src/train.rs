@@ -16,12 +16,12 @@ use crate::data::{CLASSES, Digit, Digits, batch};
 use crate::model::{Discriminator, Generator, NOISE};
 
 const BATCH: usize = 64;
-/// Of the first epoch; it falls to zero, and the strokes come out cleaner for it.
+/// The learning rate of the first epoch. It falls to zero, which makes the strokes cleaner.
 const LEARNING_RATE: f64 = 1.5e-3;
 /// Generated digits of each class in the picture.
 pub const SAMPLES: usize = 8;
 
-/// What training gave.
+/// The results of training.
 pub struct Trained {
     pub generator: StepOutcome,
     pub discriminator: StepOutcome,
@@ -29,7 +29,7 @@ pub struct Trained {
     pub samples: Vec<f32>,
 }
 
-/// How one of the models fared.
+/// The results of one of the models.
 pub struct StepOutcome {
     /// The mean loss of the last epoch.
     pub final_loss: f64,
@@ -61,8 +61,8 @@ impl<M, O> Player<M, O> {
         })
     }
 
-    /// One step against a loss. Parameters of the other model, which the loss went through as well,
-    /// get no part of it.
+    /// One step against a loss. The loss depends on the other model too, whose parameters get no part
+    /// of the step.
     fn step<B>(&mut self, loss: Tensor<B, 1>, lr: f64) -> Result<f64, AmpError>
     where
         B: AutodiffBackend,
@@ -98,8 +98,7 @@ fn all(digits: &Digits) -> Vec<&Digit> {
     digits.train.iter().chain(&digits.test).collect()
 }
 
-/// Trains both models from `seed`. `after_step` is told the generator's and the discriminator's
-/// loss.
+/// Trains both models from `seed`. `after_step` gets the generator's and the discriminator's loss.
 pub fn train<B: AutodiffBackend>(
     digits: &Digits,
     epochs: usize,
@@ -116,7 +115,7 @@ pub fn train<B: AutodiffBackend>(
 
     let bce = BinaryCrossEntropyLossConfig::new().with_logits(true);
     let hard = bce.init(&device);
-    // Never quite sure: a discriminator that is leaves the generator nothing to learn from.
+    // Smooth labels: a discriminator that is certain leaves the generator nothing to learn from.
     let smooth = bce.with_smoothing(Some(0.2)).init(&device);
 
     let mut digits = all(digits);
@@ -159,7 +158,7 @@ pub fn train<B: AutodiffBackend>(
     Ok(Trained {
         generator: generator.outcome(),
         discriminator: discriminator.outcome(),
-        samples: samples.into_data().into_vec().expect("what leaves is FP32"),
+        samples: samples.into_data().into_vec().expect("data in FP32"),
     })
 }
 

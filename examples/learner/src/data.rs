@@ -8,7 +8,7 @@ pub const CONTEXT: usize = 64;
 /// One window in so many is for validation.
 const VALID: usize = 10;
 
-/// The characters that are read and one more, for each is to foretell its successor.
+/// The characters that are read and one more, because each character predicts the next.
 pub type Window = [u8; CONTEXT + 1];
 
 pub struct Corpus {

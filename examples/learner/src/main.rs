@@ -9,7 +9,7 @@
 //! ```
 //!
 //! LibTorch trains faster in bf16 than in FP32 on a CPU with bf16 instructions. `LIBTORCH_USE_PYTORCH`
-//! tells the build to take PyTorch's LibTorch. `LD_LIBRARY_PATH` tells the program where it is:
+//! makes the build use PyTorch's LibTorch. `LD_LIBRARY_PATH` is the folder of its libraries:
 //!
 //! ```sh
 //! pip install torch==2.9.0
@@ -24,9 +24,8 @@
 //! cargo run --release -p learner --features cuda,fusion,autotune -- --backend cuda
 //! ```
 //!
-//! In the dashboard `q` and then `s` stop the training, and so does Ctrl+C where there is none.
-//! However it ends, it goes on with `--resume` after the last epoch that was completed, and comes
-//! to the same result.
+//! In the dashboard `q` and then `s` stop the training. Without the dashboard, Ctrl+C stops it. However
+//! a run ends, `--resume` continues it after the last completed epoch, with the same result.
 
 #[path = "../../backends/mod.rs"]
 mod backends;
@@ -84,7 +83,7 @@ const BY_USER: &str = "Stopping training from user input.";
 struct Args {
     #[command(flatten)]
     settings: Settings,
-    /// Where checkpoints and metrics go. Without --resume, those of an earlier run are removed.
+    /// The folder for checkpoints and metrics. Without --resume, those of an earlier run are removed.
     #[arg(long, default_value = "target/learner")]
     output: PathBuf,
     /// Continue a run that was stopped or killed, after the last epoch that has a checkpoint.
@@ -92,14 +91,14 @@ struct Args {
     resume: bool,
 }
 
-/// What stays the same until a run is done: with other epochs the learning rate would jump, with
-/// another seed windows would be seen twice, and another backend rounds otherwise.
+/// The settings that must stay the same until a run is done: with other epochs the learning rate would
+/// jump, with another seed windows would be seen twice, and another backend rounds differently.
 #[derive(clap::Args, Clone, PartialEq, Serialize, Deserialize)]
 struct Settings {
-    /// What to train on.
+    /// The backend to train on.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
-    /// What to train in: auto, f32, f16 or bf16, also as 16-mixed and bf16-mixed.
+    /// The precision to train in: auto, f32, f16 or bf16, also as 16-mixed and bf16-mixed.
     #[arg(long, default_value_t = Precision::F16)]
     precision: Precision,
     /// How often the text is seen.
@@ -169,8 +168,8 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
         .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
         .init();
     let cosine = CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, steps).init()?;
-    // With this the learning rate waits where a step is skipped, and Burn's checkpoints hold the
-    // loss scale.
+    // With this schedule the learning rate does not advance over skipped steps, and Burn's checkpoints
+    // hold the loss scale.
     let schedule: Schedule =
         AmpLrScheduler::new(cosine, [GradScaler::of::<AmpAutodiff<B>>(&device)]);
 
@@ -190,7 +189,7 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     let interrupter = training.interrupter();
     let on_signal = interrupter.clone();
     ctrlc::set_handler(move || on_signal.stop(Some(BY_USER)))?;
-    // What else is in the result is the dashboard, which leaves the terminal as it is dropped.
+    // The result also holds the dashboard, which leaves the terminal when it is dropped.
     let model = training
         .launch(Learner::new(model, optimizer, schedule))?
         .model;
@@ -220,7 +219,7 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
 fn stopped(done: Option<usize>, epochs: usize) {
     match done {
         Some(done) => println!(
-            "Stopped, {done} of {epochs} epochs are done. The same command with --resume goes on."
+            "Stopped, {done} of {epochs} epochs are done. The same command with --resume continues."
         ),
         None => println!("Stopped before an epoch was done. There is nothing to resume."),
     }

@@ -1,4 +1,4 @@
-//! A small GPT over characters, and what Burn's learner asks of it. Written as for any backend.
+//! A small GPT over characters, with the traits that Burn's learner needs. Written as for any backend.
 
 use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::loss::CrossEntropyLossConfig;

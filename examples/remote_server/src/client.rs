@@ -25,8 +25,8 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Connects to `ws://host:port`. For as long as this value lives, the process ends where the
-    /// server does, with an error that names it.
+    /// Connects to `ws://host:port`. While this value lives, the process ends if the server ends, with
+    /// an error that names the server.
     pub fn connect(address: &str) -> Result<Self, Box<dyn Error>> {
         let host = address
             .strip_prefix("ws://")
@@ -41,9 +41,9 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Burn's client panics when it cannot send, on a thread of its own and on the caller's. But it
-    /// sends nothing while it waits for an answer, and that it would do forever: so another thread
-    /// sends a little each second.
+    /// Burn's client panics when it cannot send, on a thread of its own and on the caller's. While the
+    /// client waits for an answer, it sends nothing and would wait forever. So another thread sends a
+    /// little each second.
     fn end_with_server(&self, address: String) {
         const PULSE: &str = "pulse";
         let (before, training) = (panic::take_hook(), thread::current().id());
@@ -54,7 +54,7 @@ impl Remote {
                 thread.id() == training || matches!(thread.name(), Some(PULSE | "tokio-rt-worker"));
             if ours && connected.load(Ordering::Relaxed) {
                 eprintln!(
-                    "error: training on {address} failed; is the server still there?\n{info}"
+                    "error: training on {address} failed. Does the server still run?\n{info}"
                 );
                 process::exit(1);
             }
@@ -82,7 +82,7 @@ impl Remote {
         train::<B>(&self.device, digits, epochs, seed, step, after_step).1
     }
 
-    /// Trains with a scaled loss: on a server that computes in f16. Gives the skipped steps, too.
+    /// Trains with a scaled loss: on a server that computes in f16. Also returns the skipped steps.
     pub fn train_scaled(
         &self,
         digits: &Digits,

@@ -13,8 +13,8 @@
 //! cargo run --release -p remote_server -- train --address ws://host:3000 --scale-loss
 //! ```
 //!
-//! Burn's server listens on all interfaces, asks nobody who they are, and serves one client at a
-//! time: another's tensors get the same names. Keep it behind a firewall.
+//! Burn's server listens on all interfaces, authenticates no client, and serves one client at a time:
+//! another client's tensors would get the same names. Keep it behind a firewall.
 
 use std::error::Error;
 use std::process::{Command, ExitCode};
@@ -33,7 +33,7 @@ use remote_server::train::{self, Trained, step, steps};
 struct Args {
     #[command(subcommand)]
     command: Option<Task>,
-    /// What the servers compute in: f16, bf16 or both.
+    /// The precisions of the servers: f16, bf16 or both.
     #[arg(long, value_delimiter = ',', default_values_t = [Precision::F16, Precision::Bf16])]
     precision: Vec<Precision>,
     #[command(flatten)]
@@ -44,7 +44,7 @@ struct Args {
 enum Task {
     /// Computes for a client.
     Serve {
-        /// What to compute in: auto, f16, bf16 or f32.
+        /// The precision to compute in: auto, f16, bf16 or f32.
         #[arg(long, default_value_t)]
         precision: Precision,
         #[arg(long, default_value_t = 3000)]
@@ -54,7 +54,7 @@ enum Task {
     Train {
         #[arg(long, default_value = "ws://127.0.0.1:3000")]
         address: String,
-        /// For a server that computes in f16.
+        /// Scale the loss, for a server that computes in f16.
         #[arg(long)]
         scale_loss: bool,
         #[command(flatten)]
@@ -156,7 +156,7 @@ fn on_server(
     })
 }
 
-/// What shows a bar, given the loss of each step.
+/// Shows a bar. The returned closure takes the loss of each step.
 fn progress(name: String, steps: usize) -> impl FnMut(f64) {
     let style = ProgressStyle::with_template("{prefix:>10} {wide_bar} {pos}/{len} loss {msg}")
         .expect("a valid template");

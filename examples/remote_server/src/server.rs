@@ -13,7 +13,7 @@ use burn_remote::server::start_websocket;
 
 /// Computes for a client, until the process is told to end.
 pub fn serve(precision: Precision, port: u16) -> Result<(), Box<dyn Error>> {
-    // Burn's server says nothing where it cannot listen.
+    // Burn's server reports no error where it cannot listen.
     TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
         .map_err(|error| format!("cannot listen on port {port}: {error}"))?;
     let device = Default::default();
@@ -65,7 +65,7 @@ impl Drop for Server {
     }
 }
 
-/// A port that nobody listens on.
+/// A free port.
 pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?
         .local_addr()?

@@ -32,7 +32,8 @@ use remote_server::train;
 
 type B = Autodiff<RemoteBackend>;
 
-/// What tells the processes below what they are, and of which server.
+/// The environment variables that give the processes below their role, and the server's precision and
+/// port.
 const PRECISION: &str = "BURN_AMP_TEST_SERVER_PRECISION";
 const PORT: &str = "BURN_AMP_TEST_SERVER_PORT";
 
@@ -228,7 +229,7 @@ fn a_client_whose_server_dies_within_a_step_ends_with_an_error() {
     let steps = BufReader::new(client.stdout.take().unwrap()).lines();
     let steps = steps.filter(|line| line.as_ref().unwrap().ends_with("stepped"));
     assert_eq!(steps.take(3).count(), 3);
-    // It stops first, so that the client waits for an answer, as it does in every step.
+    // The server is stopped first, so that the client waits for an answer, as it does in every step.
     let stop = format!("kill -STOP {}", server.process.id());
     // A shell has `kill` itself; a program of that name is not everywhere.
     let stopped = Command::new("sh")

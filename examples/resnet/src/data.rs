@@ -1,4 +1,4 @@
-//! The digits for a `Learner`: shifted at random for training, as they are for validation.
+//! The digits for a `Learner`: shifted at random for training, unchanged for validation.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct Batch<B: Backend> {
     pub labels: Tensor<B, 1, Int>,
 }
 
-/// An epoch's training digits. The order and the shifts depend on `seed` alone.
+/// An epoch's training digits. The order and the shifts depend only on `seed`.
 pub fn training<B: Backend>(
     digits: &Arc<Digits>,
     batch_size: usize,
@@ -84,7 +84,7 @@ fn batch<B: Backend>(digits: &[&Digit], device: &B::Device) -> Batch<B> {
     Batch { images, labels }
 }
 
-/// What comes in at the edge is 0, as the background.
+/// Pixels that come in at the edge are 0, like the background.
 fn shift(digit: &Digit, right: isize, down: isize) -> [f32; SIDE * SIDE] {
     std::array::from_fn(|i| {
         let (x, y) = ((i % SIDE) as isize - right, (i / SIDE) as isize - down);

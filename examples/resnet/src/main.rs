@@ -9,8 +9,7 @@
 //! cargo run --release -p resnet --features cuda,fusion,autotune -- --backend cuda
 //! ```
 //!
-//! However a run ends, it goes on with `--resume` after the last epoch that was completed, and comes
-//! to the same result.
+//! However a run ends, `--resume` continues it after the last completed epoch, with the same result.
 
 #[path = "../../backends/mod.rs"]
 mod backends;
@@ -69,7 +68,7 @@ const WARM_UP: usize = 8;
 struct Args {
     #[command(flatten)]
     settings: Settings,
-    /// Where checkpoints and metrics go. Without --resume, those of an earlier run are removed.
+    /// The folder for checkpoints and metrics. Without --resume, those of an earlier run are removed.
     #[arg(long, default_value = "target/resnet")]
     output: PathBuf,
     /// Continue a run that was stopped or killed, after the last epoch that has a checkpoint.
@@ -77,13 +76,13 @@ struct Args {
     resume: bool,
 }
 
-/// What stays the same until a run is done.
+/// The settings that must stay the same until a run is done.
 #[derive(clap::Args, Clone, PartialEq, Serialize, Deserialize)]
 struct Settings {
-    /// What to train on.
+    /// The backend to train on.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
-    /// What to train in: auto, f32, f16 or bf16.
+    /// The precision to train in: auto, f32, f16 or bf16.
     #[arg(long, default_value_t = Precision::F16)]
     precision: Precision,
     /// How often each digit is seen.
@@ -155,9 +154,9 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
         ))
         .with_weight_decay(Some(WeightDecayConfig::new(5e-4)))
         .init();
-    // With this one, an overflow in a micro-batch skips the whole step.
+    // With this optimizer, an overflow in a micro-batch skips the whole step.
     let optimizer: Optim<AmpAutodiff<B>> = AmpOptimizer::new(sgd, [scaler.clone()]);
-    // Burn leaves out what is less than a step at the end of an epoch.
+    // Burn drops an incomplete step at the end of an epoch.
     let steps = epochs * (digits.train.len().div_ceil(batch_size) / accumulation);
     let warm_up = steps.div_ceil(WARM_UP);
     let schedule = ComposedLrSchedulerConfig::new()
@@ -168,8 +167,8 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
         ))
         .cosine(CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, steps))
         .init()?;
-    // With this one the learning rate advances once a step and waits where a step is skipped, and
-    // Burn's checkpoints hold the loss scale.
+    // With this schedule the learning rate advances once a step, but not over skipped steps, and Burn's
+    // checkpoints hold the loss scale.
     let schedule: Schedule = AmpLrScheduler::new(schedule, [scaler]);
 
     let mut training = SupervisedTraining::new(output, Arc::new(train), valid.clone())
@@ -185,7 +184,7 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     if !stdout().is_terminal() {
         training = training.renderer(EpochLines::new());
     }
-    // What else is in the result is the dashboard, which leaves the terminal as it is dropped.
+    // The result also holds the dashboard, which leaves the terminal when it is dropped.
     let model = training
         .with_amp(AmpConfig::new().with_precision(settings.precision))
         .grads_accumulation(accumulation)

@@ -1,4 +1,4 @@
-//! A small residual network, and what Burn's learner asks of it. Written as for any backend.
+//! A small residual network, with the traits that Burn's learner needs. Written as for any backend.
 
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -44,7 +44,7 @@ impl<B: Backend> ConvNorm<B> {
 struct Block<B: Backend> {
     first: ConvNorm<B>,
     second: ConvNorm<B>,
-    /// Where the block has another shape at its end.
+    /// Only if the block changes the shape.
     shortcut: Option<ConvNorm<B>>,
 }
 

@@ -18,8 +18,8 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             move |[lhs, rhs]| arithmetic(op, lhs, rhs),
             |[lhs, rhs]| {
                 let out = arithmetic(op, lhs.clone(), rhs.clone());
-                // Each gradient needs the other operand. A quotient needs `rhs` for both gradients,
-                // and for that of `rhs` either `lhs` or itself.
+                // Each gradient needs the other operand. A quotient needs `rhs` for both gradients. The
+                // gradient of `rhs` also needs `lhs` or the quotient.
                 let lhs = rhs_tracked.then(|| match keep_quotient {
                     Some(dtype) => cast(out.clone(), dtype),
                     None => cast(lhs, keep_lhs),
@@ -51,7 +51,8 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                             }
                             let divisor = divisor.expect(kept);
                             let grad = match keep_quotient {
-                                // The quotient is of the size of half: the smaller tensor is divided.
+                                // The quotient fits in half, so the product does not overflow: sum
+                                // first, and divide the smaller tensor.
                                 Some(_) => {
                                     let grad = A::<B>::float_mul(grad, widened(lhs));
                                     A::<B>::float_div(reduced(grad, &right), divisor)

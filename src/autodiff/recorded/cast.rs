@@ -40,8 +40,8 @@ pub(super) fn cast<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> AmpTensor<
     }
 }
 
-/// The gradient of an operand of this dtype. The formula computes it from the gradient of the result;
-/// what is FP32 inside stays FP32.
+/// The gradient of an operand of this dtype. `formula` computes it from the gradient of the
+/// result. FP32 tensors inside `formula` stay FP32.
 pub(super) fn operand_grad<B: Backend>(
     grad: AmpTensor<B>,
     dtype: DType,
@@ -56,8 +56,8 @@ pub(super) fn operand_grad<B: Backend>(
     grad.with_flags(flags).with_wide(kept)
 }
 
-/// The tensor without its cast cache: what uses it casts for itself. With fusion that is no kernel, where
-/// a cast that several share is one.
+/// The tensor without its cast cache, so that each use casts by itself. With fusion such a cast is no
+/// kernel of its own, but a shared cast is.
 pub(super) fn unshared<B: Backend>(tensor: &AmpTensor<B>) -> AmpTensor<B> {
     AmpTensor::new(tensor.primitive.clone(), tensor.flags())
 }

@@ -43,7 +43,7 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         ))
     }
 
-    /// By a mask: without the casts of bytes, and zeros where a product could give NaN.
+    /// Records a mask: without casts of bytes, and with zeros where a product could give NaN.
     fn record_mask(tensor: &TapeTensor<B>, noise: AmpTensor<B>) -> TapeTensor<B> {
         let masked = |tensor, mask| Amp::<B>::float_mask_fill(tensor, mask, 0.into());
         let dtype = tensor.dtype();

@@ -29,7 +29,7 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                 let [to_tensor, to_gamma] = ops.parents;
                 let last = unit.rank() - 1;
                 let grad = grads.consume::<A<B>>(&ops.node);
-                // First, with what fusion joins to one sum.
+                // Gamma's gradient first: fusion then joins its operations to one sum.
                 if let Some(node) = to_gamma {
                     let is_fused = device::is_fused::<B>(&grad.device());
                     let [grad, unit] = [&grad, &unit]

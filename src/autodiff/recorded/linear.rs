@@ -1,5 +1,5 @@
-//! A linear layer, with the steps of its backward pass in the order that fusion joins: the weight's
-//! gradient, the bias's, and last that of the operand, with which the layer before goes on.
+//! A linear layer. Its backward pass computes the gradients in an order that fusion can join: the
+//! weight's, the bias's, and last the operand's, which the previous layer needs.
 
 use burn_backend::ops::ModuleOps;
 
@@ -11,7 +11,7 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         weight: &TapeTensor<B>,
         bias: Option<&TapeTensor<B>>,
     ) -> TapeTensor<B> {
-        // What is frozen has no gradient, and its counterpart is not kept.
+        // A frozen operand has no gradient, so the other operand is not kept.
         let [keeps_weight, keeps_x] = [x, weight].map(|operand| operand.is_tracked());
         let linear = move |[x, weight]: [AmpTensor<B>; 2], bias| {
             let kept = [

@@ -168,10 +168,10 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     /// Records an operation with `N` operands.
     ///
     /// - `forward` computes the result, also when gradient checkpointing recomputes it.
-    /// - `keep` computes the result, and what `backward` needs, if a gradient flows to an operand.
-    /// - `retrieve` gets what `backward` needs from the operands. Gradient checkpointing then keeps
-    ///   their nodes instead. Without `retrieve`, it keeps what `keep` returns.
-    /// - `backward` registers the gradients of the operands. Its state is what it needs.
+    /// - `keep` computes the result and the state of `backward`, if a gradient flows to an operand.
+    /// - `retrieve` computes that state from the operands. Gradient checkpointing then keeps the
+    ///   operands' nodes instead of the state. Without `retrieve`, it keeps the state.
+    /// - `backward` registers the gradients of the operands.
     fn record<T: Clone + Debug + Send + 'static, const N: usize>(
         operands: [TapeTensor<B>; N],
         forward: impl Fn([AmpTensor<B>; N]) -> AmpTensor<B> + Clone + Send + 'static,
@@ -225,7 +225,7 @@ fn recomputes<C: CheckpointStrategy>() -> bool {
     TypeId::of::<C>() != TypeId::of::<NoCheckpointing>()
 }
 
-/// A closure as Burn takes it: with `Debug`, which no closure implements. `S` is the state of a
+/// A closure with `Debug`, which Burn requires and no closure implements. `S` is the state of a
 /// backward step.
 struct Closure<F, S>(F, PhantomData<fn(S)>);
 

@@ -3,8 +3,8 @@
 use super::*;
 
 impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
-    /// Each value has the same gradient: one is computed and expanded, where autodiff multiplies
-    /// a tensor of ones.
+    /// All values have the same gradient: it is computed once and expanded. Autodiff multiplies a
+    /// tensor of ones instead.
     pub(super) fn record_reduction(
         kind: Reduction,
         tensor: TapeTensor<B>,

@@ -34,8 +34,8 @@ fn sum<B: Backend>(sign: Sign, lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTenso
     }
 }
 
-/// The gradient of an operand that was broadcast from `shape`. Neighbouring dimensions are summed at
-/// once, where autodiff takes a sum for each.
+/// The gradient of an operand that was broadcast from `shape`. Neighbouring dimensions are summed
+/// together; autodiff sums each one by itself.
 pub(super) fn reduced<B: Backend>(grad: AmpTensor<B>, shape: &Shape) -> AmpTensor<B> {
     let from = grad.shape();
     if from == *shape {
@@ -51,7 +51,7 @@ pub(super) fn reduced<B: Backend>(grad: AmpTensor<B>, shape: &Shape) -> AmpTenso
     }
     let sizes: Vec<_> = folded.iter().map(|(size, _)| *size).collect();
     let grad = Amp::<B>::float_reshape(grad, sizes.into());
-    // The innermost first: what it leaves is smallest.
+    // The innermost first: in most cases its sum leaves the smallest tensor.
     let summed = (0..folded.len()).rev().filter(|dim| folded[*dim].1);
     let grad = summed.fold(grad, Amp::<B>::float_sum_dim);
     Amp::<B>::float_reshape(grad, shape.clone())

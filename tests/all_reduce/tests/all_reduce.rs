@@ -1,5 +1,5 @@
-//! Peers that reduce their gradients between them, a thread, a model and a scaler each: all step or
-//! all skip, whatever happened on one of them, and nobody is left waiting.
+//! Peers that reduce their gradients, each with its own thread, model and scaler. All peers step or all
+//! skip, whatever happens on one of them, and no peer is left waiting.
 
 #[allow(dead_code)]
 #[path = "../../common/close.rs"]
@@ -32,7 +32,7 @@ type Plain = Autodiff<Flex>;
 const STEPS: usize = 12;
 const LR: f64 = 0.1;
 
-/// What goes wrong in a step of a peer.
+/// A fault in a step of a peer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
     /// A NaN gradient of a finite loss.
@@ -44,7 +44,7 @@ enum Fault {
 /// A fault by peer and step.
 type Faults = fn(usize, usize) -> Option<Fault>;
 
-/// What a peer ends with.
+/// The final state of a peer.
 #[derive(Debug)]
 struct End {
     peer: usize,
@@ -102,9 +102,9 @@ fn train(peer: usize, model: Mlp<A>, faults: Faults) -> End {
     }
 }
 
-/// Two peers that train together, which have to end alike.
+/// Two peers that train together and must end alike.
 fn train_together(precision: Precision, faults: Faults) -> [End; 2] {
-    // There is one collective of a backend in a process.
+    // A process has one collective for each backend.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     burn_collective::reset_collective::<Amp<Flex>>();
@@ -130,8 +130,8 @@ fn train_together(precision: Precision, faults: Faults) -> [End; 2] {
     ends
 }
 
-/// The parameters after training on the mean of both losses in FP32, without the steps in which
-/// `skipped`, and before.
+/// The parameters after and before training in one process: in FP32, on the mean of both losses,
+/// without the steps that `skipped` selects.
 fn train_alone(skipped: impl Fn(usize) -> bool) -> [Vec<f32>; 2] {
     let (mut optimizer, mut model) = (sgd(), Mlp::<Plain>::new());
     let start = parameters(&model);
@@ -143,7 +143,7 @@ fn train_alone(skipped: impl Fn(usize) -> bool) -> [Vec<f32>; 2] {
     [parameters(&model), start]
 }
 
-/// How far the peers moved is how far one process moves.
+/// Asserts that the peers moved the parameters as far as one process does.
 #[track_caller]
 fn assert_as_alone(precision: Precision, end: &End, skipped: impl Fn(usize) -> bool) {
     let [expected, start] = train_alone(skipped);
@@ -237,7 +237,7 @@ fn the_smallest_gradient_says_that_the_loss_is_not_finite() {
         let expected = scaler.scale(model.loss(7)).backward();
         let expected = mlp::gradients(&model, &GradientsParams::from_grads(expected, &model));
         let of = |loss| mlp::gradients(&model, &scaler.backward(loss, &model));
-        // Finite, though it is not in f16.
+        // The loss is finite in FP32, although it is beyond f16.
         assert_eq!(of(model.loss(7)), expected);
         assert_eq!(of(model.loss(7) + 1e6), expected);
         let rest = expected.len() - 4;

@@ -1,5 +1,5 @@
-//! One call of an operation: its operands are looked at, then lowered to the backend, and its results
-//! are raised again.
+//! One call of an operation: its operands are checked, then lowered to the backend, and its results are
+//! raised again.
 
 use std::any::{Any, TypeId};
 use std::collections::BTreeMap;
@@ -22,8 +22,7 @@ use burn_backend::{
 
 use super::{Checked, CheckedBool, CheckedDevice, CheckedInt, CheckedQ, CheckedTensor};
 
-/// The operations that a device without arithmetic in a dtype may still do: those that accelerators
-/// contract with.
+/// The contractions: a device without arithmetic in a dtype may still have them, as accelerators do.
 const CONTRACTIONS: &[&str] = &[
     "float_matmul",
     "linear",
@@ -49,7 +48,7 @@ const CONTRACTIONS: &[&str] = &[
     "conv_transpose3d_weight_backward",
 ];
 
-/// The operations that copy bits, which storage is enough for.
+/// The operations that copy bits: storage of a dtype is enough for them.
 const MOVES: &[&str] = &[
     "float_from_data",
     "float_into_data",
@@ -118,7 +117,7 @@ impl Call {
         self.device.expect("an operand or a device")
     }
 
-    /// Panics when the device cannot do the operation in its operands' dtype; counts it.
+    /// Counts the operation. Panics if the device does not support it in its operands' dtype.
     pub(super) fn check(&mut self) {
         if let Some(dtype) = self.dtype {
             self.check_support(dtype);
@@ -141,7 +140,7 @@ impl Call {
         out
     }
 
-    /// A float result, which the device has to support as well.
+    /// Checks a float result: the device must support its dtype as well.
     pub(super) fn gives(&mut self, dtype: DType) {
         if self.dtype.is_none() {
             self.dtype = Some(dtype);
@@ -170,7 +169,7 @@ impl Call {
         );
     }
 
-    /// Nothing but products: no bias is added, no batch dimensions are summed after.
+    /// Only products: no bias is added, and no batch dimensions are summed afterwards.
     fn is_bare(&self) -> bool {
         !self.optional && (self.op != "linear_weight_backward" || self.rank == 2)
     }
@@ -185,7 +184,7 @@ pub(super) trait Operand<B> {
     fn lower(self) -> Self::Lower;
 }
 
-/// A result of an operation, from what the backend gives.
+/// A result of an operation, made from the backend's result.
 pub(super) trait StepOutcome<L> {
     fn raised(lower: L, call: &mut Call) -> Self;
 }

@@ -1,7 +1,7 @@
-//! `Checked`: a backend, Flex unless it is named, with what burn-amp owes a backend asserted at every
-//! operation. Operands have one float dtype and one device, and the dtype is one that the device
-//! supports for that operation. Counts what has run: operations by dtype, casts, reads of data.
-// Each test uses what it needs of it.
+//! `Checked`: a backend over another one, Flex by default, that checks each operation: its operands
+//! must have one device and one float dtype, which the device must support for that operation. It
+//! counts operations by dtype, casts, and reads of data.
+// Each test uses a part of it.
 #![allow(dead_code, unused_imports)]
 
 mod call;
@@ -21,8 +21,8 @@ use burn_backend::{DType, QTensorPrimitive, Shape, TensorMetadata};
 pub use call::is_contraction;
 pub use registry::{Casts, CheckedDevice, Counts, Reads};
 
-/// A configuration that asks for nothing but what a test says: its operations are not tried, for
-/// they are Flex's, which is not exact in f16 in some.
+/// A configuration without trials: Flex is not exact in f16 in some operations, so trials would move
+/// these to FP32.
 pub fn config() -> AmpConfig {
     AmpConfig::new().with_trials(false)
 }

@@ -1,5 +1,5 @@
-//! The operations, a line each: checked, then the backend's own. Methods that Burn composes of others
-//! are the backend's whole, so that an operation is checked and counted under the name burn-amp called it by.
+//! The operations, one per line: each is checked, then passed to the backend. Methods that Burn
+//! composes of others are passed on whole, so that each is counted under the name that burn-amp calls.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -59,7 +59,7 @@ impl<B: Backend> FloatTensorOps<Self> for Checked<B> {
     ) -> FloatTensor<Self> {
         let mut call = Call::new("float_random");
         Operand::<B>::seen(&device, &mut call);
-        // Burn's backends decide on zero or one before they convert.
+        // Burn's backends draw zero or one before they convert.
         let stream = match distribution {
             Distribution::Bernoulli(_) => FloatDType::F32,
             _ => dtype,
@@ -603,5 +603,5 @@ impl<B: Backend> QTensorOps<Self> for Checked<B> {
     }
 }
 
-/// Burn's own reads each tensor by itself, which counts it.
+/// Burn's default reads each tensor by itself, so each read is counted.
 impl<B: Backend> TransactionOps<Self> for Checked<B> {}

@@ -1,4 +1,5 @@
-//! What is known of each checked device: the half dtypes it supports, and what has run on it.
+//! The state of each checked device: the half dtypes that it supports, and counts of what has run on
+//! it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -14,7 +15,7 @@ pub struct CheckedDevice {
     id: u16,
 }
 
-/// What has run on a device since it was made or reset.
+/// The operations, casts and reads of a device since it was made or reset.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
     ops: HashMap<(&'static str, DType), usize>,
@@ -79,7 +80,7 @@ impl CheckedDevice {
         Self { id }
     }
 
-    /// Has its backend name itself so from now on.
+    /// Sets the name that the backend reports from now on.
     pub fn set_name(&self, name: &'static str) {
         self.with(|state| state.name = name);
     }
@@ -88,7 +89,7 @@ impl CheckedDevice {
         self.with(|state| state.name)
     }
 
-    /// What has run so far.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         self.with(|state| state.counts.clone())
     }
@@ -103,7 +104,7 @@ impl CheckedDevice {
         self.with(|state| state.hook = Some(Arc::new(hook)));
     }
 
-    /// Calls no hook any more.
+    /// Removes the hook.
     pub fn without_hook(&self) {
         self.with(|state| state.hook = None);
     }
@@ -143,7 +144,7 @@ impl CheckedDevice {
         self.with(|state| (state.seed, state.draws) = (seed, 0));
     }
 
-    /// The seed of the next draw. One in another dtype is another draw, as on a GPU.
+    /// The seed of the next draw. A draw in another dtype gives other numbers, as on a GPU.
     pub(super) fn next_seed(&self, dtype: DType) -> u64 {
         self.with(|state| {
             state.draws += 1;
@@ -235,7 +236,7 @@ impl Counts {
 }
 
 impl Reads {
-    /// Of every kind.
+    /// Reads of all kinds.
     pub fn total(&self) -> usize {
         self.float + self.int + self.bool
     }

@@ -59,7 +59,7 @@ fn a_device_with_autodiff_is_used_without() {
         assert!(losses[19] < 0.9 * losses[0], "{precision}: {losses:?}");
         assert_eq!(trained(&autodiff()), expected, "{precision}");
 
-        // The device was tried, and its casts are counted.
+        // Trials have run on the device, and its casts are counted.
         let report = AmpReport::of::<B>(&autodiff()).unwrap();
         assert!(report.casts_to_half.count > 0, "{report}");
         assert_eq!(report.fp32_here.is_empty(), precision == Precision::Bf16);

@@ -14,9 +14,9 @@ static ALLOCATOR: Counting = Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// Smaller blocks are counted in bytes alone.
+/// Smaller blocks are counted only in bytes.
 const BLOCK: usize = 4096;
-/// Sizes that are told apart; those that come when all are taken share the last.
+/// The most sizes that are counted separately; further sizes share the last count.
 const SIZES: usize = 4096;
 
 /// The live blocks of one size, by open addressing: nothing here may allocate.
@@ -65,14 +65,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What was live at one moment.
+/// The live memory at one moment.
 pub struct Mark {
     bytes: usize,
     blocks: Vec<isize>,
 }
 
 impl Mark {
-    /// Now, from where the peak counts as well.
+    /// Marks this moment; the peak counts from here as well.
     pub fn set() -> Self {
         let blocks = BLOCKS.iter().map(|size| size.live.load(Relaxed)).collect();
         let bytes = LIVE.load(Relaxed);
@@ -80,17 +80,17 @@ impl Mark {
         Self { bytes, blocks }
     }
 
-    /// The bytes that are live above those of then.
+    /// The live bytes above those at the mark.
     pub fn live(&self) -> usize {
         LIVE.load(Relaxed).saturating_sub(self.bytes)
     }
 
-    /// The most bytes that were live since, above those of then.
+    /// The peak of live bytes since the mark, above those at the mark.
     pub fn peak(&self) -> usize {
         PEAK.load(Relaxed).saturating_sub(self.bytes)
     }
 
-    /// By size, the blocks that are live above those of then.
+    /// By size, the live blocks above those at the mark.
     pub fn blocks(&self) -> BTreeMap<usize, usize> {
         let grown = BLOCKS.iter().zip(&self.blocks).filter_map(|(size, then)| {
             let grown = size.live.load(Relaxed) - then;

@@ -19,7 +19,7 @@ use super::launches;
 pub enum Choice {
     #[default]
     Flex,
-    /// WGSL, on Vulkan where this is Linux.
+    /// WGSL, with Vulkan on Linux.
     Wgpu,
     /// SPIR-V on Vulkan.
     Vulkan,
@@ -29,7 +29,7 @@ pub enum Choice {
 }
 
 impl Choice {
-    /// The feature that compiles it in, if it takes one that this build does not have.
+    /// The feature that compiles the backend in, if this build lacks it.
     pub fn missing_feature(self) -> Option<&'static str> {
         let (feature, compiled_in) = match self {
             Self::Flex => return None,
@@ -61,16 +61,16 @@ impl Choice {
 /// The bytes of a device's memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Usage {
-    /// By tensors.
+    /// The bytes of tensors.
     pub in_use: usize,
-    /// Taken from the device, for tensors to come as well.
+    /// The bytes reserved on the device, also for later tensors.
     pub reserved: usize,
 }
 
-/// What a device keeps on disk for the next process.
+/// The data that a device keeps on disk for the next process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kept {
-    /// Which kernel was the fastest.
+    /// The choice of the fastest kernels.
     Tuning,
     /// The compiled kernels, too.
     All,
@@ -81,13 +81,13 @@ pub trait Measured: Backend {
     /// The precisions to measure, FP32 first.
     const PRECISIONS: &[Precision] = &[Precision::F32, Precision::F16, Precision::Bf16];
 
-    /// What to say if half precision is emulated.
+    /// The note to print if half precision is emulated.
     fn emulated() -> Option<&'static str> {
         None
     }
 
     /// Whether `casts` counts with the trials that a user's device has. Flex's kernels add up in f16,
-    /// which no accelerator's do.
+    /// unlike those of accelerators.
     const TRIED: bool = true;
 
     /// Whether the memory of its tensors is counted, by the device or by Rust's allocator.
@@ -98,16 +98,16 @@ pub trait Measured: Backend {
         None
     }
 
-    /// Has the device keep what it has tuned and compiled for another process, where it can. Before
-    /// anything runs on it.
+    /// Makes the device keep its tuned and compiled kernels for another process, where it can. Call it
+    /// before anything runs on the device.
     fn keep(_kept: Kept, _folder: &Path) {}
 
-    /// Has the device log what it launches, where it can. Before anything runs on it.
+    /// Makes the device log its launches, where it can. Call it before anything runs on the device.
     fn watch_launches() -> bool {
         false
     }
 
-    /// What a step launches.
+    /// The launches of a step.
     fn launches(_options: &Options) -> Vec<Value> {
         Vec::new()
     }
@@ -115,7 +115,7 @@ pub trait Measured: Backend {
 
 impl Measured for Flex {
     fn emulated() -> Option<&'static str> {
-        Some("Flex emulates half precision on a CPU: this tells nothing about other backends")
+        Some("Flex emulates half precision on a CPU: its timings do not transfer to other backends")
     }
 
     const TRIED: bool = false;
@@ -174,7 +174,7 @@ on_cubecl! {
     "wgpu", Wgpu, cubecl::wgpu::WgpuRuntime;
 }
 
-/// What is in use once everything that was asked for has run.
+/// The memory in use once all queued operations have run.
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))]
 fn usage<B: Backend, R: cubecl::Runtime<Device = B::Device>>(device: &B::Device) -> Option<Usage> {
     B::sync(device).expect("a device that answers");
@@ -197,7 +197,7 @@ fn keep(kept: Kept, folder: &Path) {
     CubeClRuntimeConfig::set(config);
 }
 
-/// The precisions to measure that AMP can do on the default device, FP32 first.
+/// The precisions to measure that AMP supports on the default device, FP32 first.
 pub fn precisions<B: Measured>() -> Vec<Precision> {
     let device = B::Device::default();
     let possible = |p: &Precision| with_precision(*p, || precision_of::<B>(&device)).is_ok();

@@ -1,4 +1,4 @@
-//! What the figures have to be at most, or at least.
+//! The upper and lower bounds of the figures.
 
 use serde_json::Value;
 
@@ -11,11 +11,11 @@ enum Limit {
     AtLeast(f64),
 }
 
-/// The bench, the model, the precision if there is one, the figure and its limit. Of `casts` and
-/// `speed`, the figures on LibTorch alone. `launches` is what `casts` counts on a device of CubeCL's.
+/// The bench, the model, the precision if there is one, the figure and its limit. For `casts` and
+/// `speed`, only the figures on LibTorch. `launches` has the counts of `casts` on a device of CubeCL's.
 #[rustfmt::skip]
 const BOUNDS: &[(&str, &str, &str, &str, Limit)] = &[
-    // Nanoseconds: a ratio on small operations says little about a GPU.
+    // Nanoseconds: a ratio on small operations does not transfer to a GPU.
     ("overhead", "small_ops", "", "recorded_ns_per_op", AtMost(40.0)),
     ("memory", "transformer", "f16", "ratio", AtMost(0.38)),
     ("memory", "transformer", "bf16", "ratio", AtMost(0.38)),
@@ -49,7 +49,8 @@ const BOUNDS: &[(&str, &str, &str, &str, Limit)] = &[
     ("launches", "mlp", "f16 unscaled", "kernels_ratio", AtMost(1.04)),
     ("launches", "lstm", "f16", "kernels_ratio", AtMost(0.77)),
     ("launches", "lstm", "f16 unscaled", "kernels_ratio", AtMost(0.75)),
-    // The speed-up by PyTorch's in the same run: what half precision gains differs between CPUs.
+    // The speed-up divided by PyTorch's in the same run: the gain of half precision differs between
+    // CPUs.
     ("speed", "transformer", "bf16", "of_pytorch", AtLeast(0.85)),
     ("speed", "cnn", "bf16", "of_pytorch", AtLeast(0.85)),
     ("speed", "mlp", "bf16", "of_pytorch", AtLeast(0.85)),
@@ -115,7 +116,7 @@ mod tests {
         let report = |backend: &str| {
             json!({"speed": [
                 {"backend": backend, "model": "lstm", "precision": "burn", "speedup": 1.0},
-                // PyTorch was not there.
+                // Measured without PyTorch.
                 {"backend": backend, "model": "mlp", "precision": "bf16", "speedup": 0.9},
                 {"backend": backend, "model": "lstm", "precision": "bf16", "of_pytorch": 0.8},
             ]})

@@ -1,4 +1,4 @@
-//! What a training step casts, reads back and launches, counted by a backend that counts.
+//! The casts, read-backs and launches of a training step, counted by a backend.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::models::{Dims, Model, Size};
 use super::speed::Step;
 use super::{Options, pytorch};
 
-/// Operations that launch no kernel: they say how data lies, or carry it to and from the device.
+/// Operations that launch no kernel: they change the layout of data, or copy it to and from the device.
 const NO_LAUNCH: &str = "float_reshape float_transpose float_swap_dims float_permute float_expand \
                          float_from_data float_into_data";
 
@@ -72,7 +72,7 @@ pub fn device_in<B: Measured>(precision: Precision) -> CheckedDevice {
     device
 }
 
-/// In f16 with a loss scale that no step overflows at.
+/// Uses, in f16, a loss scale that no step overflows at.
 pub fn config_in(precision: Precision) -> AmpConfig {
     let config = AmpConfig::new().with_precision(precision);
     match precision {
@@ -81,7 +81,7 @@ pub fn config_in(precision: Precision) -> AmpConfig {
     }
 }
 
-/// What the second of two steps runs.
+/// The counts of the second of two steps.
 pub fn counted<A: AutodiffBackend<Device = CheckedDevice>>(
     model: Model,
     dims: Dims,

@@ -32,17 +32,17 @@ mod data;
 #[path = "../../../examples/learner/src/model.rs"]
 mod model;
 
-/// Python reads it, too.
+/// Python reads this format, too.
 type Recorder = PrettyJsonFileRecorder<FullPrecisionSettings>;
 
 /// Windows of the text in a step.
 const BATCH: usize = 16;
-/// Those that have to be the same in FP32, before roundings add up.
+/// The first losses, which have to be the same in FP32, before roundings add up.
 const FIRST: usize = 3;
 /// The steps at the end whose losses are compared.
 const LAST: usize = 50;
 
-/// Of AdamW, whose formula is the same in Burn and in PyTorch.
+/// The learning rate of AdamW, whose formula is the same in Burn and in PyTorch.
 const LEARNING_RATE: f64 = 1e-3;
 const BETAS: [f32; 2] = [0.9, 0.999];
 const EPSILON: f32 = 1e-5;
@@ -105,7 +105,7 @@ pub fn convergence<B: Measured>(options: &Options, folder: &Path) -> anyhow::Res
     Ok(rows)
 }
 
-/// What each run trains: the same weights on the same batches.
+/// The task of each run: the same weights on the same batches.
 struct Task {
     weights: PathBuf,
     vocabulary: usize,

@@ -1,5 +1,5 @@
-//! What a fresh process pays: its first steps, in which kernels are compiled and tuned, and the memory
-//! that it reserves on the device. Each precision in a process of its own.
+//! The costs of a fresh process: its first steps, in which kernels are compiled and tuned, and the
+//! memory that it reserves on the device. Each precision runs in a process of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -24,22 +24,22 @@ use super::speed::Step;
 /// Steps of a process. The last one has nothing to compile.
 const STEPS: usize = 5;
 
-/// What an earlier process has left to this one, in this order.
+/// The data that an earlier process has left to this one, in this order.
 const BEFORE: [(&str, Kept); 3] = [
     ("nothing", Kept::All),
-    // What CubeCL keeps by itself.
+    // CubeCL keeps this by default.
     ("tuning", Kept::Tuning),
     ("tuning, kernels", Kept::All),
 ];
 
-/// What is asked of the other process.
+/// The request to the other process.
 #[derive(Debug, Clone, Args)]
 pub struct Alone {
     #[arg(long, hide = true, requires = "folder")]
     pub alone: Option<Precision>,
     #[arg(long, hide = true, value_enum, default_value_t = Kept::All)]
     kept: Kept,
-    /// Where kernels and what was tuned are kept.
+    /// The folder of the compiled and tuned kernels.
     #[arg(long, hide = true)]
     folder: Option<PathBuf>,
 }

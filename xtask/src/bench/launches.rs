@@ -1,5 +1,5 @@
-//! What a training step launches on a device of CubeCL's, where fusion makes one kernel of several
-//! operations: counted from CubeCL's own log.
+//! The launches of a training step on a device of CubeCL's, where fusion makes one kernel of several
+//! operations. Counted from CubeCL's own log.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -24,24 +24,24 @@ use super::speed::Step;
 /// Steps before the one that is counted: the first tune kernels, and fusion learns what to fuse.
 const WARM_UP: usize = 2;
 
-/// As many times smaller is the batch than elsewhere: a device in software takes minutes for it.
+/// The batch is smaller than elsewhere by this factor: a device in software takes minutes for it.
 const SMALLER: usize = 8;
 
-/// What CubeCL has logged.
+/// The counts of CubeCL's log.
 #[derive(Debug, Clone)]
 struct Launches {
     /// How often each kernel was launched, by name.
     kernels: BTreeMap<String, usize>,
-    /// Of the buffers that kernels write, but for those that they write in place.
+    /// The bytes of the buffers that kernels write, except for those that they write in place.
     bytes: f64,
-    /// Cleanups of memory, which tell that everything before them is in the log.
+    /// Cleanups of memory: everything before a cleanup is in the log.
     cleanups: usize,
 }
 
 static LAUNCHES: Mutex<Launches> = Mutex::new(Launches::NONE);
 static LOGGED: Condvar = Condvar::new();
 
-/// Has CubeCL log its launches. Before anything of CubeCL's runs in the process.
+/// Makes CubeCL log its launches. Call it before CubeCL runs in the process.
 pub fn watch() {
     let mut config = CubeClRuntimeConfig::from_current_dir();
     config.profiling.logger.log = Some(Default::default());
@@ -55,7 +55,7 @@ pub fn watch() {
     log::set_max_level(LevelFilter::Info);
 }
 
-/// Counts what CubeCL logs.
+/// Counts the lines of CubeCL's log.
 struct Reader;
 
 impl Log for Reader {
@@ -112,12 +112,12 @@ fn reserved(line: &str) -> Option<f64> {
     Some(number * unit)
 }
 
-/// What was logged since the last call.
+/// The counts since the last call.
 fn take<B: Backend>(device: &B::Device) -> Launches {
     let sync = || B::sync(device).expect("a device that answers");
     sync();
     B::memory_cleanup(device);
-    // Otherwise the cleanup waits in the queue for what comes after.
+    // Otherwise the cleanup waits in the queue for later operations.
     sync();
     let mut launches = LAUNCHES.lock().expect("counts");
     while launches.cleanups == 0 {
@@ -130,8 +130,8 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
     let device = B::Device::default();
     let backend = B::name(&device);
     println!(
-        "\na training step of the small models, with an eighth of the batch, on {backend}, with what\n\
-         fusion makes of it: kernels launched, MB of buffers that they write\n{:<12} {:<12} {:>8} {:>8} {:>10} {:>8}",
+        "\na training step of the small models, with an eighth of the batch, on {backend}, after fusion:\n\
+         kernels launched, MB of buffers that they write\n{:<12} {:<12} {:>8} {:>8} {:>10} {:>8}",
         "model", "precision", "kernels", "of FP32", "MB", "of FP32"
     );
     let mut rows = Vec::new();

@@ -1,5 +1,5 @@
-//! What a step holds for its backward pass and at its peak, above parameters and batch. Counted, so
-//! that one run of each is enough.
+//! The memory of a step for its backward pass and at its peak, without parameters and batch. It is
+//! counted, so that one run of each is enough.
 
 use std::collections::BTreeMap;
 
@@ -18,13 +18,13 @@ use super::alloc::Mark;
 use super::backend::{Measured, Usage};
 use super::models::{Batch, Dims, Model, Net, Size};
 
-/// What a training step holds, in bytes.
+/// The bytes that a training step holds.
 struct Held {
-    /// When the loss is there and the backward pass has not begun.
+    /// After the loss is computed, before the backward pass begins.
     kept: usize,
     /// The same by size of block, in the memory of the process.
     blocks: BTreeMap<usize, usize>,
-    /// At the most, where that can be known.
+    /// The peak, where it can be measured.
     peak: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ fn strategy<B: Measured, C: CheckpointStrategy>(options: &Options, name: &str) -
     rows.collect()
 }
 
-/// Prints how what is held by a transformer grows, in FP32 and in half.
+/// Prints how the memory of a transformer grows, in FP32 and in half.
 pub fn growth<B: Measured>(options: &Options) {
     header("the transformer by depth and by length");
     let (model, all) = (Model::Transformer, options.precisions::<B>());
@@ -103,7 +103,7 @@ fn one<B: Measured, C: CheckpointStrategy>(
     rows
 }
 
-/// Parameters as an optimizer would leave them: new ones, of which no half copy is there yet.
+/// Parameters as an optimizer leaves them: new ones, without half copies.
 struct Stepped;
 
 impl<B: AutodiffBackend> ModuleMapper<B> for Stepped {
@@ -116,7 +116,7 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Stepped {
     }
 }
 
-/// Measures the second of two steps: what a first one sets up for good is not counted.
+/// Measures the second of two steps: memory that the first step sets up for good is not counted.
 fn held<B: Measured, A: AutodiffBackend<Device = B::Device>>(model: Model, dims: Dims) -> Held {
     let device = A::Device::default();
     <A as Backend>::seed(&device, 1);
@@ -138,7 +138,7 @@ fn held<B: Measured, A: AutodiffBackend<Device = B::Device>>(model: Model, dims:
     Held { kept, blocks, peak }
 }
 
-/// Prints what is kept by size of block, the most bytes first.
+/// Prints the kept memory by size of block, the most bytes first.
 fn detail(blocks: &BTreeMap<usize, usize>) {
     let mut blocks: Vec<_> = blocks.iter().map(|(b, n)| (b * n, *b, *n)).collect();
     blocks.sort_by(|a, b| b.cmp(a));

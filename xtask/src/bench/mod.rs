@@ -1,4 +1,4 @@
-//! What mixed precision costs and saves, against Burn without it in the same run.
+//! The costs and savings of mixed precision, against Burn without it in the same run.
 
 mod alloc;
 pub mod backend;
@@ -33,42 +33,42 @@ use pytorch::PyTorch;
 use crate::libtorch;
 use crate::measurements::{self, Head, Run};
 
-/// What is measured.
+/// The kinds of measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// Small operations in FP32, with AMP and without.
     Overhead,
-    /// What a step casts, reads back and launches, and what PyTorch would cast.
+    /// The casts, read-backs and launches of a step, and PyTorch's casts.
     Casts,
-    /// What a step holds for its backward pass, and at its peak.
+    /// The memory of a step for its backward pass, and at its peak.
     Memory,
-    /// How long a training step takes in each precision.
+    /// The time of a training step in each precision.
     Speed,
     /// How far training in bf16 is from FP32: the losses, from the same weights on the same batches.
     Convergence,
-    /// What a fresh process pays: its first steps and the memory that it reserves.
+    /// The costs of a fresh process: its first steps and the memory that it reserves.
     First,
-    /// All of these but `convergence` and `first`.
+    /// All of these except `convergence` and `first`.
     All,
 }
 
-/// What is measured, and how.
+/// The measurements to make, and how.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     kind: Kind,
-    /// What it is measured on. Casts are counted with the small models in any case.
+    /// The backend to measure on. Casts are counted with the small models in any case.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
     /// How large the models are.
     #[arg(long, value_enum, default_value_t)]
     size: Size,
-    /// One model alone.
+    /// Only one model.
     #[arg(long, value_enum)]
     model: Option<Model>,
     /// Only these half precisions, beside FP32.
     #[arg(long, value_delimiter = ',')]
     precision: Option<Vec<Precision>>,
-    /// `speed` without the time that the products alone would save.
+    /// `speed` without the time that would be saved if only products ran in half.
     #[arg(long)]
     without_floor: bool,
     /// How often each precision is timed by `speed`, in turn.
@@ -80,13 +80,13 @@ pub struct Options {
     /// Seed of the weights and the batches of `convergence`.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Also prints what `memory` finds by size of block, and what `casts` counts by operation.
+    /// Also prints the figures of `memory` by size of block, and of `casts` by operation.
     #[arg(long)]
     detail: bool,
     /// Also measures `memory`, `speed` and `convergence` with PyTorch, where it is installed.
     #[arg(long)]
     pytorch: bool,
-    /// Also writes the figures to a file, in the place of what it has from the same backend. With
+    /// Also writes the figures to a file, in place of the file's figures from the same backend. With
     /// xtask/measurements.json, `cargo xtask docs` then shows them.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -104,7 +104,7 @@ impl Options {
         Model::ALL.into_iter().filter(chosen)
     }
 
-    /// Those of the backend that are to be measured, FP32 first.
+    /// The precisions to measure on the backend, FP32 first.
     fn precisions<B: Measured>(&self) -> Vec<Precision> {
         let only = self.precision.as_deref();
         let chosen =
@@ -117,7 +117,7 @@ impl Options {
 
     fn measures(&self, kind: Kind) -> bool {
         match self.kind {
-            // One is not about cost, and the other starts a process for each figure.
+            // `Convergence` is not about cost, and `First` starts a process for each figure.
             Kind::All => ![Kind::Convergence, Kind::First].contains(&kind),
             only => only == kind,
         }
@@ -149,7 +149,7 @@ fn again(backend: Choice, feature: Option<&str>) -> anyhow::Result<()> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["run", "--profile", "bench", "--package", "xtask"]);
     match feature {
-        // May take minutes to compile, and better says so.
+        // Compiling may take minutes: show Cargo's progress.
         Some(feature) => cargo.args(["--features", feature]),
         None => cargo.arg("--quiet"),
     };
@@ -168,16 +168,16 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
         println!("{}", first::of_this_process::<B>(options, precision)?);
         return Ok(());
     }
-    // What the device launches tells more than the operations that are asked for. But its log would
-    // slow the other measurements down.
+    // The device's launches are more informative than the operations of a step. But the log would slow
+    // the other measurements down.
     let launches = options.kind == Kind::Casts && B::watch_launches();
-    // What `Auto` would choose is not what is compared: each precision is asked for by name.
+    // `Auto` is not compared: each precision is requested by name.
     let config = AmpConfig::new().with_precision(Precision::F32);
     config.apply::<B>(&B::Device::default())?;
 
     let mut report = Map::new();
     let mut add = |name: &str, rows: Vec<Value>| report.insert(name.into(), rows.into());
-    // First, while nothing in the process has asked for half precision.
+    // First, before the process uses half precision.
     if options.measures(Kind::Overhead) {
         add("overhead", overhead::overhead::<B>());
     }
@@ -230,7 +230,7 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The kinds of figures, each with what they hold for.
+/// The kinds of figures, each with the conditions that it holds for.
 fn runs(
     options: &Options,
     report: &Map<String, Value>,

@@ -42,11 +42,11 @@ pub enum Size {
 #[derive(Debug, Clone, Copy)]
 pub struct Dims {
     pub batch: usize,
-    /// Of a sequence; the side of an image.
+    /// The length of a sequence, or the side of an image.
     pub length: usize,
-    /// Of a layer; the channels of a CNN's first stage.
+    /// The width of a layer, or the channels of a CNN's first stage.
     pub width: usize,
-    /// Those of a CNN are its stages; an LSTM has one.
+    /// The layers, or the stages of a CNN. An LSTM has one.
     pub layers: usize,
 }
 
@@ -68,7 +68,7 @@ impl Model {
         }
     }
 
-    /// What it is, in a line.
+    /// A description in one line.
     pub fn description(self, size: Size) -> String {
         let Dims {
             batch,
@@ -110,7 +110,7 @@ impl Model {
         }
     }
 
-    /// What a step is fed, and how much of it.
+    /// The name of the items in a step, and their number.
     pub fn items(self, dims: Dims) -> (&'static str, usize) {
         match self {
             Self::Transformer | Self::Lstm => ("tokens", dims.batch * dims.length),
@@ -130,7 +130,7 @@ pub enum Net<B: Backend> {
     Lstm(Recurrent<B>),
 }
 
-/// What is fed to a model, and what it is to answer.
+/// The input of a model, and its targets.
 #[derive(Debug, Clone)]
 pub struct Batch<B: Backend> {
     input: Input<B>,
@@ -203,7 +203,7 @@ impl<B: Backend> Batch<B> {
 
 const VOCABULARY: usize = 256;
 const CLASSES: usize = 10;
-/// Of an attention head.
+/// The width of an attention head.
 const HEAD: usize = 64;
 
 fn noise<B: Backend, const D: usize>(shape: [usize; D], device: &B::Device) -> Tensor<B, D> {

@@ -1,4 +1,4 @@
-//! What AMP costs where it does nothing: small operations in FP32.
+//! The overhead of AMP where it does nothing: small operations in FP32.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use super::backend::Measured;
 use super::time::{Contender, in_turn, timed};
 
 const ROUNDS: usize = 2001;
-/// A run, so that what disturbs the machine disturbs both.
+/// One run each in a round, so that a disturbance of the machine affects both.
 const ROUND: Duration = Duration::ZERO;
 /// Operations of the chain.
 const OPS: usize = 1000;
@@ -77,13 +77,13 @@ fn step<B: AutodiffBackend>() -> Contender<'static> {
     )
 }
 
-/// The chain where nothing records it.
+/// The chain without autodiff.
 fn links_of<B: Backend>() -> Contender<'static> {
     let x = Tensor::<B, 1>::ones([8], &B::Device::default());
     timed(move || drop(links(x.clone())), sync::<B>)
 }
 
-/// The chain where autodiff records it. Its backward pass, which frees the tape, is not timed.
+/// The chain with autodiff. Its backward pass, which frees the tape, is not timed.
 fn recorded<B: AutodiffBackend>() -> Contender<'static> {
     let x = Tensor::<B, 1>::ones([8], &B::Device::default());
     Box::new(move |runs| {

@@ -1,5 +1,5 @@
-//! What PyTorch does with the same models: what it casts, and, where it is installed, what it keeps,
-//! how long a step takes and what it learns.
+//! PyTorch with the same models: its casts and, where it is installed, its memory, the time of a step
+//! and its losses.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
@@ -21,11 +21,11 @@ use crate::libtorch;
 /// The casts of a step of a small model under `torch.autocast` on CUDA, with the models as `bench.py`
 /// has them: counted in PyTorch 2.15, with fake CUDA tensors.
 pub fn autocast_casts(model: Model, precision: Precision) -> usize {
-    // In the forward pass; those that the tape knows, each with one in the backward pass; gradients
-    // that are cast to half where an operation met FP32 and half and brought them together itself.
+    // In the forward pass; those on the tape, each with one in the backward pass; gradients that are
+    // cast to half where an operation got FP32 and half operands and promoted them itself.
     let (forward, on_tape, promotions) = match (model, precision) {
         (_, Precision::F32) => (0, 0, 0),
-        // The FP32 probabilities meet a product that casts before the kernel in bf16 alone.
+        // Only in bf16, the FP32 probabilities go to a product that casts before the kernel.
         (Model::Transformer, Precision::Bf16) => (76, 76, 8),
         (Model::Transformer, _) => (72, 72, 8),
         (Model::Cnn, _) => (10, 9, 0),
@@ -36,7 +36,7 @@ pub fn autocast_casts(model: Model, precision: Precision) -> usize {
     forward + on_tape + promotions
 }
 
-/// PyTorch in a process of its own, which runs the same steps when it is asked to.
+/// PyTorch in a process of its own, which runs the same steps on request.
 pub struct PyTorch {
     pipes: RefCell<(ChildStdin, BufReader<ChildStdout>)>,
     child: Child,
@@ -45,7 +45,7 @@ pub struct PyTorch {
 }
 
 impl PyTorch {
-    /// Starts PyTorch; says so and gives nothing where it is not installed.
+    /// Starts PyTorch. Where it is not installed, prints a note and returns `None`.
     pub fn start(options: &Options) -> anyhow::Result<Option<Self>> {
         if !installed() {
             return Ok(None);
@@ -81,7 +81,7 @@ impl PyTorch {
         self.precisions.iter().map(String::as_str)
     }
 
-    /// How long so many steps take.
+    /// The time of `runs` steps.
     pub fn timed(&self, model: Model, precision: &str, runs: u32) -> Duration {
         let model = model.name();
         let request = json!({"ask": "time", "model": model, "precision": precision, "runs": runs});
@@ -89,7 +89,7 @@ impl PyTorch {
         Duration::from_secs_f64(answer["seconds"].as_f64().expect("seconds"))
     }
 
-    /// What PyTorch keeps for the backward pass, and its peak, where PyTorch can tell.
+    /// PyTorch's memory for the backward pass, and its peak, where PyTorch reports them.
     pub fn memory(&self, options: &Options) -> anyhow::Result<Vec<Value>> {
         println!(
             "\nPyTorch\n{:<12} {:<10} {:>10} {:>10}",
@@ -123,7 +123,7 @@ impl PyTorch {
 
 impl Drop for PyTorch {
     fn drop(&mut self) {
-        // It waits for requests for ever.
+        // The process waits for requests for ever.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -152,16 +152,16 @@ fn device(backend: Choice) -> &'static str {
     }
 }
 
-/// Whether PyTorch is there; says so where it is not.
+/// Whether PyTorch is installed. Prints a note where it is not.
 fn installed() -> bool {
     let found = libtorch::python("import torch");
     if let Err(why) = &found {
-        println!("\nPyTorch is not measured beside: {why}");
+        println!("\nPyTorch is not measured: {why}");
     }
     found.is_ok()
 }
 
-/// A text, or none where there is none.
+/// A text, or an empty one.
 pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }

@@ -17,7 +17,7 @@ use super::models::{Batch, Dims, Model, Net};
 use super::pytorch::PyTorch;
 use super::time::{Contender, Spread, in_turn, timed};
 
-/// At least, in a round, for plain Burn.
+/// The least time of a round for plain Burn.
 const ROUND: Duration = Duration::from_millis(100);
 
 /// A training step of a model, again and again on one batch.
@@ -138,8 +138,8 @@ fn contender<A: AutodiffBackend>(model: Model, dims: Dims) -> Contender<'static>
     )
 }
 
-/// The seconds that a step gains by its contractions alone: their time in FP32 less that in half,
-/// each operation timed by itself.
+/// The seconds that a step would gain if only its contractions ran in half: their time in FP32 less
+/// that in half, each operation timed by itself.
 fn saved<B: Measured>(options: &Options, model: Model, dims: Dims, precision: Precision) -> f64 {
     let contenders = vec![
         contractions::<Autodiff<Checked<B>>>(model, dims, CheckedDevice::new()),
@@ -149,7 +149,7 @@ fn saved<B: Measured>(options: &Options, model: Model, dims: Dims, precision: Pr
     rounds.difference(0, 1).median
 }
 
-/// Tells how long the contractions of its steps take.
+/// Times the contractions of its steps.
 fn contractions<A: AutodiffBackend<Device = CheckedDevice>>(
     model: Model,
     dims: Dims,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// One of the things: runs itself so many times and tells how long that took.
+/// One of the things: runs itself so many times and returns how long that took.
 pub type Contender<'a> = Box<dyn FnMut(u32) -> Duration + 'a>;
 
 /// The seconds of a run, by contender and round.
@@ -36,7 +36,7 @@ pub fn in_turn(rounds: usize, round: Duration, mut contenders: Vec<Contender>) -
     let mut seconds = vec![Vec::new(); contenders.len()];
     let mut order: Vec<_> = (0..contenders.len()).collect();
     for _ in 0..rounds {
-        // There and back, so that not each comes after the same one always.
+        // In changing order, so that no contender always comes after the same one.
         order.rotate_left(1);
         order.reverse();
         for &i in &order {
@@ -56,7 +56,7 @@ impl Rounds {
         spread(self.pairs(of, to).map(|(a, b)| a / b))
     }
 
-    /// What one takes longer than another in the same round.
+    /// How much longer one takes than another in the same round.
     pub fn difference(&self, of: usize, to: usize) -> Spread {
         spread(self.pairs(of, to).map(|(a, b)| a - b))
     }

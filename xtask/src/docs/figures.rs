@@ -1,4 +1,5 @@
-//! The tables and the picture of what was measured, for the README and the guide. Knows no page.
+//! The tables and the picture of the measurements, for the README and the guide. Independent of the
+//! pages.
 
 use anyhow::{Context, ensure};
 
@@ -12,7 +13,7 @@ use crate::plot::{Group, Panel};
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// What is kept for the backward pass and held at the peak, as the README has it.
+/// The memory kept for the backward pass and held at the peak, for the README.
 pub fn memory(runs: &[Run]) -> anyhow::Result<String> {
     tables(of(runs, "memory"), |run| {
         let all = [
@@ -74,7 +75,7 @@ fn held(run: &Run, all: &[(Option<&Run>, &str, &[&str])]) -> Vec<Vec<String>> {
     models(run).map(row).collect()
 }
 
-/// How long a step takes where half precision is no emulation, as the README has it.
+/// The time of a step where half precision is not emulated, for the README.
 pub fn speed(runs: &[Run]) -> anyhow::Result<String> {
     tables(timed(runs), |run| {
         let half = half(run)?;
@@ -105,7 +106,7 @@ pub fn speed_in_full(runs: &[Run]) -> anyhow::Result<String> {
                 .find(|model| row["model"] == model.name());
             let precision = text(&row["precision"]);
             let precision = match (precision, precision.strip_suffix(" floor")) {
-                (_, Some(half)) => format!("{half} in products alone"),
+                (_, Some(half)) => format!("{half} only in products"),
                 ("burn", _) => "Burn".into(),
                 ("f32" | "f16" | "bf16", _) => format!("AMP in {precision}"),
                 _ => precision.into(),
@@ -125,13 +126,13 @@ pub fn speed_in_full(runs: &[Run]) -> anyhow::Result<String> {
     })
 }
 
-/// What AMP costs where it gains nothing.
+/// The cost of AMP where it gains nothing.
 pub fn overhead(runs: &[Run]) -> anyhow::Result<String> {
     tables(of(runs, "overhead"), |run| {
         let row = run.rows.first().context("overhead without a row")?;
         let (part, place) = (number(row["step_ratio"].as_f64(), 2), place(run));
         Ok(format!(
-            "With mixed precision off, a training step of small operations alone takes {part} of Burn's\n\
+            "With mixed precision off, a training step of only small operations takes {part} of Burn's\n\
              time ({place}).\n"
         ))
     })
@@ -178,7 +179,7 @@ fn of<'a>(runs: &'a [Run], bench: &'static str) -> impl Iterator<Item = &'a Run>
     runs.iter().filter(move |run| run.bench == bench)
 }
 
-/// The runs of `speed` that tell about half precision.
+/// The runs of `speed` without emulated half precision.
 fn timed(runs: &[Run]) -> impl Iterator<Item = &Run> {
     of(runs, "speed").filter(|run| !run.backend.emulates_half())
 }
@@ -194,7 +195,7 @@ fn cpu(machine: &Machine) -> String {
     format!("{} with {} cores", machine.cpu, machine.cores)
 }
 
-/// The table under all that its figures hold for.
+/// The table, below the conditions that its figures hold for.
 fn under_head(run: &Run, table: &str) -> String {
     let (machine, versions) = (&run.head.machine, &run.head.versions);
     let mut head = vec![place(run)];
@@ -219,7 +220,7 @@ fn models(run: &Run) -> impl Iterator<Item = Model> {
     Model::ALL.into_iter().filter(measured)
 }
 
-/// A figure in MiB; in another precision than FP32 also what part of FP32's it is.
+/// A figure in MiB; in another precision than FP32 also as a share of FP32's.
 fn mib(run: Option<&Run>, model: Model, precision: &str, bytes: &str) -> String {
     let of = |precision: &str| Some(run?.figure(model, precision, bytes)? / MIB);
     let mib = number(of(precision), 1);

@@ -1,5 +1,5 @@
-//! What the pages have of the policy, of the layers and of what was measured, between marks; and the
-//! picture of what was measured.
+//! Writes the policy, the layers and the measurements into the pages, between marks, and draws the
+//! picture of the measurements.
 
 mod figures;
 mod pytorch;
@@ -20,33 +20,33 @@ const POLICY: &str = "core/src/policy/mod.rs";
 
 const PICTURE: &str = "docs/memory_and_speed.svg";
 
-/// Reasons that say no more than the class does.
+/// Reasons that add nothing to the class.
 const SAID_BY_THE_CLASS: [&str; 2] = ["moves data", "operands of one dtype, the widest of them"];
 
-/// A difference between rows that are else treated alike: which have it, and what it is.
+/// A difference between rows that are otherwise treated alike: which rows have it, and the text.
 type Beyond = (fn(&Row) -> bool, &'static str);
 
 const BEYOND_THE_CLASS: [Beyond; 5] = [
     (
         |row| row.class == Class::Activation,
-        "FP32 that half holds as well is brought to half; in PyTorch it stays FP32",
+        "an FP32 tensor that fits in half is cast to half; in PyTorch it stays FP32",
     ),
     (
         |row| matches!(row.otherwise, Some((_, Case::UnheldScalar))),
-        "a scalar that half does not hold takes it to FP32; in PyTorch it stays in half, or \
-         refuses the scalar",
+        "a scalar that does not fit in half moves the operation to FP32; PyTorch stays in half, or \
+         rejects the scalar",
     ),
     (
         |row| stands_with(row, "float_zeros") || stands_with(row, "float_full"),
-        "what is made in FP32 follows half tensors; in PyTorch it takes them to FP32",
+        "an FP32 constant follows half tensors; in PyTorch it makes the result FP32",
     ),
     (
         |row| stands_with(row, "float_into_data"),
-        "data leaves in FP32; in PyTorch in half",
+        "data is read back in FP32; in PyTorch in half",
     ),
     (
         |row| row.op == "float_slice_assign",
-        "the result has the widest dtype; in PyTorch that of the tensor that is written to",
+        "the result has the widest dtype; in PyTorch the dtype of the tensor that is written to",
     ),
 ];
 
@@ -59,7 +59,7 @@ fn stands_with(row: &Row, op: &str) -> bool {
         .is_some_and(|rows| rows.ops.contains(&row.op))
 }
 
-/// Writes the pages, or with `check` fails where one is not what would be written.
+/// Writes the pages or, with `check`, fails if a page is stale.
 pub fn docs(check: bool) -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let read =
@@ -67,7 +67,7 @@ pub fn docs(check: bool) -> anyhow::Result<()> {
     let runs = measurements::read(&root.join(measurements::FILE))?;
     let part = |name, source, text| Part { name, source, text };
     let measured = |name, text| part(name, measurements::FILE, text);
-    let layers = aligned("layer | holds | knows nothing of", &layers::rows());
+    let layers = aligned("layer | holds | independent of", &layers::rows());
     let mut pages = vec![(PICTURE, plot::bars(&figures::picture(&runs)?)?)];
     for (name, parts) in [
         ("src/guide/ops.md", of_policy(&read(POLICY)?)?),
@@ -121,10 +121,10 @@ fn of_policy(source: &str) -> anyhow::Result<Vec<Part>> {
     Ok(parts.into())
 }
 
-/// What stands between two marks in a page.
+/// The text between two marks in a page.
 struct Part {
     name: &'static str,
-    /// What it is made from.
+    /// The source that the text is made from.
     source: &'static str,
     text: String,
 }
@@ -167,14 +167,14 @@ struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// What PyTorch does otherwise, if it does: what sort of difference this is, and why.
+    /// The difference of PyTorch's operation, if there is one: its sort, and the reason.
     fn difference(&self) -> Option<(String, &str)> {
         let (class, autocast) = (self.row.class, self.pytorch?.autocast);
         let alike = match autocast {
             Autocast::LowerPrecision => class == Class::LowerPrecision,
             Autocast::Float32 => class == Class::Fp32,
             Autocast::Widest => class == Class::Promote,
-            // What takes several operands promotes them itself.
+            // PyTorch's operations on several operands promote them.
             Autocast::AsGiven => !matches!(
                 class,
                 Class::LowerPrecision | Class::Fp32 | Class::Fp32Inside
@@ -185,10 +185,10 @@ impl Entry<'_> {
             return Some((sort, self.row.why));
         }
         let beyond = BEYOND_THE_CLASS.iter().find(|(has, _)| has(self.row))?;
-        Some(("treated alike, but for this".to_string(), beyond.1))
+        Some(("treated alike, except for this".to_string(), beyond.1))
     }
 
-    /// The reason, without what the class says already, and where the row is more than its class.
+    /// The reason, unless the class implies it, and the exceptions of the row.
     fn why(&self) -> String {
         let row = self.row;
         let why = (!SAID_BY_THE_CLASS.contains(&row.why)).then(|| row.why.to_string());
@@ -225,7 +225,7 @@ fn entries<'a>(
         let places = OPERATIONS.iter().filter(|name| has(name)).count();
         ensure!(places == 1, "{op} is a method of {places} of Burn's traits");
         let pytorch = pytorch::counterpart(op)
-            .with_context(|| format!("what is {op} in PyTorch? {} does not say", pytorch::FILE))?;
+            .with_context(|| format!("{} has no counterpart of {op}", pytorch::FILE))?;
         Ok(Entry { row, pytorch })
     };
     table.iter().map(entry).collect()
@@ -247,14 +247,14 @@ fn operations(traits: &BTreeMap<String, Methods>, entries: &[Entry]) -> String {
     text
 }
 
-/// What PyTorch's lists have beyond the table.
+/// The operations of PyTorch's lists that the table lacks.
 fn without_counterpart(table: &[Row]) -> String {
     let ops: Vec<_> = table.iter().map(|row| row.op).collect();
     let line = |(autocast, names): (_, Vec<_>)| format!("- **{autocast}**: {}\n", quoted(&names));
     pytorch::without_counterpart(&ops).map(line).concat()
 }
 
-/// What differs, by sort and reason.
+/// The differences, by sort and reason.
 fn differences(entries: &[Entry]) -> String {
     let mut all = BTreeMap::<(String, &str), Vec<&str>>::new();
     for entry in entries {
@@ -277,7 +277,7 @@ fn quoted(ops: &[&str]) -> String {
     ops.join(", ")
 }
 
-/// What the policy's source says of its classes.
+/// The docs of the classes in the policy's source.
 fn classes(source: &str) -> anyhow::Result<String> {
     let parts = source.split_once("pub enum Class {\n");
     let parts = parts.and_then(|(before, rest)| Some((before, rest.split_once("\n}")?.0)));
@@ -376,7 +376,7 @@ mod tests {
         let error = made(&table).unwrap_err().to_string();
         assert_eq!(
             error,
-            "what is int_add in PyTorch? xtask/src/docs/pytorch.rs does not say"
+            "xtask/src/docs/pytorch.rs has no counterpart of int_add"
         );
     }
 

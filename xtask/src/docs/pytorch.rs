@@ -1,9 +1,9 @@
-//! What PyTorch's autocast does on CUDA with the counterpart of each operation. Its version stands in
+//! How PyTorch's autocast treats the counterpart of each operation on CUDA. PyTorch's version stands in
 //! `src/guide/ops.md` as well.
 
 use std::fmt;
 
-/// What becomes of an operation's operands under autocast.
+/// How autocast treats an operation's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Autocast {
     LowerPrecision,
@@ -27,8 +27,9 @@ impl fmt::Display for Autocast {
 /// This file, from the root of the repository.
 pub const FILE: &str = "xtask/src/docs/pytorch.rs";
 
-/// By `aten/src/ATen/autocast_mode.h` of PyTorch 2.15, less what is internal there. `upsample_*` are all of that
-/// beginning; `softmin` is in the documentation's list alone, for it is composed of softmax.
+/// By `aten/src/ATen/autocast_mode.h` of PyTorch 2.15, without its internal operations. `upsample_*`
+/// are all of that beginning; `softmin` is only in the documentation's list, because it is composed of
+/// softmax.
 const LISTS: [(Autocast, &str); 3] = [
     (
         Autocast::LowerPrecision,
@@ -55,7 +56,7 @@ const LISTS: [(Autocast, &str); 3] = [
     ),
 ];
 
-/// What PyTorch has by Burn's name, less its `float_`.
+/// Operations that have Burn's name in PyTorch, without its `float_`.
 const SAME_NAME: &str = "
     matmul linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu
     exp sinh cosh tan log log1p acos acosh asin asinh atanh atan atan2 erf sin cos tanh sqrt abs
@@ -66,7 +67,7 @@ const SAME_NAME: &str = "
     max_pool2d scatter_add gather slice expand permute flip reshape unfold detach device
     zeros ones full empty dequantize";
 
-/// What Burn calls otherwise, with PyTorch's name.
+/// Operations that have another name in PyTorch, with that name.
 const OTHER_NAME: &str = "
     attention=scaled_dot_product_attention hard_sigmoid=hardsigmoid float_recip=reciprocal
     float_powf=pow float_powf_scalar=pow float_powf_scalar_impl=pow float_powi=pow
@@ -89,7 +90,7 @@ const OTHER_NAME: &str = "
     bool_into_float=to float_to_device=to float_from_data=tensor float_into_data=numpy
     float_random=rand float_is_require_grad=requires_grad float_set_require_grad=requires_grad_";
 
-/// What PyTorch has not, or not as an operation of its own.
+/// Operations that PyTorch lacks, at least as operations of their own.
 const NONE: &str = "deform_conv2d q_matmul float_max_abs float_max_abs_dim tr_execute";
 
 /// PyTorch's operation of the same meaning.
@@ -99,9 +100,9 @@ pub struct Counterpart {
     pub autocast: Autocast,
 }
 
-/// The counterpart of one of Burn's operations, if PyTorch has it; the outer `None` where the
-/// tables above do not tell. A backward function has that of its forward operation, for PyTorch's
-/// backward pass runs in the dtypes of the forward pass.
+/// The counterpart of one of Burn's operations, if PyTorch has it; the outer `None` if the tables above
+/// lack the operation. A backward function has the counterpart of its forward operation, because
+/// PyTorch's backward pass runs in the dtypes of the forward pass.
 pub fn counterpart(op: &str) -> Option<Option<Counterpart>> {
     let op = forward(op);
     if words(NONE).any(|none| none == op) {
@@ -117,7 +118,7 @@ pub fn counterpart(op: &str) -> Option<Option<Counterpart>> {
     Some(Some(Counterpart { name, autocast }))
 }
 
-/// What is in PyTorch's lists and the counterpart of none of `ops`.
+/// The operations in PyTorch's lists that are the counterpart of none of `ops`.
 pub fn without_counterpart(ops: &[&str]) -> [(Autocast, Vec<&'static str>); 3] {
     let known: Vec<_> = ops.iter().filter_map(|op| counterpart(op)?).collect();
     LISTS.map(|(autocast, list)| {

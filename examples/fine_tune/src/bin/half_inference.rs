@@ -2,15 +2,15 @@
 //! words in verses that it was not trained on.
 //!
 //! On `Amp<B>` the weights stay FP32, and each parameter keeps a half copy once a product has used it.
-//! After `half_weights` only the half copies are left. Flex emulates half precision: what a batch takes
-//! at its peak is no less there.
+//! After `half_weights` only the half copies are left. Flex emulates half precision: there the peak
+//! memory of a batch is no smaller.
 //!
 //! ```sh
 //! cargo run --release -p fine_tune --bin half_inference
 //! cargo run --release -p fine_tune --bin half_inference -- --batch 128
 //! ```
 
-// Half of each is for training.
+// Half of each module is for training.
 #[allow(dead_code)]
 #[path = "../data.rs"]
 mod data;
@@ -49,7 +49,7 @@ struct Args {
     seed: u64,
 }
 
-/// The system's allocator, with the bytes that are live and the most that were.
+/// The system's allocator, with counts of the live bytes and of their peak.
 struct Counting;
 
 #[global_allocator]
@@ -94,9 +94,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 struct Measured {
-    /// What the model takes once it was used, in bytes.
+    /// The bytes of the model after its first use.
     model: usize,
-    /// What a batch takes beside it at the peak, in bytes.
+    /// The bytes of a batch beside the model, at the peak.
     batch: usize,
     /// The share of the masked words.
     guessed: f64,
@@ -107,7 +107,7 @@ fn measure<B: Backend>(
     args: &Args,
     adapted: impl FnOnce(WordGuesser<B>) -> Result<WordGuesser<B>, AmpError>,
 ) -> Result<Measured, Box<dyn Error>> {
-    // What a process sets up once, such as a thread's buffers, is no memory of the model.
+    // Memory that a process sets up once, such as a thread's buffers, does not belong to the model.
     measure_cold::<B>(corpus, args, Ok)?;
     measure_cold(corpus, args, adapted)
 }
@@ -130,7 +130,7 @@ fn measure_cold<B: Backend>(
     let mut model = WordGuesser::new(corpus.vocabulary.len(), &device);
     weights::load(&mut model, &weights::shipped(), None)?;
     let model = adapted(model)?;
-    // The first use makes what the model keeps.
+    // The first use makes the copies that the model keeps.
     guessed(&model, next());
     let live = LIVE.load(Relaxed);
 
