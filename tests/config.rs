@@ -109,11 +109,31 @@ fn a_loss_scale_out_of_range_is_refused_and_the_scaler_is_as_it_was() {
     let text = "loss scaling: growth_factor is 0.5, expected a finite number above 1";
     assert_eq!(error.to_string(), text);
     assert_eq!(GradScaler::new(bad).unwrap_err(), error);
-    assert_eq!(GradScaler::of::<Amp<Flex>>(&device).loss_scale(), 65536.0);
+    let of_device = GradScaler::of::<Amp<Flex>>(&device);
+    assert_eq!(of_device.state().scale(), 65536.0);
 
     let scaler = GradScaler::new(LossScaleConfig::Fixed(8.0)).unwrap();
     assert_eq!(scaler.configure(bad).unwrap_err(), error);
     assert_eq!(scaler.loss_scale(), 8.0);
+}
+
+#[test]
+fn a_device_that_scales_no_loss_has_a_loss_scale_of_1() {
+    let device = Default::default();
+    let scaler = GradScaler::of::<Amp<Flex>>(&device);
+    for (precision, scale) in [
+        (Precision::Bf16, 1.0),
+        (Precision::F16, 65536.0),
+        (Precision::F32, 1.0),
+    ] {
+        let config = AmpConfig::new().with_precision(precision);
+        config.apply::<Amp<Flex>>(&device).unwrap();
+        assert_eq!(scaler.loss_scale(), scale, "{precision}");
+        // A state is the same in any precision, for a file to resume from.
+        assert_eq!(scaler.state().scale(), 65536.0);
+        scaler.load_state(scaler.state());
+        assert_eq!(scaler.loss_scale(), scale, "{precision}");
+    }
 }
 
 #[test]

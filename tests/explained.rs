@@ -10,6 +10,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
+use burn::tensor::activation::relu;
 use burn_amp::{
     AmpAutodiff, AmpConfig, AmpOptimizer, Anomaly, AnomalyPass, GradScaler, LastStep,
     LossScaleConfig, Precision, StepOutcome,
@@ -274,4 +275,23 @@ fn an_infinite_scalar_is_the_users_own() {
     let step = scaler.last_step().unwrap();
     assert_eq!(step.outcome, StepOutcome::NonFiniteLoss);
     assert_eq!(step.anomalies, []);
+}
+
+/// Burn's ReLU on Flex makes 0 of NaN, unlike PyTorch's.
+#[test]
+fn an_overflow_of_the_forward_pass_behind_a_finite_loss_is_found() {
+    let _alone = alone();
+    let scaler = configured(true, 1024.0);
+    let layer = LinearConfig::new(2, 2).init::<B>(&Default::default());
+    let x = Tensor::<B, 2>::full([4, 2], 3e4, &Default::default()).require_grad();
+    let y = x
+        .clone()
+        .matmul(Tensor::full([2, 2], 3e4, &Default::default()));
+    let loss = layer.forward(relu(y.clone() - y)).mean();
+    assert!(loss.clone().into_scalar().is_finite());
+    loss.backward();
+    let step = scaler.last_step().unwrap();
+    assert_eq!(step.outcome, StepOutcome::Overflow);
+    assert_eq!(step.anomalies[0].pass, AnomalyPass::Forward);
+    assert_eq!(step.anomalies[0].op, "float_matmul");
 }

@@ -52,10 +52,10 @@ fn the_loop_and_the_explicit_loop_train_and_a_region_is_fp32() -> Result<(), Amp
     let scaler = GradScaler::of::<MyBackend>(&device); // once, before the loop
     let mut grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
     scaler.unscale(&model, &mut grads)?; // only to clip or to look at them
-    clip_grad_norm(&model, &mut grads, 1.0)?; // returns their norm
+    clip_grad_norm(&model, &mut grads, 1.0)?; // returns their norm, a tensor of one element
     let stepped;
     (model, stepped) = scaler.step(&mut optimizer, lr, model, grads);
-    let stepped = stepped?; // the model is here, whatever happened
+    let stepped = stepped?; // false: the step was skipped. The model is here, also after an error
     scaler.update()?;
     assert!(stepped);
     assert_ne!(parameters(&model), before);
@@ -76,7 +76,7 @@ fn the_loss_scale_is_saved_and_loaded() -> Result<(), AmpError> {
     let resumed = GradScaler::new(LossScaleConfig::default())?;
     resumed.load_file("scaler.json")?;
     for scaler in [resumed, GradScaler::of::<MyBackend>(&device)] {
-        assert_eq!(scaler.loss_scale(), 128.0);
+        assert_eq!(scaler.state().scale(), 128.0);
     }
     std::fs::remove_dir_all(&folder).unwrap();
     Ok(())

@@ -18,7 +18,7 @@ fn every_block_of_the_readme_stands_here() {
         include_str!("../README.md"),
         "rust,ignore",
         "",
-        6,
+        7,
     );
 }
 
@@ -152,4 +152,18 @@ mod learner {
             .launch(learner)?;
         Ok(result)
     }
+}
+
+#[cfg(feature = "flex")]
+#[test]
+fn a_device_has_a_report() -> Result<(), Error> {
+    use burn_amp_device::AmpReport;
+
+    let device = burn_amp_device::flex(Precision::F16)?.autodiff();
+    if let Some(report) = AmpReport::of_device(&device) {
+        println!("{report}");
+    }
+    let report = AmpReport::of_device(&device).expect("a device of this crate");
+    assert!(report.to_string().contains("precision   f16"), "{report}");
+    Ok(())
 }

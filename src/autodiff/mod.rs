@@ -371,7 +371,7 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     let device = loss.device();
     let mut finite = FiniteCheck::<B>::new(device.clone());
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
-    let scale = scaler.loss_scale();
+    let scale = scaler.state().scale();
     let (mut grads, replicas) = scaled_backward::<B, C>(loss, scale);
     // Without fusion each cast is a kernel: cast once for the check and the product.
     if !device::is_fused::<B>(&device) {

@@ -122,14 +122,14 @@ impl DeviceState {
             // Another thread was first.
             Some(in_force) => in_force.settings,
             None => {
-                announce(&auto.settings);
+                self.announce(&auto.settings);
                 auto.settings
             }
         }
     }
 
     pub(super) fn put_in_force(&self, settings: Settings, operations: OpPrecisions) {
-        announce(&settings);
+        self.announce(&settings);
         let in_force = InForce {
             settings,
             operations,
@@ -149,11 +149,15 @@ impl DeviceState {
     pub(crate) fn trials(&self, half: DType) -> &TrialResults {
         &self.trials[usize::from(half == DType::BF16)]
     }
-}
 
-/// Marks half precision as in use in this process, if the settings use it.
-fn announce(settings: &Settings) {
-    if settings.precision.is_half() {
-        want_half();
+    /// Marks half precision as in use in this process, if the settings use it, and the scaler as idle, if
+    /// they need no loss scale.
+    fn announce(&self, settings: &Settings) {
+        if settings.precision.is_half() {
+            want_half();
+        }
+        self.scaler
+            .shared
+            .set_unscaled(!settings.precision.scales_loss());
     }
 }

@@ -25,6 +25,8 @@ pub struct Shared<L> {
     pub last_step: Option<LastStep>,
     /// The step of the explicit protocol that is under way.
     pub pending: PendingStep<L>,
+    /// Whether the device of the scaler computes in a precision that needs no loss scale.
+    unscaled: bool,
     /// Gradients of the last step whose parameters are not named yet, by leaf node.
     leaves: HashMap<u64, bool>,
     listeners: Vec<Weak<dyn Listener>>,
@@ -81,6 +83,21 @@ impl<L: Default> SharedScaler<L> {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Sets whether the device of the scaler computes in a precision that needs no loss scale.
+    pub fn set_unscaled(&self, unscaled: bool) {
+        self.lock().unscaled = unscaled;
+    }
+
+    /// The scale that the next loss on the scaler's device is multiplied by.
+    pub fn loss_scale(&self) -> f32 {
+        let shared = self.lock();
+        if shared.unscaled {
+            1.0
+        } else {
+            shared.scaler.scale()
+        }
+    }
+
     /// Sets the scale, and records a change in the history.
     pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
         let shared = &mut *self.lock();
@@ -95,6 +112,7 @@ impl<L: Default> SharedScaler<L> {
         let mut shared = self.lock();
         *shared = Shared {
             listeners: std::mem::take(&mut shared.listeners),
+            unscaled: shared.unscaled,
             ..Shared::from(state)
         };
     }
@@ -197,10 +215,11 @@ macro_rules! scaler_handle {
                 *self.state().config()
             }
 
-            /// The scale that the next loss is multiplied by in f16; 1 when disabled. In bf16 and FP32
-            /// burn-amp does not scale the loss, as `AmpReport` shows. PyTorch's `get_scale`.
+            /// The scale that the next loss is multiplied by: 1 when disabled, and for the scaler of a
+            /// device in bf16 or FP32. A scaler of your own belongs to no device: its scale is for f16,
+            /// and in bf16 and FP32 no loss is multiplied by it. PyTorch's `get_scale`.
             pub fn loss_scale(&self) -> f32 {
-                self.state().scale()
+                self.shared.loss_scale()
             }
 
             /// Steps skipped so far.
