@@ -293,5 +293,5 @@ fn an_overflow_of_the_forward_pass_behind_a_finite_loss_is_found() {
     let step = scaler.last_step().unwrap();
     assert_eq!(step.outcome, StepOutcome::Overflow);
     assert_eq!(step.anomalies[0].pass, AnomalyPass::Forward);
-    assert_eq!(step.anomalies[0].op, "float_matmul");
+    assert_eq!(step.anomalies[0].op, "matmul");
 }
