@@ -229,6 +229,31 @@ fn stuck() {
 }
 
 #[test]
+fn invalid_trainer() {
+    let accumulating = MixedPrecisionTrainerConfig::new().with_grads_accumulation(0);
+    let clipping = |norm| MixedPrecisionTrainerConfig::new().with_grad_clipping_norm(Some(norm));
+    for (config, text) in [
+        (
+            accumulating,
+            "trainer: grads_accumulation is 0, expected at least 1 batch for a step",
+        ),
+        (
+            clipping(0.0),
+            "trainer: grad_clipping_norm is 0, expected a number greater than 0, or None for no \
+             clipping",
+        ),
+        (
+            clipping(f32::NAN),
+            "trainer: grad_clipping_norm is NaN, expected a number greater than 0, or None for no \
+             clipping",
+        ),
+    ] {
+        let model = Mlp::<AmpAutodiff<Flex>>::new();
+        assert_says(config.init(model, SgdConfig::new().init(), 1e-3), text);
+    }
+}
+
+#[test]
 fn loss_shape() {
     let model = Mlp::<AmpAutodiff<Flex>>::new();
     let mut trainer = MixedPrecisionTrainerConfig::new()
