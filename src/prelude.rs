@@ -18,8 +18,8 @@
 //!
 //! Each type takes a checkpointing strategy, like `AmpAutodiff`.
 //!
-//! Each feature enables Burn's crate for the backend, without its default features. `burn`'s own
-//! feature of the backend and its default features enable them. Fusion and autotune also come with
+//! Each feature enables Burn's crate for the backend, without its default features. These
+//! come if the program enables both `burn`'s default features and `burn`'s feature of the backend. Fusion and autotune also come with
 //! this crate's `fusion` and `autotune`.
 //!
 //! ```

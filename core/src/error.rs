@@ -65,7 +65,7 @@ pub enum AmpError {
     State {
         /// "read" or "write".
         action: &'static str,
-        /// The source after "from", or the target after "to".
+        /// "from" and the source, or "to" and the target, for example `from state.json`.
         place: String,
         /// What is wrong.
         reason: String,

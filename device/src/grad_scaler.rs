@@ -73,10 +73,10 @@ impl GradScaler {
     /// The scaler of a device: the same one at each call, on any thread, for the life of the process.
     ///
     /// In f16 the scaler begins with the default [`DynamicLossScale`](crate::DynamicLossScale);
-    /// [`load_state`](GradScaler::load_state) sets another state. In bf16 and FP32, and so on a plain Burn
-    /// device, the scaler is disabled: the same loop trains in any precision. The scaler of a device behind a
-    /// server always scales, because the device's precision is not known to the client. In bf16 and FP32
-    /// scaling does no harm.
+    /// [`load_state`](GradScaler::load_state) sets another state. In bf16 and FP32 the scaler is
+    /// disabled, and therefore also on a plain Burn device: the same loop trains in any precision. The scaler
+    /// of a device behind a server scales in every precision, because the client does not have the device's
+    /// precision. In bf16 and FP32 scaling does no harm.
     pub fn of(device: &Device) -> Self {
         let (on, precision) = of_device(device);
         // A panic leaves the list as it was.

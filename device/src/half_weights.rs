@@ -79,7 +79,8 @@ impl Weights {
         names.join(".")
     }
 
-    /// Checks that the device of a weight can store the weight in half.
+    /// Checks that the device of a weight computes in this precision and, in f16, that no finite value is
+    /// beyond f16's range. Infinities are allowed.
     fn check<const D: usize>(&self, weight: &Tensor<D>) -> Result<(), Error> {
         let device = weight.device();
         if !holds_half(&device, self.precision) {

@@ -50,8 +50,8 @@ pub fn full_precision<I: RegionTensors, O: RegionTensors>(input: I, f: impl FnOn
 /// `input` and the result of `f` are tensors, or tuples, arrays, vectors and options of tensors. The region
 /// follows the tensors: an operation is in the region if one of its operands is `input` or was computed from
 /// `input`, on any thread and behind any server. Operations of the backward pass between the gradient of the
-/// result and the gradient of `input` are also in the region. Both gradients have the dtype of their tensors,
-/// FP32 by default. Of nested regions, the inner one decides; [`Auto`](Precision::Auto) restores the device's
+/// result and the gradient of `input` are also in the region. At the border of the region, `input`, the result
+/// and their gradients have their own dtype, FP32 by default. Of nested regions, the inner one decides; [`Auto`](Precision::Auto) restores the device's
 /// own precision.
 ///
 /// - Pass every tensor that `f` takes from outside and that the model computes: an operation on only captured

@@ -228,8 +228,8 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     }
 }
 
-/// A leaf's gradient as the user gets it: in the dtype in which the leaf is trained, with the leaf's
-/// flags, and never demoted.
+/// A leaf's gradient as the user gets it: in the dtype in which the leaf is trained, and never demoted.
+/// The gradient has the leaf's flags, so it is read back in the same dtype as the leaf.
 fn finished<B: Backend>(leaf: LeafInfo, grad: FloatTensor<B>) -> AmpTensor<B> {
     let dtype = master::trained_dtype::<B>(leaf.dtype, &B::float_device(&grad));
     let grad = AmpTensor::<B>::plain(grad).into_dtype(dtype);

@@ -102,7 +102,8 @@ impl AmpConfig {
         self
     }
 
-    /// Sets what to do when no loss scale helps. Default [`WhenStuck::Log`].
+    /// Sets what to do when a run is stuck: see [`Transition::Stuck`](crate::Transition). Default
+    /// [`WhenStuck::Log`].
     pub fn with_when_stuck(mut self, when_stuck: WhenStuck) -> Self {
         self.when_stuck = when_stuck;
         self

@@ -13,8 +13,8 @@ pub(super) fn tried<B: Backend>(
     support: HalfSupport,
     op: TriedOp,
 ) -> bool {
-    let or = " If the device is exact in the operation, AmpConfig::with_trials(false) runs it in \
-              half";
+    let or = " If the device is known to be exact in the operation, AmpConfig::with_trials(false) \
+              runs it in half";
     op.tried(&Tried::<B>(device.clone()), half, support, or)
 }
 

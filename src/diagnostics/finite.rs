@@ -65,9 +65,8 @@ impl<B: Backend> FiniteCheck<B> {
     }
 
     /// Whether all values of all tensors are finite. Tensors of one shape are added up, in one kernel
-    /// with the casts before, and then the rows of their sum. One read-back returns all results. False
-    /// also if a sum overflows although all values are finite: the caller
-    /// then checks each tensor.
+    /// with the casts before, and then the rows of their sum. One read-back returns all results. The result
+    /// is also false if a sum overflows although all values are finite: the caller then checks each tensor.
     fn all_finite(&self) -> bool {
         let mut groups: Vec<(_, FloatTensor<B>)> = Vec::new();
         for tensor in &self.tensors {

@@ -77,7 +77,7 @@ impl Weights {
         module.is_some_and(|module| module.contains("Norm"))
     }
 
-    /// Records a weight that is finite but beyond f16's range.
+    /// Records a weight with a finite value beyond f16's range. Infinities in a weight are allowed.
     fn check<B: Backend, const D: usize>(&mut self, weight: &Tensor<B, D>) {
         const F16_MAX: f32 = 65504.0;
         let infinite = weight.clone().abs().equal_elem(f32::INFINITY);

@@ -1,5 +1,5 @@
-//! A campaign on a machine with a GPU that is lent for minutes and has neither Rust nor a network:
-//! builds the programs to carry there, and runs them there, the most important first.
+//! A campaign on a computer with a GPU, but without Rust or a network, within a time limit: builds the
+//! programs to carry there, and runs them there, the most important first.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};

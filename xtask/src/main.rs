@@ -39,7 +39,7 @@ enum Command {
     Bench(bench::Options),
     /// Runs the behaviour suite on one of Burn's backends.
     Test(test::Options),
-    /// Measures on a machine with a GPU that is lent for minutes.
+    /// Measures on a computer with a GPU, but without Rust or a network, within a time limit.
     #[command(subcommand)]
     Gpu(gpu::Gpu),
 }

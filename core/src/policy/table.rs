@@ -117,8 +117,8 @@ pub(super) const fn at(place: usize) -> (&'static Rows, &'static str) {
     (&TABLE[i], TABLE[i].ops[before])
 }
 
-/// Every operation of Burn that takes or returns a float tensor, from Burn 0.21 on. Integer, boolean and
-/// quantized operations go to the backend unchanged.
+/// Every operation of Burn that takes or returns a float tensor, from Burn 0.21 on. Operations on
+/// only integer, boolean or quantized tensors have no row: they go to the backend unchanged.
 #[rustfmt::skip]
 pub const TABLE: &[Rows] = &[
     rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[

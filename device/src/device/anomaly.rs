@@ -28,7 +28,8 @@ impl Anomalies {
         !known
     }
 
-    /// Adds the first anomaly of a pass, and logs it: a client on another machine only gets the log.
+    /// Adds the first anomaly of a pass, and logs it: for a client on another machine, the server's log is
+    /// the only way to it.
     pub(crate) fn add(&self, anomaly: Anomaly) {
         log::warn!("burn-amp-device: the first non-finite result of a pass: {anomaly}");
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,7 +16,7 @@ pub struct OpCasts {
     pub to_half: Casts,
     /// Casts to FP32 or wider.
     pub from_half: Casts,
-    /// Casts to half that a shared copy saved.
+    /// Casts to half that a shared copy made unnecessary.
     pub spared: Casts,
 }
 
@@ -39,7 +39,7 @@ impl CastStatistics {
         });
     }
 
-    /// Counts a cast that a shared copy saved.
+    /// Counts a cast that a shared copy made unnecessary.
     pub(crate) fn spared(&self, op: &'static str, elements: usize, from: DType, to: DType) {
         self.count(op, elements, from, to, |casts| &mut casts.spared);
     }

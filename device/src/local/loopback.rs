@@ -74,8 +74,8 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 /// without the old device's tensors. The result has autodiff if `device` has autodiff.
 ///
 /// Two settings of Burn change for the whole process. Burn's server makes CubeCL's runtime asynchronous.
-/// Burn's clients send 32 operations at once instead of 4 (`remote.flush_threshold`), unless `burn.toml` sets
-/// the number, or the program has already set or used Burn's configuration.
+/// Burn's clients send 32 operations at once instead of Burn's default of 4 (`remote.flush_threshold`), unless
+/// `burn.toml` sets the number, or the program has already set or used Burn's configuration.
 ///
 /// # Errors
 ///

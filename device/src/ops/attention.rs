@@ -9,8 +9,8 @@ use super::this_burn::causal_offset;
 use super::{Call, op};
 use crate::{Amp, AmpTensor};
 
-/// Attention as one operation of the backend. In half, it runs in steps if the device or a bias requires
-/// steps.
+/// Attention as one operation of the backend. In half, it runs in steps if the device only contracts in
+/// half, or if the bias has another dtype.
 pub(super) fn attention<B: Backend>(
     mut query: AmpTensor<B>,
     key: AmpTensor<B>,
