@@ -277,21 +277,19 @@ fn an_infinite_scalar_is_the_users_own() {
     assert_eq!(step.anomalies, []);
 }
 
-/// Burn's ReLU on Flex makes 0 of NaN, unlike PyTorch's.
+/// Burn's ReLU on Flex makes 0 of NaN, unlike PyTorch's: no loss and no gradient shows the overflow.
 #[test]
 fn an_overflow_of_the_forward_pass_behind_a_finite_loss_is_found() {
     let _alone = alone();
     let scaler = configured(true, 1024.0);
     let layer = LinearConfig::new(2, 2).init::<B>(&Default::default());
     let x = Tensor::<B, 2>::full([4, 2], 3e4, &Default::default()).require_grad();
-    let y = x
-        .clone()
-        .matmul(Tensor::full([2, 2], 3e4, &Default::default()));
+    let y = x.matmul(Tensor::full([2, 2], 3e4, &Default::default()));
     let loss = layer.forward(relu(y.clone() - y)).mean();
     assert!(loss.clone().into_scalar().is_finite());
     loss.backward();
     let step = scaler.last_step().unwrap();
-    assert_eq!(step.outcome, StepOutcome::Overflow);
+    assert_eq!(step.outcome, StepOutcome::Finite);
     assert_eq!(step.anomalies[0].pass, AnomalyPass::Forward);
     assert_eq!(step.anomalies[0].op, "matmul");
 }

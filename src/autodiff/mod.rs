@@ -390,12 +390,13 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     let (loss_is_finite, gradients) = finite.split_first().expect("the loss was added");
     let here = StepOutcome::of(*loss_is_finite, !gradients.contains(&false));
     let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, Some(scale), here);
-    let anomalies = anomaly::take();
-    let mut findings = Findings::default();
+    let mut findings = Findings {
+        anomalies: anomaly::take(),
+        ..Findings::default()
+    };
     if outcome != StepOutcome::Finite {
         let leaves = grads.drain(..).map(|(leaf, ..)| leaf);
         findings.leaves = leaves.zip(gradients.iter().copied()).collect();
-        findings.anomalies = anomalies;
     }
     scaler.record_pass(scale, outcome, findings);
     // Unscale after the read-back: fusion then joins the product with the kernels of the optimizer.

@@ -74,6 +74,11 @@ impl RecordedStep {
         let (gradients, losses) = (step.non_finite_gradients, after.non_finite_losses());
         let (before, in_a_row) = (self.before.skipped_in_a_row(), after.skipped_in_a_row());
         match step.outcome {
+            StepOutcome::Finite if !step.anomalies.is_empty() => log::warn!(
+                step = steps, scale = scale;
+                "burn-amp: loss and gradients are finite and the step is taken, but an operation has a \
+                 result that is not finite{named}"
+            ),
             StepOutcome::Finite if before > 1 => log::debug!(
                 step = steps, scale = scale, skipped_in_a_row = before;
                 "burn-amp: step taken at loss scale {scale}, after {before} skipped steps in a row"
