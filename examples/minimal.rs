@@ -67,6 +67,6 @@ fn main() -> Result<(), AmpError> {
     let predicted = model.valid().forward(points).argmax(1).squeeze_dim(1);
     let correct: f32 = predicted.equal(inside).float().mean().into_scalar();
     println!("accuracy {:.2} %\n", 100.0 * correct);
-    print!("{}", AmpReport::of::<MyBackend>(&device)?);
+    println!("{}", AmpReport::of::<MyBackend>(&device)?);
     Ok(())
 }
