@@ -283,8 +283,8 @@ fn nothing_scaled() {
     assert_says(
         scaler.step(&mut optimizer, 0.1, model, grads).1,
         "step was called, but no loss was scaled since the last update. Call \
-         scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. With \
-         AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is \
+         scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. On \
+         burn-amp's AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is \
          skipped without them",
     );
 }
@@ -296,8 +296,8 @@ fn nothing_stepped() {
     assert_says(
         scaler.update(),
         "update was called, but there was no step since the last update. Call scaler.step(..) \
-         first, once for each optimizer, and update once after all of them. With \
-         AmpAutodiff, a loop that calls loss.backward() needs neither call",
+         first, once for each optimizer, and update once after all of them. On \
+         burn-amp's AmpAutodiff, a loop that calls loss.backward() needs neither call",
     );
 }
 

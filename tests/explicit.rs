@@ -489,12 +489,12 @@ fn refused_unscale<B: AutodiffBackend>(
 }
 
 const NOTHING_SCALED: &str = " was called, but no loss was scaled since the last update. Call \
-     scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. With \
-     AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is \
+     scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. On \
+     burn-amp's AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is \
      skipped without them";
 const NOTHING_STEPPED: &str = "update was called, but there was no step since the last update. Call \
-     scaler.step(..) first, once for each optimizer, and update once after all of them. With \
-     AmpAutodiff, a loop that calls loss.backward() needs neither call";
+     scaler.step(..) first, once for each optimizer, and update once after all of them. On \
+     burn-amp's AmpAutodiff, a loop that calls loss.backward() needs neither call";
 const ALREADY_UNSCALED: &str = "unscale was called twice since the last update: the gradient of \
      encoder.layers.0.weight, for example, would be divided by the scale twice. With accumulation, \
      unscale once, after the last micro-batch";

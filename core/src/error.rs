@@ -108,8 +108,8 @@ pub enum AmpError {
     /// A call of the explicit protocol before a loss was scaled.
     #[error(
         "{call} was called, but no loss was scaled since the last update. Call \
-         scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. With \
-         AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is \
+         scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. On \
+         burn-amp's AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is \
          skipped without them"
     )]
     NothingScaled {
@@ -120,7 +120,7 @@ pub enum AmpError {
     /// `update` before `step`.
     #[error(
         "update was called, but there was no step since the last update. Call scaler.step(..) first, \
-         once for each optimizer, and update once after all of them. With AmpAutodiff, a loop that \
+         once for each optimizer, and update once after all of them. On burn-amp's AmpAutodiff, a loop that \
          calls loss.backward() needs neither call"
     )]
     NothingStepped,

@@ -347,7 +347,8 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     }
 
     /// Resumes from a record. Accumulation and clipping stay this trainer's own; a window of another
-    /// accumulation is dropped, and the log has a warning. The scaler's settings come from the record, unless only one of the two scales the loss: the scaler then starts over,
+    /// accumulation is dropped, and the log has a warning. The scaler's settings come from the record, unless
+    /// only one of the two scales the loss: the scaler then starts over,
     /// and the log has a line about it.
     ///
     /// # Errors
@@ -358,18 +359,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         let model = model.map_err(|error| AmpError::unread("a record", error))?;
         self.optimizer = self.optimizer.clone().load_record(record.optimizer);
         self.schedule = self.schedule.clone().load_record(record.schedule);
-        let (saved, own) = (record.scaler.is_enabled(), self.scaler.state().is_enabled());
-        if saved == own {
-            self.scaler.load_state(record.scaler);
-        } else {
-            log::warn!(
-                "burn-amp: the trainer's record has loss scaling {saved}, and its scaler {own}: the \
-                 loss scaler starts over",
-                saved = if saved { "on" } else { "off" },
-                own = if own { "on" } else { "off" },
-            );
-            self.scaler.reset();
-        }
+        self.scaler.resume_state(record.scaler);
         let accumulation = record.accumulation;
         self.model = Some(model);
         let own = self.config.grads_accumulation;

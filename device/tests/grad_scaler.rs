@@ -555,3 +555,22 @@ fn gradients_of_another_model_are_not_clipped() {
     let norm = clip_grad_norm(&other, &mut GradientsParams::new(), 1.0).unwrap();
     assert_eq!(norm.into_scalar::<f32>(), 0.0);
 }
+
+/// A program that trains in any precision saves the scaler in each.
+#[test]
+fn a_file_of_another_precision_does_not_turn_loss_scaling_on_or_off() {
+    let name = format!("burn-amp-precisions-{}", std::process::id());
+    let file = std::env::temp_dir().join(name);
+    let scaled = || scaler(DynamicLossScale::new().with_init_scale(128.0));
+    let disabled = || GradScaler::new(LossScaleConfig::Disabled).unwrap();
+    disabled().save_file(&file).unwrap();
+    let resumed = scaled();
+    resumed.set_scale(2.0).unwrap();
+    resumed.load_file(&file).unwrap();
+    assert_eq!(resumed.state(), scaled().state());
+    scaled().save_file(&file).unwrap();
+    let resumed = disabled();
+    resumed.load_file(&file).unwrap();
+    assert_eq!(resumed.state(), disabled().state());
+    std::fs::remove_file(file).unwrap();
+}

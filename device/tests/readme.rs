@@ -18,7 +18,7 @@ fn every_block_of_the_readme_stands_here() {
         include_str!("../README.md"),
         "rust,ignore",
         "",
-        7,
+        8,
     );
 }
 
@@ -165,5 +165,31 @@ fn a_device_has_a_report() -> Result<(), Error> {
     }
     let report = AmpReport::of_device(&device).expect("a device of this crate");
     assert!(report.to_string().contains("precision   f16"), "{report}");
+    Ok(())
+}
+
+#[cfg(feature = "flex")]
+#[test]
+fn a_trainer_trains_in_f16() -> Result<(), Error> {
+    use burn::nn::LinearConfig;
+    use burn::optim::SgdConfig;
+    use burn::tensor::Tensor;
+    use burn_amp_device::MixedPrecisionTrainerConfig;
+
+    let device = burn_amp_device::flex(Precision::F16)?.autodiff();
+    let (model, optimizer) = (
+        LinearConfig::new(4, 1).init(&device),
+        SgdConfig::new().init(),
+    );
+    let input = Tensor::<2>::ones([8, 4], &device);
+    let target = Tensor::<2>::zeros([8, 1], &device);
+    let mut trainer = MixedPrecisionTrainerConfig::new()
+        .with_grads_accumulation(2)
+        .with_grad_clipping_norm(Some(1.0))
+        .init(model, optimizer, 1e-3)?; // a learning rate or a schedule
+    let metrics = trainer.train_step(input, target, |model, input, target| {
+        (model.forward(input) - target).powi_scalar(2).mean()
+    })?;
+    assert!(metrics.loss.is_finite() && !metrics.stepped());
     Ok(())
 }

@@ -131,19 +131,6 @@ impl MixedPrecision {
     /// nothing is scaled, does not fit f16, and a state saved in f16 does not fit bf16 or FP32. The
     /// scaler then starts over, and the log has a line about it.
     pub fn load_state(&self, state: LossScaler) {
-        if state.is_enabled() == self.scaler.state().is_enabled() {
-            return self.scaler.load_state(state);
-        }
-        let (saved, needed) = if state.is_enabled() {
-            ("enabled", "disabled")
-        } else {
-            ("disabled", "enabled")
-        };
-        let precision = self.precision;
-        log::warn!(
-            "burn-amp: the saved loss scaler is {saved}, but {precision} needs it {needed}: the \
-             loss scaler starts over"
-        );
-        self.scaler.reset();
+        self.scaler.resume_state(state);
     }
 }

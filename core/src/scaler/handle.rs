@@ -186,6 +186,23 @@ impl<L: Default> SharedScaler<L> {
     }
 }
 
+/// Whether a scaler can continue from a saved state: both scale the loss, or neither does. Otherwise logs a
+/// warning.
+#[doc(hidden)]
+pub fn fits(saved: &LossScaler, own: &LossScaler) -> bool {
+    let words = |scaler: &LossScaler| if scaler.is_enabled() { "on" } else { "off" };
+    let fits = saved.is_enabled() == own.is_enabled();
+    if !fits {
+        log::warn!(
+            "burn-amp: loss scaling is {} in the saved state and {} here, as after a change of precision: \
+             the loss scaler starts over with its own configuration",
+            words(saved),
+            words(own)
+        );
+    }
+    fits
+}
+
 /// The methods of a `GradScaler` that need no tensor. Its field `shared` is a [`SharedScaler`].
 ///
 /// A macro, since the handles are types of two packages: behind a `Deref` these methods would be
@@ -280,6 +297,18 @@ macro_rules! scaler_handle {
                 self.shared.load_state(state);
             }
 
+            /// Continues from a saved state. A state saved in bf16 or FP32, where nothing is scaled, does
+            /// not fit f16, and a state saved in f16 does not fit bf16 or FP32. The scaler then starts over
+            /// with its own configuration, and the log has a warning.
+            #[doc(hidden)]
+            pub fn resume_state(&self, saved: $crate::LossScaler) {
+                if $crate::fits(&saved, &self.state()) {
+                    self.load_state(saved);
+                } else {
+                    self.reset();
+                }
+            }
+
             /// Writes the state as JSON, in the form that burn-amp and burn-amp-device read.
             ///
             /// # Errors
@@ -290,14 +319,16 @@ macro_rules! scaler_handle {
                 self.state().to_writer(writer)
             }
 
-            /// Continues from a state that [`write_state`](Self::write_state) wrote.
+            /// Continues from a state that [`write_state`](Self::write_state) wrote. If only one of the two
+            /// scales the loss, as after a change of precision, the scaler starts over with its own
+            /// configuration, and the log has a warning.
             ///
             /// # Errors
             ///
             /// [`AmpError::State`](crate::AmpError::State) when the state is damaged, truncated or
             /// from a newer version. The scaler is then unchanged.
             pub fn read_state(&self, reader: impl std::io::Read) -> Result<(), $crate::AmpError> {
-                self.load_state($crate::LossScaler::from_reader(reader)?);
+                self.resume_state($crate::LossScaler::from_reader(reader)?);
                 Ok(())
             }
 
@@ -314,7 +345,8 @@ macro_rules! scaler_handle {
             }
 
             /// Continues from a file that [`save_file`](Self::save_file) wrote, of burn-amp or of
-            /// burn-amp-device.
+            /// burn-amp-device. If only one of the two scales the loss, as after a change of precision, the
+            /// scaler starts over with its own configuration, and the log has a warning.
             ///
             /// # Errors
             ///
@@ -324,7 +356,7 @@ macro_rules! scaler_handle {
                 &self,
                 path: impl AsRef<std::path::Path>,
             ) -> Result<(), $crate::AmpError> {
-                self.load_state($crate::LossScaler::load(path)?);
+                self.resume_state($crate::LossScaler::load(path)?);
                 Ok(())
             }
         }
