@@ -19,15 +19,32 @@ pub struct Lines {
     names: HashMap<MetricId, String>,
     /// The last text of each metric, by split and name.
     shown: BTreeMap<(&'static str, String), String>,
+    /// Whether there are lines. Otherwise the bar is for all epochs.
+    prints: bool,
 }
+
+// An example has one of the two.
+#[allow(dead_code)]
 
 impl Lines {
     pub fn new() -> Self {
+        Self::of(true)
+    }
+
+    /// A bar for the whole training, without lines.
+    pub fn bar() -> Self {
+        Self::of(false)
+    }
+}
+
+impl Lines {
+    fn of(prints: bool) -> Self {
         let style = ProgressStyle::with_template("{prefix:>5} {wide_bar} {pos}/{len} {eta}");
         Self {
             bar: ProgressBar::new(0).with_style(style.expect("a valid template")),
             names: HashMap::new(),
             shown: BTreeMap::new(),
+            prints,
         }
     }
 
@@ -40,9 +57,17 @@ impl Lines {
     }
 
     fn start(&self, split: &str, total: Option<usize>) {
-        self.bar.set_prefix(split.to_string());
-        self.bar.set_length(total.unwrap_or(0) as u64);
-        self.bar.set_position(0);
+        if self.prints {
+            self.bar.set_prefix(split.to_string());
+            self.bar.set_length(total.unwrap_or(0) as u64);
+            self.bar.set_position(0);
+        }
+    }
+
+    fn at(&self, items: usize) {
+        if self.prints {
+            self.bar.set_position(items as u64);
+        }
     }
 }
 
@@ -57,9 +82,17 @@ impl MetricsRendererTraining for Lines {
 }
 
 impl TrainingProgressLogger for Lines {
-    fn start(&mut self, _: usize, _: usize, _: Option<usize>, _: Option<&str>) {}
+    fn start(&mut self, epochs: usize, _: usize, _: Option<usize>, _: Option<&str>) {
+        if !self.prints {
+            self.bar.set_prefix("epoch");
+            self.bar.set_length(epochs as u64);
+        }
+    }
 
     fn update_epoch(&mut self, epoch: usize) {
+        if !self.prints {
+            return self.bar.set_position(epoch as u64);
+        }
         let shown = std::mem::take(&mut self.shown);
         let texts = shown.iter();
         let texts = texts.map(|((split, name), text)| format!("  {split} {name}: {text}\n"));
@@ -79,12 +112,12 @@ impl TrainingProgressLogger for Lines {
 
     #[cfg(feature = "burn-0-22")]
     fn update_split(&mut self, items_processed: usize) {
-        self.bar.set_position(items_processed as u64);
+        self.at(items_processed);
     }
 
     #[cfg(feature = "burn-0-23")]
     fn update_split(&mut self, progress: &Progress) {
-        self.bar.set_position(progress.items_processed as u64);
+        self.at(progress.items_processed);
     }
 
     #[cfg(feature = "burn-0-22")]

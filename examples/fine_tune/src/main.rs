@@ -16,6 +16,7 @@
 
 #[path = "../../backends/mod.rs"]
 mod backends;
+mod corpus;
 mod data;
 mod model;
 mod train;
@@ -34,7 +35,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use backends::{Choice, on_backend};
-use data::Corpus;
+use corpus::Corpus;
 use model::{Classifier, WordGuesser};
 use train::{Plan, classify, pretrain};
 

@@ -11,7 +11,8 @@ use burn::nn::{
 };
 use burn::prelude::*;
 
-use crate::data::{LENGTH, Labelled, Masked};
+use crate::corpus::LENGTH;
+use crate::data::{Labelled, Masked};
 
 const WIDTH: usize = 64;
 

@@ -9,7 +9,8 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
-use crate::data::{Corpus, Labelled, Masked, Verse};
+use crate::corpus::{Corpus, Verse};
+use crate::data::{Labelled, Masked};
 use crate::model::{Classifier, WordGuesser};
 
 /// The plan of a training.

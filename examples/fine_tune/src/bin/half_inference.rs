@@ -12,6 +12,9 @@
 
 // Half of each module is for training.
 #[allow(dead_code)]
+#[path = "../corpus.rs"]
+mod corpus;
+#[allow(dead_code)]
 #[path = "../data.rs"]
 mod data;
 #[allow(dead_code)]
@@ -32,7 +35,8 @@ use clap::Parser;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use data::{Corpus, Masked};
+use corpus::Corpus;
+use data::Masked;
 use model::WordGuesser;
 
 /// Batches in which words are counted.
