@@ -25,7 +25,6 @@ pub struct Lines {
 
 // An example has one of the two.
 #[allow(dead_code)]
-
 impl Lines {
     pub fn new() -> Self {
         Self::of(true)
