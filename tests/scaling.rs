@@ -671,11 +671,15 @@ fn a_file_or_a_writer_keeps_everything() {
         // A second save replaces the first.
         running().save_file(&path).unwrap();
         GradScaler::from(state).save_file(&path).unwrap();
-        let loaded = running();
+        let other = || match state.is_enabled() {
+            true => running(),
+            false => GradScaler::new(LossScaleConfig::Disabled).unwrap(),
+        };
+        let loaded = other();
         loaded.load_file(&path).unwrap();
         assert_eq!(loaded.state(), state);
 
-        let read = running();
+        let read = other();
         read.read_state(Cursor::new(json_of(state))).unwrap();
         assert_eq!(read.state(), state);
         assert_eq!(fs::read(&path).unwrap(), json_of(state));
@@ -685,6 +689,23 @@ fn a_file_or_a_writer_keeps_everything() {
         .map(|entry| entry.unwrap().file_name())
         .collect();
     assert_eq!(names.len(), states().len(), "{names:?}");
+}
+
+/// As after a change of precision.
+#[test]
+fn a_file_does_not_turn_loss_scaling_on_or_off() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("scaler.json");
+    let disabled = || GradScaler::new(LossScaleConfig::Disabled).unwrap();
+    let fresh = GradScaler::new(running().config()).unwrap();
+    for (saved, loading, expected) in [
+        (disabled(), running(), fresh.state()),
+        (running(), disabled(), disabled().state()),
+    ] {
+        saved.save_file(&path).unwrap();
+        loading.load_file(&path).unwrap();
+        assert_eq!(loading.state(), expected);
+    }
 }
 
 #[test]
