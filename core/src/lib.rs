@@ -34,8 +34,7 @@ pub use scaler::{
 #[doc(hidden)]
 pub use scaler::{
     Findings, Listener, Parameter, PendingStep, PendingStepRecord, RecordedStep, Shared,
-    SharedScaler, ShownStep, StepQueue, check_trainer, continues_window, fits,
-    is_watched_by_environment,
+    SharedScaler, ShownStep, StepQueue, check_trainer, continues_window, is_watched_by_environment,
 };
 #[doc(hidden)]
 pub use words::{bytes, counted, grouped, line};

@@ -348,8 +348,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
 
     /// Resumes from a record. Accumulation and clipping stay this trainer's own; a window of another
     /// accumulation is dropped, and the log has a warning. The scaler's settings come from the record, unless
-    /// only one of the two scales the loss: the scaler then starts over,
-    /// and the log has a line about it.
+    /// only one of the two scales the loss: the scaler then starts over, and the log has a warning.
     ///
     /// # Errors
     ///
@@ -359,7 +358,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         let model = model.map_err(|error| AmpError::unread("a record", error))?;
         self.optimizer = self.optimizer.clone().load_record(record.optimizer);
         self.schedule = self.schedule.clone().load_record(record.schedule);
-        self.scaler.resume_state(record.scaler);
+        self.scaler.shared.resume_state(record.scaler);
         let accumulation = record.accumulation;
         self.model = Some(model);
         let own = self.config.grads_accumulation;

@@ -131,6 +131,6 @@ impl MixedPrecision {
     /// nothing is scaled, does not fit f16, and a state saved in f16 does not fit bf16 or FP32. The
     /// scaler then starts over, and the log has a line about it.
     pub fn load_state(&self, state: LossScaler) {
-        self.scaler.resume_state(state);
+        self.scaler.shared.resume_state(state);
     }
 }

@@ -117,6 +117,24 @@ impl<L: Default> SharedScaler<L> {
         };
     }
 
+    /// Continues from a saved state. If only one of the two scales the loss, as after a change of precision,
+    /// the scaler starts over with its own configuration, and the log has a warning.
+    pub fn resume_state(&self, saved: LossScaler) {
+        let own = self.lock().scaler;
+        if saved.is_enabled() == own.is_enabled() {
+            return self.load_state(saved);
+        }
+        let words = |scaler: LossScaler| if scaler.is_enabled() { "on" } else { "off" };
+        log::warn!(
+            "burn-amp: loss scaling is {} in the saved state and {} here, as after a change of precision: \
+             the loss scaler starts over with its own configuration",
+            words(saved),
+            words(own)
+        );
+        let fresh = LossScaler::new(*own.config());
+        self.load_state(fresh.expect("a configuration in force is valid"));
+    }
+
     /// Ends the step of the explicit protocol and records it. `or` is a further remedy after bf16. Empty, or
     /// starts with a comma.
     pub fn update(&self, or: &str) -> Result<Transition, AmpError> {
@@ -184,23 +202,6 @@ impl<L: Default> SharedScaler<L> {
         listeners.retain(|listener| listener.strong_count() > 0);
         listeners.iter().filter_map(Weak::upgrade).collect()
     }
-}
-
-/// Whether a scaler can continue from a saved state: both scale the loss, or neither does. Otherwise logs a
-/// warning.
-#[doc(hidden)]
-pub fn fits(saved: &LossScaler, own: &LossScaler) -> bool {
-    let words = |scaler: &LossScaler| if scaler.is_enabled() { "on" } else { "off" };
-    let fits = saved.is_enabled() == own.is_enabled();
-    if !fits {
-        log::warn!(
-            "burn-amp: loss scaling is {} in the saved state and {} here, as after a change of precision: \
-             the loss scaler starts over with its own configuration",
-            words(saved),
-            words(own)
-        );
-    }
-    fits
 }
 
 /// The methods of a `GradScaler` that need no tensor. Its field `shared` is a [`SharedScaler`].
@@ -297,18 +298,6 @@ macro_rules! scaler_handle {
                 self.shared.load_state(state);
             }
 
-            /// Continues from a saved state. A state saved in bf16 or FP32, where nothing is scaled, does
-            /// not fit f16, and a state saved in f16 does not fit bf16 or FP32. The scaler then starts over
-            /// with its own configuration, and the log has a warning.
-            #[doc(hidden)]
-            pub fn resume_state(&self, saved: $crate::LossScaler) {
-                if $crate::fits(&saved, &self.state()) {
-                    self.load_state(saved);
-                } else {
-                    self.reset();
-                }
-            }
-
             /// Writes the state as JSON, in the form that burn-amp and burn-amp-device read.
             ///
             /// # Errors
@@ -328,7 +317,8 @@ macro_rules! scaler_handle {
             /// [`AmpError::State`](crate::AmpError::State) when the state is damaged, truncated or
             /// from a newer version. The scaler is then unchanged.
             pub fn read_state(&self, reader: impl std::io::Read) -> Result<(), $crate::AmpError> {
-                self.resume_state($crate::LossScaler::from_reader(reader)?);
+                self.shared
+                    .resume_state($crate::LossScaler::from_reader(reader)?);
                 Ok(())
             }
 
@@ -356,7 +346,7 @@ macro_rules! scaler_handle {
                 &self,
                 path: impl AsRef<std::path::Path>,
             ) -> Result<(), $crate::AmpError> {
-                self.resume_state($crate::LossScaler::load(path)?);
+                self.shared.resume_state($crate::LossScaler::load(path)?);
                 Ok(())
             }
         }

@@ -16,7 +16,7 @@ mod step;
 
 pub use anomaly::{Anomaly, AnomalyPass, is_watched_by_environment};
 pub use config::{DynamicLossScale, LossScaleConfig};
-pub use handle::{Listener, Shared, SharedScaler, fits};
+pub use handle::{Listener, Shared, SharedScaler};
 pub use history::{ScaleEntry, ScaleHistory, SkippedStep};
 pub use log::RecordedStep;
 pub use metrics::{ShownStep, StepQueue};

@@ -6,8 +6,8 @@
 //! example `fine_tune` of burn-amp, for Burn 0.21, has pretrained it and written its weights:
 //! `genesis-f16.safetensors`. Burn's store reads them into FP32 parameters. Few verses have a label: the
 //! example trains on them from the file and, to compare, from random weights, in FP32, f16 and bf16.
-//! Chance is 50 %. What was fine-tuned in half precision is then loaded for inference: with FP32 weights,
-//! and with weights in half.
+//! Chance is 50 %. The models that were fine-tuned in half precision are then loaded for inference: with
+//! FP32 weights, and with weights in half.
 //!
 //! ```sh
 //! cargo run --release --features store,train --example fine_tune

@@ -23,7 +23,7 @@ pub struct Lines {
     prints: bool,
 }
 
-// An example has one of the two.
+// An example calls one of the two constructors.
 #[allow(dead_code)]
 impl Lines {
     pub fn new() -> Self {
