@@ -11,7 +11,7 @@ use burn_amp_core::FloatDType;
 #[doc(inline)]
 pub use burn_amp_core::policy::{Case, Class, OpPrecision, Row};
 pub(crate) use burn_amp_core::policy::{
-    HalfSupport, Op, OpPrecisions, Site, Support, TERMS, holds, is_half, widest,
+    HalfSupport, Op, OpPrecisions, Site, Support, TERMS, holds, is_half,
 };
 
 /// How the policy is applied.

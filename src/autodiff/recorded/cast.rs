@@ -77,6 +77,33 @@ pub(super) fn rows<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     Amp::<B>::float_reshape(tensor, rows).with_wide(wide)
 }
 
+/// Whether a sum of this gradient casts it, on a device that fuses: then [`fused_row_sum`] is one kernel.
+pub(super) fn is_cast_by_a_fused_sum<B: Backend>(grad: &AmpTensor<B>) -> bool {
+    is_half(grad.dtype()) && grad.wide().is_none() && device::is_fused::<B>(&grad.device())
+}
+
+/// The sum over all rows, in FP32, of what `summand` makes of the tensors, each with its rows in one
+/// dimension. Fusion makes one kernel of the views, the operations of `summand` and the sum, since
+///
+/// - the views are not of a lower rank than the tensors, and
+/// - an operation follows the sum: Burn 0.21 counts the sum as a tensor that is written, so that a
+///   kernel without the sum would be worth as much, and be chosen.
+pub(super) fn fused_row_sum<B: Backend, const N: usize>(
+    tensors: [&AmpTensor<B>; N],
+    summand: impl FnOnce([AmpTensor<B>; N]) -> AmpTensor<B>,
+) -> AmpTensor<B> {
+    let (shape, rank) = (tensors[0].shape(), tensors[0].rank());
+    let features = shape[rank - 1];
+    let mut view = vec![1; rank + 1];
+    view[rank - 1] = shape.num_elements() / features.max(1);
+    view[rank] = features;
+    let view = Shape::from(view);
+    let views = tensors.map(|t| Amp::<B>::float_reshape(unshared(t), view.clone()));
+    let sum = Amp::<B>::float_sum_dim(widened(summand(views)), rank - 1);
+    let sum = Amp::<B>::float_mul_scalar(sum, 1.into());
+    Amp::<B>::float_reshape(sum, Shape::new([features]))
+}
+
 /// A half tensor in FP32; any other tensor unchanged.
 pub(super) fn widened<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     if is_half(tensor.dtype()) {

@@ -4,7 +4,6 @@ use burn_backend::ops::IntTensorOps;
 use burn_backend::{BoolDType, DTypeUsage, IntDType};
 
 use super::*;
-use crate::policy::widest;
 
 impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     pub(super) fn record_dropout(
@@ -43,17 +42,19 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         ))
     }
 
-    /// Records a mask: without casts of bytes, and with zeros where a product could give NaN.
+    /// Records a mask: without casts of bytes, and with zeros where a product could give NaN. The product
+    /// comes first: fusion joins a comparison to an operation that is there already, not to the noise.
     fn record_mask(tensor: &TapeTensor<B>, noise: AmpTensor<B>) -> TapeTensor<B> {
         let masked = |tensor, mask| Amp::<B>::float_mask_fill(tensor, mask, 0.into());
         let dtype = tensor.dtype();
-        let out_dtype = widest([dtype, noise.dtype()]);
+        let out = Amp::<B>::float_mul(tensor.primitive.clone(), noise.clone());
+        let out_dtype = out.dtype();
         let mask = Amp::<B>::float_equal_elem(noise, 0.into(), BoolDType::U8);
         let again = mask.clone();
         Self::record(
             [tensor.clone()],
             move |[tensor]| cast(masked(tensor, again.clone()), out_dtype),
-            |[tensor]| (mask.clone(), cast(masked(tensor, mask), out_dtype)),
+            |_| (mask, out),
             None::<fn(_) -> _>,
             move |ops, grads| {
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {

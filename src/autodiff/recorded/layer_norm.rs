@@ -31,13 +31,14 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                 let grad = grads.consume::<A<B>>(&ops.node);
                 // Gamma's gradient first: fusion then joins its operations to one sum.
                 if let Some(node) = to_gamma {
-                    let is_fused = device::is_fused::<B>(&grad.device());
-                    let [grad, unit] = [&grad, &unit]
-                        .map(|t| if is_fused { unshared(t) } else { t.clone() })
-                        .map(rows);
+                    let product = |[grad, unit]: [_; 2]| A::<B>::float_mul(grad, unit);
                     let shape = gamma.shape();
-                    let grad = operand_grad(grad, gamma_dtype, |grad| {
-                        let grad = A::<B>::float_sum_dim(A::<B>::float_mul(grad, unit), 0);
+                    let is_fused = device::is_fused::<B>(&grad.device());
+                    let grad = operand_grad(grad.clone(), gamma_dtype, |grad| {
+                        if is_fused {
+                            return fused_row_sum([&grad, &unit], product);
+                        }
+                        let grad = A::<B>::float_sum_dim(product([grad, unit.clone()].map(rows)), 0);
                         A::<B>::float_reshape(grad, shape)
                     });
                     grads.register::<A<B>>(node.id, grad);

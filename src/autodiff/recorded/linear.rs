@@ -55,14 +55,30 @@ fn gradients<B: Backend>(
     grads: &mut Gradients,
 ) {
     type A<B> = Amp<B>;
+    let sums_a_cast = is_cast_by_a_fused_sum(&grad);
     // One sum over all rows.
     let of_rows = rows(grad.clone());
-    if let (Some(node), Some(x)) = (to_weight, x) {
-        let grad = A::<B>::linear_weight_backward(rows(x), of_rows.clone());
+    let of_bias = |grads: &mut Gradients| {
+        let Some(node) = to_bias else { return };
+        let grad = match sums_a_cast {
+            true => fused_row_sum([&grad], |[grad]| grad),
+            false => A::<B>::linear_bias_backward(of_rows.clone()),
+        };
         grads.register::<A<B>>(node, grad);
-    }
-    if let Some(node) = to_bias {
-        grads.register::<A<B>>(node, A::<B>::linear_bias_backward(of_rows));
+    };
+    let of_weight = |grads: &mut Gradients| {
+        if let (Some(node), Some(x)) = (to_weight, x) {
+            let grad = A::<B>::linear_weight_backward(rows(x), of_rows.clone());
+            grads.register::<A<B>>(node, grad);
+        }
+    };
+    // The cast of a matrix would end up in the product's block, and be a kernel of its own.
+    if sums_a_cast && grad.shape().num_dims() == 2 {
+        of_bias(grads);
+        of_weight(grads);
+    } else {
+        of_weight(grads);
+        of_bias(grads);
     }
     if let (Some(node), Some(weight)) = (to_x, weight) {
         grads.register::<A<B>>(node, A::<B>::linear_x_backward(weight, grad));
