@@ -38,12 +38,17 @@ fn every_kind_of_step_has_the_gradients_of_plain_burn() {
 /// A linear layer over several leading dimensions, with a bias and without.
 #[test]
 fn a_linear_layer_of_any_rank_has_the_gradients_of_one_that_is_not_fused() {
-    fn gradients(device: &CheckedDevice, bias: bool) -> Vec<f32> {
+    fn gradients<const D: usize>(device: &CheckedDevice, rows: [usize; D], bias: bool) -> Vec<f32> {
+        let of = |features| {
+            let mut shape = rows;
+            shape[D - 1] = features;
+            shape
+        };
         <Trained as Backend>::seed(device, 1);
         let layer: Linear<Trained> = LinearConfig::new(8, 4).with_bias(bias).init(device);
-        let x = input::<Trained, 4>([2, 3, 5, 8], 1, device).require_grad();
+        let x = input::<Trained, D>(of(8), 1, device).require_grad();
         let out = layer.forward(x.clone());
-        let grads = (out * input([2, 3, 5, 4], 2, device)).sum().backward();
+        let grads = (out * input(of(4), 2, device)).sum().backward();
         let weight = layer.weight.val().grad(&grads).unwrap().into_data();
         let x = x.grad(&grads).unwrap().into_data();
         let bias = layer
@@ -53,13 +58,35 @@ fn a_linear_layer_of_any_rank_has_the_gradients_of_one_that_is_not_fused() {
         all.flat_map(|data| data.into_vec::<f32>().unwrap())
             .collect()
     }
-    for precision in HALVES {
-        for bias in [false, true] {
-            let fused = gradients(&fused_in(precision), bias);
-            let plain = gradients(&configured(CheckedDevice::new(), precision), bias);
-            let what = format!("bias {bias}");
-            assert_close(&what, precision, &fused, &plain, 1.0);
+    fn compare<const D: usize>(rows: [usize; D]) {
+        for precision in HALVES {
+            for bias in [false, true] {
+                let fused = gradients(&fused_in(precision), rows, bias);
+                let plain = gradients(&configured(CheckedDevice::new(), precision), rows, bias);
+                let what = format!("{rows:?}, bias {bias}");
+                assert_close(&what, precision, &fused, &plain, 1.0);
+            }
         }
+    }
+    compare([30, 0]);
+    compare([1, 30, 0]);
+    compare([2, 3, 5, 0]);
+}
+
+/// Neither half dtype holds 4,097: the sum is FP32, in a matrix as in a batch of one.
+#[test]
+fn the_gradient_of_a_bias_is_a_sum_in_fp32() {
+    fn bias_gradient<const D: usize>(device: &CheckedDevice, shape: [usize; D]) -> Vec<f32> {
+        let layer: Linear<Trained> = LinearConfig::new(8, 4).init(device);
+        let x = input::<Trained, D>(shape, 1, device);
+        let grads = layer.forward(x).sum().backward();
+        let gradient = layer.bias.unwrap().val().grad(&grads).unwrap();
+        gradient.into_data().into_vec().expect("FP32")
+    }
+    for precision in HALVES {
+        let device = fused_in(precision);
+        assert_eq!(bias_gradient(&device, [4097, 8]), [4097.0; 4]);
+        assert_eq!(bias_gradient(&device, [1, 4097, 8]), [4097.0; 4]);
     }
 }
 

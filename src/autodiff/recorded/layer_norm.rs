@@ -38,7 +38,8 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                         if is_fused {
                             return fused_row_sum([&grad, &unit], product);
                         }
-                        let grad = A::<B>::float_sum_dim(product([grad, unit.clone()].map(rows)), 0);
+                        let grad =
+                            A::<B>::float_sum_dim(product([grad, unit.clone()].map(rows)), 0);
                         A::<B>::float_reshape(grad, shape)
                     });
                     grads.register::<A<B>>(node.id, grad);
