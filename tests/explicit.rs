@@ -8,7 +8,7 @@ mod common;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::{Autodiff, Flex, NdArray};
-use burn::module::{AutodiffModule, Module};
+use burn::module::{AutodiffModule, Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer, SgdConfig};
@@ -233,6 +233,39 @@ fn a_half_or_double_loss_is_scaled_as_well() {
         let value = data(leaf.cast(FloatDType::F32))[0];
         assert_eq!(data(scaled.cast(FloatDType::F32)), [value * 131072.0]);
     }
+}
+
+/// Without the scale, the gradient of a parameter in f16 would be rounded to 0 again.
+#[test]
+fn an_f16_gradient_is_refused_where_it_carries_the_scale() {
+    let device = Default::default();
+    let mut model = LinearConfig::new(4, 4)
+        .with_bias(false)
+        .init::<Plain>(&device);
+    let weight = Tensor::from_inner(model.weight.val().inner().cast(FloatDType::F16));
+    model.weight = Param::from_tensor(weight);
+    let expected = AmpError::F16Gradient {
+        parameter: "weight".into(),
+    };
+    let before = data(model.weight.val().cast(FloatDType::F32));
+    let scaled = |scaler: &GradScaler| {
+        let x = values::<Plain, 2>([4, 4], 1).cast(FloatDType::F16);
+        let loss = scaler.scale(model.forward(x).mean() * 1e-6);
+        GradientsParams::from_grads(loss.backward(), &model)
+    };
+
+    let active = scaler(65536.0);
+    let mut grads = scaled(&active);
+    let refused = active.unscale(&model, &mut grads);
+    assert_eq!(refused, Err(expected.clone()));
+    let (stepped, refused) = active.step(&mut adam(), 1e-2, model.clone(), grads);
+    assert_eq!(refused, Err(expected));
+    assert_eq!(data(stepped.weight.val().cast(FloatDType::F32)), before);
+
+    let off = GradScaler::new(LossScaleConfig::Disabled).unwrap();
+    let grads = scaled(&off);
+    let (_, stepped) = off.step(&mut adam(), 1e-2, model.clone(), grads);
+    assert_eq!(stepped, Ok(true));
 }
 
 /// A gradient that is not finite although the loss is: the step is skipped, the scale backs off,
@@ -968,6 +1001,9 @@ fn mixed_precision_runs_the_forward_pass_in_its_precision() {
         assert_eq!(forward_dtype(&mixed), dtype);
         full_precision(|| assert_eq!(forward_dtype(&mixed), dtype));
         assert_eq!(mixed.forward_context(|| full_precision(|| 5)), 5);
+        // `Auto` keeps the precision that the program has set.
+        let auto = mixed_precision("auto", None);
+        assert_eq!(mixed.forward_context(|| forward_dtype(&auto)), dtype);
         // A tensor that the policy made half is returned in FP32, with its values.
         let x = values::<A, 2>([4, 4], 1);
         let product = mixed.forward_context(|| x.clone().matmul(x));

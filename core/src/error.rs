@@ -218,6 +218,26 @@ pub enum AmpError {
         precision: Precision,
     },
 
+    /// A weight that is to become half is on an autodiff backend.
+    #[error(
+        "the weight {parameter} is on an autodiff backend, expected a model without autodiff: weights in \
+         half precision are for inference, so call `model.valid()` first"
+    )]
+    HalfWeightOnAutodiff {
+        /// The path of the parameter in its module.
+        parameter: String,
+    },
+
+    /// A gradient in f16 that carries the loss scale.
+    #[error(
+        "the gradient of {parameter} is in f16: without the loss scale it would be rounded to 0 again. \
+         Expected FP32: keep the parameters in FP32, or use bf16, which needs no loss scale"
+    )]
+    F16Gradient {
+        /// The path of the parameter in its module.
+        parameter: String,
+    },
+
     /// A weight that f16 cannot hold.
     #[error(
         "the weight {parameter} has a value of magnitude {value}, expected at most 65504, the largest \

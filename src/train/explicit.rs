@@ -121,6 +121,7 @@ impl GradScaler {
     /// - [`AmpError::AlreadyUnscaled`] when `unscale` was already called for these parameters since
     ///   the last update.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
+    /// - [`AmpError::F16Gradient`] when a gradient on a plain `Autodiff` is in f16.
     ///
     /// After an error the gradients and the scaler are unchanged.
     ///
@@ -138,8 +139,21 @@ impl GradScaler {
             .lock()
             .pending
             .check_unscale(given, &found.parameters)?;
+        self.check_dtypes::<B>(&found)?;
         self.unscale_found::<B, M>(model, grads, &found);
         Ok(())
+    }
+
+    /// Checks that no gradient in f16 carries the scale. PyTorch raises "Attempting to unscale FP16
+    /// gradients".
+    fn check_dtypes<B: AutodiffBackend>(&self, found: &Found<B>) -> Result<(), AmpError> {
+        let carries_scale = !is_amp::<B>(&found.device) && self.state().is_enabled();
+        match &found.f16 {
+            Some(parameter) if carries_scale => Err(AmpError::F16Gradient {
+                parameter: parameter.clone(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Unscales the gradients. Those that were already unscaled stay as they are.
@@ -187,6 +201,7 @@ impl GradScaler {
     /// - [`AmpError::AlreadyStepped`] when `step` was already called for these parameters since the
     ///   last update.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
+    /// - [`AmpError::F16Gradient`] when a gradient on a plain `Autodiff` is in f16.
     ///
     /// After an error the model is returned unchanged. The optimizer and the scaler are unchanged; the
     /// gradients are lost.
@@ -214,7 +229,7 @@ impl GradScaler {
             .lock()
             .pending
             .check_step(given, &found.parameters);
-        if let Err(error) = refused {
+        if let Err(error) = refused.and_then(|_| self.check_dtypes::<B>(&found)) {
             return (model, Err(error));
         }
         self.unscale_found::<B, M>(&model, &mut grads, &found);

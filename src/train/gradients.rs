@@ -70,6 +70,8 @@ pub(super) struct Found<B: Backend> {
     pub parameters: Vec<Parameter>,
     /// The device of the first gradient.
     pub device: B::Device,
+    /// The path of the first parameter whose gradient is in f16.
+    pub f16: Option<String>,
 }
 
 pub(super) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
@@ -78,18 +80,23 @@ pub(super) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
 ) -> Found<B> {
     let mut parameters = Vec::new();
     let mut device = None;
+    let mut f16 = None;
     let mut seen = HashSet::new();
     for_each_parameter::<B, M>(model, |id, path, _| {
         if let Some(grad) = grads.get::<B::InnerBackend, 1>(id)
             && seen.insert(id)
         {
             device.get_or_insert_with(|| grad.device());
+            if grad.dtype() == DType::F16 {
+                f16.get_or_insert_with(|| path.join("."));
+            }
             parameters.push((id.val(), path.join(".")));
         }
     });
     Found {
         parameters,
         device: device.unwrap_or_default(),
+        f16,
     }
 }
 
@@ -162,7 +169,9 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     grads: &mut GradientsParams,
     max_norm: f32,
 ) -> Result<Tensor<B::InnerBackend, 1>, AmpError> {
-    let Found { parameters, device } = found::<B, M>(model, grads);
+    let Found {
+        parameters, device, ..
+    } = found::<B, M>(model, grads);
     let (given, of_model) = (grads.len(), parameters.len());
     if of_model < given {
         return Err(AmpError::ForeignGradients {

@@ -14,11 +14,15 @@ use crate::{Amp, AmpError, Precision};
 /// normalization layers (modules whose name has `Norm`) stay FP32. Parameters of any other dtype are
 /// unchanged. Linear layers, convolutions and attention give the same results as before, since they
 /// round their weights anyway; an embedding gives rounded rows. Call it after `load_record`, which
-/// makes the weights FP32 again. A record made of the model has the rounded values.
+/// makes the weights FP32 again. A record made of the model has the rounded values. Load such a record
+/// into a new model to train it further: after `train()` on the model itself, its half weights are frozen,
+/// since Burn's `Param::map` forgets that they were trained.
 ///
 /// # Errors
 ///
 /// - [`AmpError::NotHalf`] when the precision is neither f16 nor bf16.
+/// - [`AmpError::HalfWeightOnAutodiff`] when the model is on an autodiff backend, where the weight
+///   would no longer be a leaf, and would not be trained.
 /// - [`AmpError::WeightOverflow`] when a finite weight is beyond the range of f16. One number is read
 ///   back for each weight.
 ///
@@ -54,21 +58,17 @@ pub fn half_weights<B: Backend, M: Module<Amp<B>>>(
     let mut weights = Weights {
         dtype,
         path: Vec::new(),
-        overflow: None,
+        error: None,
     };
     let model = model.map(&mut weights);
-    match weights.overflow {
-        Some((parameter, value)) => Err(AmpError::WeightOverflow { parameter, value }),
-        None => Ok(model),
-    }
+    weights.error.map_or(Ok(model), Err)
 }
 
 struct Weights {
     dtype: FloatDType,
     /// The names of the fields, and of the modules that they belong to.
     path: Vec<(String, String)>,
-    /// The first weight beyond f16's range, and its largest magnitude.
-    overflow: Option<(String, f32)>,
+    error: Option<AmpError>,
 }
 
 impl Weights {
@@ -77,16 +77,25 @@ impl Weights {
         module.is_some_and(|module| module.contains("Norm"))
     }
 
-    /// Records a weight with a finite value beyond f16's range. Infinities in a weight are allowed.
-    fn check<B: Backend, const D: usize>(&mut self, weight: &Tensor<B, D>) {
+    /// Checks that a weight is on no autodiff backend, and that no finite value is beyond f16's range.
+    /// Infinities in a weight are allowed.
+    fn check<B: Backend, const D: usize>(&self, weight: &Tensor<B, D>) -> Result<(), AmpError> {
+        let names: Vec<_> = self.path.iter().map(|(name, _)| name.as_str()).collect();
+        let parameter = names.join(".");
+        if B::ad_enabled(&weight.device()) {
+            return Err(AmpError::HalfWeightOnAutodiff { parameter });
+        }
+        if self.dtype != FloatDType::F16 {
+            return Ok(());
+        }
         const F16_MAX: f32 = 65504.0;
         let infinite = weight.clone().abs().equal_elem(f32::INFINITY);
         let finite = weight.clone().abs().mask_fill(infinite, 0.0);
-        let largest: f32 = finite.max().into_scalar().elem();
-        if largest > F16_MAX && self.overflow.is_none() {
-            let names: Vec<_> = self.path.iter().map(|(name, _)| name.as_str()).collect();
-            self.overflow = Some((names.join("."), largest));
+        let value: f32 = finite.max().into_scalar().elem();
+        if value > F16_MAX {
+            return Err(AmpError::WeightOverflow { parameter, value });
         }
+        Ok(())
     }
 }
 
@@ -95,8 +104,9 @@ impl<B: Backend> ModuleMapper<B> for Weights {
         if D < 2 || self.is_of_a_norm() || param.val().dtype() != DType::F32 {
             return param;
         }
-        if self.dtype == FloatDType::F16 {
-            self.check(&param.val());
+        if let Err(error) = self.check(&param.val()) {
+            self.error.get_or_insert(error);
+            return param;
         }
         let dtype = self.dtype;
         param.map(|weight| weight.cast(dtype))

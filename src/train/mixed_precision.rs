@@ -20,6 +20,15 @@ pub struct MixedPrecision {
     scaler: GradScaler,
 }
 
+/// Runs `f` in a precision. `Auto` leaves the precision in force as it is: a region in it would set
+/// aside the user's `AmpConfig`.
+pub(super) fn in_precision<T>(precision: Precision, f: impl FnOnce() -> T) -> T {
+    match precision {
+        Precision::Auto => f(),
+        precision => with_precision(precision, f),
+    }
+}
+
 impl MixedPrecision {
     /// Combines a precision and a scaler. `"16-mixed".parse()?` parses a precision. Without a scaler,
     /// f16 and `Auto` get a new dynamic scaler. Does not check whether a device supports the precision.
@@ -60,13 +69,14 @@ impl MixedPrecision {
         output.convert_float(FloatDType::F32)
     }
 
-    /// Runs `f`, the forward pass and the loss, in this precision.
+    /// Runs `f`, the forward pass and the loss, in this precision. `Auto` leaves the precision in force as
+    /// it is: that of the device's [`AmpConfig`](crate::AmpConfig), or what the hardware does best.
     ///
     /// # Panics
     ///
     /// Where [`with_precision`] panics, on a device that does not support the precision.
     pub fn forward_context<T>(&self, f: impl FnOnce() -> T) -> T {
-        with_precision(self.precision, f)
+        in_precision(self.precision, f)
     }
 
     /// Scales a loss and runs its backward pass for a model's parameters; see

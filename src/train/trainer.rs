@@ -17,16 +17,18 @@ use std::path::PathBuf;
 
 use super::explicit::is_amp;
 use super::masters::with_masters;
+use super::mixed_precision::in_precision;
 use super::{MixedPrecision, gradients};
 use crate::{
     AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, StepMetrics, StepProgress,
-    Transition, WhenStuck, precision_of, with_precision,
+    Transition, WhenStuck, precision_of,
 };
 
 /// The settings of a [`MixedPrecisionTrainer`].
 #[derive(Config, Debug, PartialEq)]
 pub struct MixedPrecisionTrainerConfig {
-    /// The precision of the forward and the backward pass. Default [`Auto`](Precision::Auto).
+    /// The precision of the forward and the backward pass. Default [`Auto`](Precision::Auto): the
+    /// device's, from its [`AmpConfig`](crate::AmpConfig) or what the hardware does best.
     #[config(default = "Precision::Auto")]
     pub precision: Precision,
     /// How the loss is scaled in f16. In bf16 and FP32 no loss is scaled: the only other value is then
@@ -72,7 +74,7 @@ impl MixedPrecisionTrainerConfig {
         check_trainer(self.grads_accumulation, self.grad_clipping_norm)?;
         let precision = self.precision;
         for device in model.devices().iter().filter(|device| is_amp::<B>(device)) {
-            with_precision(precision, || precision_of::<B>(device))?;
+            in_precision(precision, || precision_of::<B>(device))?;
         }
         if let Some(device) = model.devices().iter().find(|device| !is_amp::<B>(device))
             && precision != Precision::F32
@@ -89,7 +91,7 @@ impl MixedPrecisionTrainerConfig {
             _ => Some(scaler),
         };
         Ok(MixedPrecisionTrainer {
-            model: Some(with_precision(precision, || with_masters(model))),
+            model: Some(in_precision(precision, || with_masters(model))),
             optimizer,
             scheduler: lr_scheduler,
             mixed: MixedPrecision::new(precision, scaler)?,

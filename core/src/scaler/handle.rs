@@ -88,7 +88,8 @@ impl<L: Default> SharedScaler<L> {
         self.lock().unscaled = unscaled;
     }
 
-    /// The scale that the next loss on the scaler's device is multiplied by.
+    /// The scale that the next loss on the scaler's device is multiplied by, in the device's own precision.
+    /// A region of another precision is not considered.
     pub fn loss_scale(&self) -> f32 {
         let shared = self.lock();
         if shared.unscaled {
