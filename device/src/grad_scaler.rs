@@ -14,7 +14,7 @@ use burn_dispatch::DispatchDevice;
 use crate::device::{UNSCALED, is_watched};
 use crate::finite::FiniteCheck;
 use crate::gradients::{self, EachGradient, at_least_f32, factor, found, times};
-use crate::region::{begins_backward, ends_backward, has_marks};
+use crate::region::{begins_backward, ends_backward};
 use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 
 /// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For
@@ -220,9 +220,7 @@ impl GradScaler {
         let to_unscale = self.shared.lock().pending.to_unscale(found);
         let Some((scale, parameters)) = to_unscale else {
             // Where nothing is scaled, the gradients still have their marks.
-            if has_marks() {
-                gradients::replace(found, model, grads, &mut Unmark);
-            }
+            gradients::unmark(model, grads);
             return Ok(Checked {
                 parameters: Vec::new(),
                 finite: Vec::new(),
@@ -367,15 +365,6 @@ struct Unscale {
     /// The device of the first gradient.
     device: Option<Device>,
     check: FiniteCheck,
-}
-
-/// Removes the marks of gradients.
-struct Unmark;
-
-impl EachGradient for Unmark {
-    fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
-        ends_backward(grad)
-    }
 }
 
 impl EachGradient for Unscale {

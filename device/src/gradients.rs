@@ -8,6 +8,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_core::Parameter;
 
 use crate::AmpError;
+use crate::region::{ends_backward, has_marks};
 
 /// The model's parameters that have a gradient, each once, in module order.
 #[derive(Default)]
@@ -188,6 +189,22 @@ impl EachGradient for Widen {
     fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
         let one = self.0.get_or_insert_with(|| factor(1.0, &grad));
         times(grad, one)
+    }
+}
+
+/// Removes the marks of gradients that leave the backward pass. A parameter would inherit them in the step.
+pub(crate) fn unmark(model: &impl Module, grads: &mut GradientsParams) {
+    if has_marks() {
+        let parameters = found(model, grads).parameters;
+        replace(&parameters, model, grads, &mut Unmark);
+    }
+}
+
+struct Unmark;
+
+impl EachGradient for Unmark {
+    fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
+        ends_backward(grad)
     }
 }
 
