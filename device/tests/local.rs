@@ -244,3 +244,27 @@ fn the_moments_of_a_stack_of_matrices_become_fp32() {
     let grad = experts.grad(&grads).unwrap();
     assert_eq!(are_fp32(grad, 20)[1..], [true; 2]);
 }
+
+/// Each device fetches from each other device over its own connection: no tensor waits for a tensor that a
+/// device has yet to compute from it.
+#[cfg(feature = "burn-0-22")]
+#[test]
+fn three_devices_that_exchange_tensors_do_not_wait_for_each_other() {
+    let [a, b, c] = [Precision::Bf16, Precision::F16, Precision::F32].map(|p| flex(p).unwrap());
+    let moved = client::within(30, move || {
+        let ones = |device: &Device| Tensor::<2>::ones([4, 4], device);
+        let (x, u) = (ones(&a), ones(&a));
+        // Occupies `b`, so that it asks for `x` after `c` has asked for the last tensor.
+        let mut busy = Tensor::<2>::ones([256, 256], &b);
+        for _ in 0..8 {
+            busy = busy.clone().matmul(busy) / 256.0;
+        }
+        let x = x.to_device(&b);
+        let y = (x * 2.0).to_device(&a);
+        let last = (u + y).to_device(&c);
+        let read = read(last);
+        client::read(busy);
+        read
+    });
+    assert_eq!(moved, [3.0; 16]);
+}

@@ -34,6 +34,11 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 /// How long a transfer of a tensor between devices of this process may take, including its computation.
 const TRANSFER: Duration = Duration::from_secs(600);
 
+/// How many devices of this process fetch the tensors of a device over connections of their own. Burn's server
+/// answers the requests of a connection in order, and a tensor that is not computed yet holds up the next
+/// request. If both devices wait for tensors that the other computes later, neither gets one.
+const FETCHING: usize = 8;
+
 /// A device of this process that computes in mixed precision. Its server ends with it.
 pub(super) struct Local {
     pub(super) on: Device,
@@ -150,7 +155,8 @@ impl Local {
         let serving = RUNTIME.spawn(async move {
             let served = async {
                 let front = Front::new(listener, door).map_err(Error::Listen)?;
-                let routes = ["session", "data"];
+                let mut routes = ["data"; 1 + FETCHING];
+                routes[0] = "session";
                 let (server, connections) = back::Closed::start(&*host, routes).await?;
                 serve(front, server, connections, &over).await;
                 Ok::<_, Error>(())
@@ -198,11 +204,13 @@ impl Drop for Local {
 async fn serve(
     mut front: Front,
     server: back::Closed,
-    connections: [WebSocket; 2],
+    connections: [WebSocket; 1 + FETCHING],
     ended: &AtomicBool,
 ) {
-    let [session, data] = connections;
-    let data = Arc::new(tokio::sync::Mutex::new(Some(data)));
+    let [session, data @ ..] = connections;
+    let data = data.map(|socket| Arc::new(tokio::sync::Mutex::new(Some(socket))));
+    // The ninth device shares the connection of the first.
+    let mut next = data.iter().cycle();
     let mut session = Some(session);
     let mut sessions = JoinSet::new();
     let mut fetching = JoinSet::new();
@@ -218,6 +226,7 @@ async fn serve(
                 }
                 Guest::Data(client) => {
                     if server.is_some() {
+                        let data = next.next().expect("a cycle of some");
                         fetching.spawn(fetch(client, data.clone(), TRANSFER));
                     }
                 }
@@ -226,7 +235,11 @@ async fn serve(
                 ended.store(true, Ordering::Release);
                 fetching.shutdown().await;
                 if server.is_some() {
-                    close(&mut *data.lock().await).await;
+                    let closing = data.iter().cloned();
+                    let closing: JoinSet<_> = closing
+                        .map(|data| async move { close(&mut *data.lock().await).await })
+                        .collect();
+                    closing.join_all().await;
                 }
                 server = None;
             }
