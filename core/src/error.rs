@@ -218,10 +218,10 @@ pub enum AmpError {
         precision: Precision,
     },
 
-    /// A weight that f16 cannot hold.
+    /// A weight that the half precision cannot hold.
     #[error(
-        "the weight {parameter} has a value of magnitude {value}, expected at most 65504, the largest \
-         of f16: use bf16"
+        "the weight {parameter} has a value of magnitude {value}, expected at most {}",
+        largest_half(*value)
     )]
     WeightOverflow {
         /// The path of the parameter in its module.
@@ -286,6 +286,16 @@ fn remedy(action: &str) -> &'static str {
              an older copy, or a new scaler, which finds its scale within a few steps"
         }
         _ => "An existing file there is unchanged",
+    }
+}
+
+/// The largest values of the half precisions, and what to do with a weight that is larger.
+fn largest_half(value: f32) -> &'static str {
+    // The upper 16 bits of the largest FP32 value.
+    if value > f32::from_bits(0x7f7f_0000) {
+        "65504 in f16 and 3.39e38 in bf16: clamp it, or keep the weights in FP32"
+    } else {
+        "65504, the largest of f16: use bf16"
     }
 }
 
