@@ -211,6 +211,18 @@ pub enum AmpError {
         why: String,
     },
 
+    /// A gradient in f16 where losses are scaled: a parameter is f16 in the program.
+    #[error(
+        "{call}: the gradient of {parameter} is f16, expected FP32. Unscaled gradients are often too small \
+         for f16: cast the parameter to FP32 before training"
+    )]
+    HalfGradient {
+        /// The method.
+        call: &'static str,
+        /// The path of the parameter in its module.
+        parameter: String,
+    },
+
     /// A precision for weights that is not a half precision.
     #[error("weights in half precision: got {precision}, expected f16 or bf16")]
     NotHalf {

@@ -16,6 +16,8 @@ pub(crate) struct Found {
     pub parameters: Vec<Parameter>,
     /// The device of the first gradient.
     pub device: Option<Device>,
+    /// The path of the first parameter with a gradient in f16.
+    pub in_f16: Option<String>,
 }
 
 pub(crate) fn found(model: &impl Module, grads: &GradientsParams) -> Found {
@@ -42,9 +44,13 @@ impl ModuleVisitor for Finder<'_> {
         if let Some(grad) = self.grads.get::<D>(param.id)
             && self.seen.insert(param.id.val())
         {
-            let Found { parameters, device } = &mut self.found;
-            device.get_or_insert_with(|| grad.device());
-            parameters.push((param.id.val(), self.path.join(".")));
+            let found = &mut self.found;
+            let path = self.path.join(".");
+            found.device.get_or_insert_with(|| grad.device());
+            if grad.dtype() == DType::F16 {
+                found.in_f16.get_or_insert_with(|| path.clone());
+            }
+            found.parameters.push((param.id.val(), path));
         }
     }
 
@@ -123,7 +129,10 @@ pub fn clip_grad_norm(
     grads: &mut GradientsParams,
     max_norm: f32,
 ) -> Result<Tensor<1>, AmpError> {
-    let (given, Found { parameters, device }) = (grads.len(), found(model, grads));
+    let given = grads.len();
+    let Found {
+        parameters, device, ..
+    } = found(model, grads);
     if parameters.len() < given {
         return Err(AmpError::ForeignGradients {
             call: "clip_grad_norm",
