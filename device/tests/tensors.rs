@@ -168,10 +168,14 @@ fn the_bias_of_a_linear_layer_is_added_in_half_and_no_other_row_is() {
         assert_eq!(masked.dtype(), DType::F32);
         assert_eq!(values::<A>(masked)[1], -1e9);
 
-        // In FP32, the sum stays FP32.
+        // In FP32, the sum stays FP32, and a mask stays whole, also beside a product from before.
+        let product = A::float_matmul(x(), weight());
         configure::<Flex>(&FlexDevice, Precision::F32).unwrap();
-        let sum = A::float_add(A::float_matmul(x(), weight()), row(&[1, 2]));
-        assert_eq!(sum.dtype(), DType::F32);
+        for product in [product, A::float_matmul(x(), weight())] {
+            let sum = A::float_add(product, row(&[1, 2]));
+            assert_eq!(sum.dtype(), DType::F32);
+            assert_eq!(values::<A>(sum)[1], -1e9);
+        }
     }
 }
 

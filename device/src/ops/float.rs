@@ -227,15 +227,17 @@ fn sum<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     let call = Call::new(op, [&lhs, &rhs]);
     let (lhs, mut rhs) = (call.operand(lhs), call.operand(rhs));
     if is_linear {
-        rhs = without_minus_infinity::<B>(rhs, half);
+        // FP32 where the product is half and the sum is not.
+        let dtype = call.decision.rounded.or(call.decision.operands);
+        rhs = without_minus_infinity::<B>(rhs, dtype.unwrap_or(half));
     }
     call.result(B::float_add(lhs, rhs))
 }
 
-/// A bias in half. A tensor that looks like a bias may be a mask for the columns, of -1e9, which is beyond
-/// f16, or of the lowest FP32 value, which is beyond bf16. The clamp keeps the sum finite.
-fn without_minus_infinity<B: Backend>(bias: FloatTensor<B>, half: DType) -> FloatTensor<B> {
-    let lowest: f64 = match half {
+/// A bias that was rounded to `dtype`. A tensor that looks like a bias may be a mask for the columns, of -1e9,
+/// which is beyond f16, or of the lowest FP32 value, which is beyond bf16. The clamp keeps the sum finite.
+fn without_minus_infinity<B: Backend>(bias: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    let lowest: f64 = match dtype {
         DType::F16 => -6e4,
         DType::BF16 => -3e38,
         _ => return bias,
