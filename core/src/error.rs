@@ -211,6 +211,18 @@ pub enum AmpError {
         why: String,
     },
 
+    /// A gradient in f16 where losses are scaled: a parameter is f16 in the program.
+    #[error(
+        "{call}: the gradient of {parameter} is f16, expected FP32. Unscaled gradients are often too small \
+         for f16: cast the parameter to FP32 before training"
+    )]
+    F16Gradient {
+        /// The method.
+        call: &'static str,
+        /// The path of the parameter in its module.
+        parameter: String,
+    },
+
     /// A precision for weights that is not a half precision.
     #[error("weights in half precision: got {precision}, expected f16 or bf16")]
     NotHalf {
@@ -228,20 +240,10 @@ pub enum AmpError {
         parameter: String,
     },
 
-    /// A gradient in f16 that carries the loss scale.
+    /// A weight that the half precision cannot hold.
     #[error(
-        "the gradient of {parameter} is in f16: without the loss scale it would be rounded to 0 again. \
-         Expected FP32: keep the parameters in FP32, or use bf16, which needs no loss scale"
-    )]
-    F16Gradient {
-        /// The path of the parameter in its module.
-        parameter: String,
-    },
-
-    /// A weight that f16 cannot hold.
-    #[error(
-        "the weight {parameter} has a value of magnitude {value}, expected at most 65504, the largest \
-         of f16: use bf16"
+        "the weight {parameter} has a value of magnitude {value}, expected at most {}",
+        largest_half(*value)
     )]
     WeightOverflow {
         /// The path of the parameter in its module.
@@ -306,6 +308,15 @@ fn remedy(action: &str) -> &'static str {
              an older copy, or a new scaler, which finds its scale within a few steps"
         }
         _ => "An existing file there is unchanged",
+    }
+}
+
+/// The largest values of the half precisions, and what to do with a weight that is larger.
+fn largest_half(value: f32) -> &'static str {
+    if value > Precision::Bf16.largest() {
+        "65504 in f16 and 3.39e38 in bf16: clamp it, or keep the weights in FP32"
+    } else {
+        "65504, the largest of f16: use bf16"
     }
 }
 

@@ -27,6 +27,22 @@ pub enum Error {
         device: String,
     },
 
+    /// Devices of one server for which `Precision::Auto` is not the same precision.
+    #[error(
+        "Precision::Auto is {of_first} on {first} and {of_device} on {device}: expected one precision for \
+         all devices of a server. Name one that all of them compute in, or start a server for each"
+    )]
+    UnlikeDevices {
+        /// The first device.
+        first: String,
+        /// Its precision.
+        of_first: Precision,
+        /// The first device in another precision.
+        device: String,
+        /// Its precision.
+        of_device: Precision,
+    },
+
     /// A weight that its device cannot store in half.
     #[error(
         "the weight {parameter} is on {device}: expected a device of burn-amp-device in {precision}, \

@@ -13,8 +13,8 @@ use burn_dispatch::DispatchDevice;
 
 use crate::device::{UNSCALED, is_watched};
 use crate::finite::FiniteCheck;
-use crate::gradients::{self, EachGradient, at_least_f32, factor, found, times};
-use crate::region::{begins_backward, ends_backward, has_marks};
+use crate::gradients::{self, EachGradient, Found, at_least_f32, factor, found, times};
+use crate::region::{begins_backward, ends_backward};
 use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 
 /// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For
@@ -198,16 +198,34 @@ impl GradScaler {
     /// - [`AmpError::AlreadyUnscaled`] when `unscale` was already called for these parameters since
     ///   the last update.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
+    /// - [`AmpError::F16Gradient`] when a parameter, and so its gradient, is f16 in the program.
     /// - [`Error::Read`] when the device gives no answer.
     ///
     /// After an error the gradients and the scaler are unchanged, except after [`Error::Read`]: some
     /// gradients may then be unscaled, and a step with them is skipped.
     pub fn unscale(&self, model: &impl Module, grads: &mut GradientsParams) -> Result<(), Error> {
-        let (given, found) = (grads.len(), found(model, grads).parameters);
-        self.shared.lock().pending.check_unscale(given, &found)?;
-        let checked = self.unscaled(model, grads, &found)?;
+        let (given, found) = (grads.len(), found(model, grads));
+        let parameters = &found.parameters;
+        self.shared
+            .lock()
+            .pending
+            .check_unscale(given, parameters)?;
+        self.check_dtypes("unscale", &found)?;
+        let checked = self.unscaled(model, grads, parameters)?;
         self.note(&checked, checked.outcome);
         Ok(())
+    }
+
+    /// Whether the gradients can be unscaled. As in PyTorch, not in f16: the values that the loss scale saves would
+    /// be lost.
+    fn check_dtypes(&self, call: &'static str, found: &Found) -> Result<(), AmpError> {
+        match &found.in_f16 {
+            Some(parameter) if self.shared.lock().scaler.is_enabled() => {
+                let parameter = parameter.clone();
+                Err(AmpError::F16Gradient { call, parameter })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Unscales the gradients and checks them. Gradients that are already unscaled stay unchanged.
@@ -220,9 +238,7 @@ impl GradScaler {
         let to_unscale = self.shared.lock().pending.to_unscale(found);
         let Some((scale, parameters)) = to_unscale else {
             // Where nothing is scaled, the gradients still have their marks.
-            if has_marks() {
-                gradients::replace(found, model, grads, &mut Unmark);
-            }
+            gradients::unmark(model, grads);
             return Ok(Checked {
                 parameters: Vec::new(),
                 finite: Vec::new(),
@@ -270,6 +286,7 @@ impl GradScaler {
     /// - [`AmpError::AlreadyStepped`] when `step` was already called for these parameters since the
     ///   last update.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
+    /// - [`AmpError::F16Gradient`] when a parameter, and so its gradient, is f16 in the program.
     /// - [`Error::Read`] when the device gives no answer.
     ///
     /// After an error the model is returned unchanged, and the gradients are lost. The optimizer is unchanged
@@ -305,15 +322,20 @@ impl GradScaler {
     ) -> Result<bool, Error> {
         let mut parts: Vec<_> = parts
             .into_iter()
-            .map(|(scaler, grads)| (scaler, found(model, grads).parameters, grads))
+            .map(|(scaler, grads)| (scaler, found(model, grads), grads))
             .collect();
         for (scaler, found, grads) in &parts {
             let pending = &scaler.shared.lock().pending;
-            pending.check_step(grads.len(), found)?;
+            pending.check_step(grads.len(), &found.parameters)?;
+        }
+        for (scaler, found, _) in &parts {
+            scaler.check_dtypes("step", found)?;
         }
         let checked: Vec<_> = parts
             .iter_mut()
-            .map(|(scaler, found, grads)| Ok((*scaler, scaler.unscaled(model, grads, found)?)))
+            .map(|(scaler, found, grads)| {
+                Ok((*scaler, scaler.unscaled(model, grads, &found.parameters)?))
+            })
             .collect::<Result<_, Error>>()?;
         let outcomes = checked.iter().map(|(_, checked)| checked.outcome);
         let outcome = outcomes.max().unwrap_or(StepOutcome::Finite);
@@ -323,7 +345,7 @@ impl GradScaler {
         // No short-circuit: each scaler notes the step.
         let steps = parts
             .iter()
-            .map(|(scaler, found, _)| scaler.shared.lock().pending.step(found));
+            .map(|(scaler, found, _)| scaler.shared.lock().pending.step(&found.parameters));
         Ok(steps.fold(true, |all, step| all & step))
     }
 
@@ -367,15 +389,6 @@ struct Unscale {
     /// The device of the first gradient.
     device: Option<Device>,
     check: FiniteCheck,
-}
-
-/// Removes the marks of gradients.
-struct Unmark;
-
-impl EachGradient for Unmark {
-    fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
-        ends_backward(grad)
-    }
 }
 
 impl EachGradient for Unscale {

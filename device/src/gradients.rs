@@ -8,6 +8,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_core::Parameter;
 
 use crate::AmpError;
+use crate::region::{ends_backward, has_marks};
 
 /// The model's parameters that have a gradient, each once, in module order.
 #[derive(Default)]
@@ -15,6 +16,8 @@ pub(crate) struct Found {
     pub parameters: Vec<Parameter>,
     /// The device of the first gradient.
     pub device: Option<Device>,
+    /// The path of the first parameter with a gradient in f16.
+    pub in_f16: Option<String>,
 }
 
 pub(crate) fn found(model: &impl Module, grads: &GradientsParams) -> Found {
@@ -41,9 +44,13 @@ impl ModuleVisitor for Finder<'_> {
         if let Some(grad) = self.grads.get::<D>(param.id)
             && self.seen.insert(param.id.val())
         {
-            let Found { parameters, device } = &mut self.found;
-            device.get_or_insert_with(|| grad.device());
-            parameters.push((param.id.val(), self.path.join(".")));
+            let found = &mut self.found;
+            let path = self.path.join(".");
+            found.device.get_or_insert_with(|| grad.device());
+            if grad.dtype() == DType::F16 {
+                found.in_f16.get_or_insert_with(|| path.clone());
+            }
+            found.parameters.push((param.id.val(), path));
         }
     }
 
@@ -122,7 +129,10 @@ pub fn clip_grad_norm(
     grads: &mut GradientsParams,
     max_norm: f32,
 ) -> Result<Tensor<1>, AmpError> {
-    let (given, Found { parameters, device }) = (grads.len(), found(model, grads));
+    let given = grads.len();
+    let Found {
+        parameters, device, ..
+    } = found(model, grads);
     if parameters.len() < given {
         return Err(AmpError::ForeignGradients {
             call: "clip_grad_norm",
@@ -188,6 +198,22 @@ impl EachGradient for Widen {
     fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
         let one = self.0.get_or_insert_with(|| factor(1.0, &grad));
         times(grad, one)
+    }
+}
+
+/// Removes the marks of gradients that leave the backward pass. A parameter would inherit them in the step.
+pub(crate) fn unmark(model: &impl Module, grads: &mut GradientsParams) {
+    if has_marks() {
+        let parameters = found(model, grads).parameters;
+        replace(&parameters, model, grads, &mut Unmark);
+    }
+}
+
+struct Unmark;
+
+impl EachGradient for Unmark {
+    fn gradient<const D: usize>(&mut self, grad: Tensor<D>) -> Tensor<D> {
+        ends_backward(grad)
     }
 }
 

@@ -24,8 +24,8 @@ use crate::{AmpError, Error, Precision, local, region};
 /// # Errors
 ///
 /// - [`Error::Amp`] with [`AmpError::NotHalf`] when the precision is neither f16 nor bf16, or with
-///   [`AmpError::WeightOverflow`] when a finite weight is beyond the range of f16. One number is read
-///   back for each weight.
+///   [`AmpError::WeightOverflow`] when a finite weight is beyond the range of the precision. One number is
+///   read back for each weight.
 /// - [`Error::HalfWeights`] when a weight is on a device that this crate did not create, on a device in
 ///   another precision, or on a device with autodiff. The precision of a server is not checked.
 ///
@@ -79,8 +79,8 @@ impl Weights {
         names.join(".")
     }
 
-    /// Checks that the device of a weight computes in this precision and, in f16, that no finite value is
-    /// beyond f16's range. Infinities are allowed.
+    /// Checks that the device of a weight computes in this precision, and that no finite value is beyond its
+    /// range. Infinities are allowed.
     fn check<const D: usize>(&self, weight: &Tensor<D>) -> Result<(), Error> {
         let device = weight.device();
         if !holds_half(&device, self.precision) {
@@ -90,16 +90,12 @@ impl Weights {
                 precision: self.precision,
             });
         }
-        if self.precision != Precision::F16 {
-            return Ok(());
-        }
-        const F16_MAX: f32 = 65504.0;
         // Infinities in a weight are allowed.
         let infinite = weight.clone().abs().equal_scalar(f32::INFINITY);
         let finite = weight.clone().abs().mask_fill(infinite, 0.0);
         let largest = finite.max().try_into_data().map_err(Error::Read)?;
         let value = largest.iter::<f32>().next().unwrap_or(0.0);
-        if value > F16_MAX {
+        if value > self.precision.largest() {
             let parameter = self.parameter();
             return Err(AmpError::WeightOverflow { parameter, value }.into());
         }

@@ -60,7 +60,7 @@ pub fn full_precision<I: RegionTensors, O: RegionTensors>(input: I, f: impl FnOn
 /// - The result of a reduction of a whole tensor to one number is outside the region.
 /// - A parameter stays in the region if it was trained there and the program called the optimizer itself: its
 ///   products elsewhere are then in the region's precision, too. Step with
-///   [`GradScaler::step`](crate::GradScaler::step), also in bf16.
+///   [`GradScaler::step`](crate::GradScaler::step), also in bf16. With a `Learner`, call `.with_amp()`.
 /// - An f64 tensor is in no region.
 /// - LibTorch behind a plain Burn server refuses the bounds that mark a region. On every other backend these
 ///   bounds are the identity.

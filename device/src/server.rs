@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use burn::server::{PeerAuthorizer, ServeError, ServerLogging, Transport};
 use burn::tensor::Device;
-use burn_amp_core::Chosen;
+use burn_amp_core::{AmpError, Chosen};
 use burn_backend::Backend;
 use burn_dispatch::DispatchDevice;
 
-use crate::device::DeviceState;
+use crate::device::{DeviceState, name};
 use crate::host::{Host, Hosted};
 use crate::{Amp, Error, Precision, ending, front};
 
@@ -63,8 +63,11 @@ impl AmpServer {
     /// # Errors
     ///
     /// - [`Error::Amp`] when a device does not compute in `precision`.
+    /// - [`Error::UnlikeDevices`] when [`Precision::Auto`] is not the same on all devices.
     /// - [`Error::UnsupportedDevice`] when a device is not one of Flex or CubeCL.
     /// - [`Error::Serve`] without a device, or with devices of several backends.
+    ///
+    /// After an error every device has the precision that it had.
     pub fn new(
         devices: impl IntoIterator<Item = Device>,
         precision: Precision,
@@ -97,7 +100,7 @@ impl AmpServer {
         }
     }
 
-    /// The precision that the devices compute in: the choice of [`Precision::Auto`], or the given precision.
+    /// The precision that all devices compute in: the choice of [`Precision::Auto`], or the given precision.
     pub fn precision(&self) -> Precision {
         self.in_force.precision
     }
@@ -174,14 +177,63 @@ fn hosting<B: Backend>(
     precision: Precision,
     authorizer: impl PeerAuthorizer,
 ) -> Result<AmpServer, Error> {
-    let mut in_force = None;
+    let chosen = devices.iter().map(|device| {
+        let chosen = DeviceState::of::<B>(device).chosen::<B>(device, precision)?;
+        Ok((name::<B>(device), chosen))
+    });
+    let in_force = same(chosen.collect::<Result<_, AmpError>>()?)?;
+    // No device changes before all are checked.
     for device in &devices {
-        let state = DeviceState::of::<B>(device);
-        in_force = Some(state.configure::<B>(device, precision)?);
+        DeviceState::of::<B>(device).configure::<B>(device, precision)?;
     }
     Ok(AmpServer {
-        in_force: in_force.ok_or(ServeError::NoDevices)?,
+        in_force,
         host: Arc::new(Hosted::<Amp<B>> { devices }),
         authorizer: Arc::new(authorizer),
     })
+}
+
+/// The choice for all of these devices.
+fn same(devices: Vec<(String, Chosen)>) -> Result<Chosen, Error> {
+    let mut devices = devices.into_iter();
+    let (first, chosen) = devices.next().ok_or(ServeError::NoDevices)?;
+    match devices.find(|(_, other)| other.precision != chosen.precision) {
+        Some((device, other)) => Err(Error::UnlikeDevices {
+            first,
+            of_first: chosen.precision,
+            device,
+            of_device: other.precision,
+        }),
+        None => Ok(chosen),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_has_one_precision() {
+        let chosen = |precision| Chosen {
+            precision,
+            why: "a test",
+        };
+        let devices = |of: &[Precision]| {
+            let devices = of.iter().enumerate();
+            same(
+                devices
+                    .map(|(i, precision)| (format!("gpu {i}"), chosen(*precision)))
+                    .collect(),
+            )
+        };
+        let (bf16, f32) = (Precision::Bf16, Precision::F32);
+        assert_eq!(devices(&[bf16, bf16]).unwrap(), chosen(bf16));
+        let error = devices(&[bf16, bf16, f32]).unwrap_err();
+        let expected = "Precision::Auto is bf16 on gpu 0 and f32 on gpu 2: expected one precision";
+        assert!(error.to_string().starts_with(expected), "{error}");
+        assert!(matches!(
+            devices(&[]).unwrap_err(),
+            Error::Serve(ServeError::NoDevices)
+        ));
+    }
 }

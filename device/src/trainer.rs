@@ -167,6 +167,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
     ///   and its window are then dropped.
+    /// - [`AmpError::F16Gradient`] when a trained parameter is f16 in the program. The window is then dropped.
     /// - [`AmpError::Stuck`] with [`WhenStuck::Stop`]. The trainer can continue.
     /// - [`Error::Read`] when the device gives no answer. The window is then dropped.
     ///

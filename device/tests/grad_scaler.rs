@@ -332,6 +332,41 @@ fn misuse_is_an_error_and_changes_nothing() {
     assert_eq!(scaler.state().steps(), 1);
 }
 
+/// Unscaled gradients may be too small for f16.
+#[test]
+fn the_gradients_of_a_parameter_in_f16_are_refused() {
+    let mut model = Weight::new(&plain());
+    let weight = model.weight.val().cast(FloatDType::F16).detach();
+    model.weight = Param::from_tensor(weight.require_grad());
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(16.0));
+    let loss = |model: &Weight| (model.weight.val() * 0.5).sum();
+    let refused = |error: Error, call| match error {
+        Error::Amp(AmpError::F16Gradient {
+            call: of,
+            parameter,
+        }) => {
+            assert_eq!((of, parameter.as_str()), (call, "weight"));
+        }
+        error => panic!("{error}"),
+    };
+    let mut grads = scaler.backward(loss(&model), &model);
+    let values = |grads: &GradientsParams| read(grads.get::<2>(model.weight.id).unwrap());
+    let before = values(&grads);
+    let error = scaler.unscale(&model, &mut grads).unwrap_err();
+    assert!(error.to_string().contains("FP32"), "{error}");
+    refused(error, "unscale");
+    assert_eq!(values(&grads), before);
+    let mut optimizer = SgdConfig::new().init();
+    let (model, stepped) = scaler.step(&mut optimizer, 1.0, model.clone(), grads);
+    refused(stepped.unwrap_err(), "step");
+    assert_eq!(scaler.update(), Err(AmpError::NothingStepped));
+
+    // Where nothing is scaled, nothing is lost.
+    let scaler = GradScaler::new(LossScaleConfig::Disabled).unwrap();
+    let grads = scaler.backward(loss(&model), &model);
+    assert!(scaler.step(&mut optimizer, 1.0, model, grads).1.unwrap());
+}
+
 #[test]
 fn a_step_that_is_refused_gives_the_model_back() {
     let scaler = scaler(DynamicLossScale::new().with_init_scale(16.0));

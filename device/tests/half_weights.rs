@@ -153,13 +153,28 @@ fn what_is_no_weight_in_half_is_an_error_that_says_so() {
             )
         );
     }
-    let f16 = flex(Precision::F16).unwrap();
-    let mut large = layer(&f16);
-    large.weight = large.weight.map(|weight| weight * 0.0 + 1e5);
-    let error = half_weights(large, Precision::F16).unwrap_err();
-    assert!(
-        matches!(&error, Error::Amp(AmpError::WeightOverflow { parameter, value })
-            if parameter == "weight" && *value == 1e5),
-        "{error}"
-    );
+    let large = |precision, value: f32| {
+        let device = flex(precision).unwrap();
+        let mut large = layer(&device);
+        large.weight = large.weight.map(|weight| weight * 0.0 + value);
+        half_weights(large, precision)
+    };
+    let overflow = |precision, value: f32, says: &str| {
+        let error = large(precision, value).unwrap_err();
+        assert!(
+            matches!(&error, Error::Amp(AmpError::WeightOverflow { parameter, value: largest })
+                if parameter == "weight" && *largest == value.abs()),
+            "{error}"
+        );
+        assert!(error.to_string().contains(says), "{error}");
+    };
+    overflow(Precision::F16, 1e5, "use bf16");
+    // The lowest FP32 value, as in a mask.
+    overflow(Precision::F16, f32::MIN, "clamp it");
+    overflow(Precision::Bf16, f32::MIN, "clamp it");
+    let largest = 3.3895314e38;
+    for value in [largest, f32::INFINITY] {
+        let model = large(Precision::Bf16, value).unwrap();
+        assert_eq!(read(model.weight.val()), [value; 32]);
+    }
 }

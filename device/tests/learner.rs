@@ -22,7 +22,7 @@ use burn::train::{
 };
 use burn_amp_device::{
     AmpError, AmpReport, AmpTrainingExt, DynamicLossScale, Error, GradScaler, LossScaleConfig,
-    Precision, flex,
+    Precision, flex, full_precision,
 };
 
 /// The scaler of a device is shared by the process: one test at a time.
@@ -39,6 +39,8 @@ struct Weight {
     scales: bool,
     /// Whether the loss contains the square of the weight: the gradient then depends on the weight.
     squares: bool,
+    /// Whether the loss is computed in a region in FP32.
+    region: bool,
 }
 
 impl Weight {
@@ -47,6 +49,7 @@ impl Weight {
             weight: Param::from_tensor(Tensor::ones([1, 4], device)),
             scales: true,
             squares: false,
+            region: false,
         }
     }
 
@@ -62,7 +65,12 @@ impl Weight {
             true => weight.clone() / 4.0,
             false => Tensor::ones_like(&weight),
         };
-        let loss = (weight.clone() * factor * gradient.clone()).sum();
+        let product = |gradient: Tensor<2>| weight.clone() * factor * gradient;
+        let loss = match self.region {
+            true => full_precision(gradient.clone(), product),
+            false => product(gradient.clone()),
+        };
+        let loss = loss.sum();
         let loss = match overflows {
             // This term is 0 and its gradient is not finite, whatever the loss scale.
             true => loss + (weight.clone().sum() * 0.0).sqrt(),
@@ -286,6 +294,25 @@ fn in_bf16_and_fp32_nothing_is_scaled_and_nothing_is_checked() {
         ),
         "{error:?}"
     );
+}
+
+/// A parameter that a region trained is outside of it again.
+#[test]
+fn a_step_takes_the_marks_off_the_gradients() {
+    let _alone = alone();
+    for precision in [Precision::F16, Precision::Bf16] {
+        let model = Weight {
+            region: true,
+            ..Weight::on(&Device::flex().autodiff())
+        };
+        let training = training("marks", &[0.25, 0.5]).with_precision(precision);
+        let result = training.launch(learner_of(model)).unwrap();
+        let weight = result.model.weight.val();
+        let thirds = Tensor::<2>::full([4, 1], 1.0 / 3.0, &weight.device());
+        let exact = weight.clone().into_data().iter::<f32>().sum::<f32>() / 3.0;
+        let product = weight.matmul(thirds).into_scalar::<f32>();
+        assert!((product - exact).abs() > 1e-5, "{precision}: {product}");
+    }
 }
 
 #[test]

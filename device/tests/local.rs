@@ -11,9 +11,12 @@ use std::thread;
 #[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use std::time::Duration;
 
+use burn::module::Param;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, Optimizer};
 #[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use burn::remote::{ConnectError, RemoteHost};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, activation};
 #[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use burn_amp_device::connect;
 use burn_amp_device::{AmpReport, AmpServer, Error, Precision, flex, mixed_precision};
@@ -184,4 +187,84 @@ fn a_weight_that_is_used_a_thousand_times_has_the_gradient_of_fp32() {
         let device = flex(precision).unwrap().autodiff();
         assert_eq!(gradient(&device), [1000.0; 4], "{precision}");
     }
+}
+
+/// Whether a tensor is FP32 on its device, and not bf16: a third of it is not rounded to bf16.
+fn is_fp32<const D: usize>(tensor: Tensor<D>) -> bool {
+    let thirds = read(tensor / 3.0);
+    thirds.iter().any(|third| third.to_bits() & 0xffff != 0)
+}
+
+/// Whether a gradient, and both of Adam's moments after so many steps, are FP32.
+fn are_fp32<const D: usize>(grad: Tensor<D>, steps: usize) -> [bool; 3] {
+    let (adam, mut state) = (AdamConfig::new().build(), None);
+    for _ in 0..steps {
+        (_, state) = adam.step(1e-3, grad.zeros_like(), grad.clone(), state);
+    }
+    let moments = state.unwrap().momentum;
+    [grad, moments.moment_1, moments.moment_2].map(is_fp32)
+}
+
+#[test]
+fn the_gradients_of_linear_layers_are_fp32_at_each_batch_size() {
+    let device = flex(Precision::Bf16).unwrap().autodiff();
+    let layer = |seed| Linear {
+        weight: Param::from_tensor(tensor([16, 16], seed, &device)),
+        bias: Some(Param::from_tensor(tensor([16], seed + 1, &device))),
+        ..LinearConfig::new(16, 16).init(&device)
+    };
+    fn check<const D: usize>(x: Tensor<D>, layers: [Linear; 3]) {
+        let shape = x.dims();
+        let hidden = layers
+            .iter()
+            .fold(x, |x, layer| activation::relu(layer.forward(x)));
+        let grads = (hidden / 7.0).sum().backward();
+        for (i, layer) in layers.iter().enumerate() {
+            let weight = layer.weight.val().grad(&grads).unwrap();
+            assert_eq!(are_fp32(weight, 2), [true; 3], "weight {i}, {shape:?}");
+            let bias = layer.bias.as_ref().unwrap().val().grad(&grads).unwrap();
+            assert_eq!(are_fp32(bias, 2), [true; 3], "bias {i}, {shape:?}");
+        }
+    }
+    let layers = || [1, 3, 5].map(layer);
+    for batch in [1, 2] {
+        check(tensor([batch, 16], 7, &device), layers());
+        check(tensor([batch, 5, 16], 7, &device), layers());
+        check(tensor([batch, 1, 5, 16], 7, &device), layers());
+    }
+}
+
+/// A device cannot distinguish a stack of matrices from a batch of activations: its gradient is bf16.
+#[test]
+fn the_moments_of_a_stack_of_matrices_become_fp32() {
+    let device = flex(Precision::Bf16).unwrap().autodiff();
+    let experts = tensor([3, 16, 16], 1, &device).require_grad();
+    let x = tensor([3, 5, 16], 2, &device);
+    let grads = (x.matmul(experts.clone()) / 7.0).sum().backward();
+    let grad = experts.grad(&grads).unwrap();
+    assert_eq!(are_fp32(grad, 20)[1..], [true; 2]);
+}
+
+/// Each device fetches from each other device over its own connection: no tensor waits for a tensor that a
+/// device has yet to compute from it.
+#[cfg(feature = "burn-0-22")]
+#[test]
+fn three_devices_that_exchange_tensors_do_not_wait_for_each_other() {
+    let [a, b, c] = [Precision::Bf16, Precision::F16, Precision::F32].map(|p| flex(p).unwrap());
+    let moved = client::within(30, move || {
+        let ones = |device: &Device| Tensor::<2>::ones([4, 4], device);
+        let (x, u) = (ones(&a), ones(&a));
+        // Occupies `b`, so that it asks for `x` after `c` has asked for the last tensor.
+        let mut busy = Tensor::<2>::ones([256, 256], &b);
+        for _ in 0..8 {
+            busy = busy.clone().matmul(busy) / 256.0;
+        }
+        let x = x.to_device(&b);
+        let y = (x * 2.0).to_device(&a);
+        let last = (u + y).to_device(&c);
+        let read = read(last);
+        client::read(busy);
+        read
+    });
+    assert_eq!(moved, [3.0; 16]);
 }

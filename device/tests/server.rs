@@ -17,7 +17,9 @@ use burn::nn::LinearConfig;
 use burn::optim::SgdConfig;
 use burn::remote::{ConnectError, RemoteHost};
 use burn::tensor::{Device, Tensor};
-use burn_amp_device::{DynamicLossScale, Error, GradScaler, Precision, connect, full_precision};
+use burn_amp_device::{
+    DynamicLossScale, Error, GradScaler, Precision, connect, full_precision, with_precision,
+};
 
 use client::process::{Process, own_test};
 use client::served::{MINUTE, Server, TOKEN, ends_within, program};
@@ -146,6 +148,17 @@ fn a_region_holds_on_a_device_of_another_process() {
     let (x, w) = (tensor([8, 64], 1, &device), tensor([64, 8], 2, &device));
     let computed = full_precision(x, |x: Tensor<2>| x.matmul(w));
     assert_eq!(read(computed), product(&Device::flex()));
+}
+
+#[test]
+fn a_region_changes_nothing_on_a_server_in_fp32() {
+    let server = Server::start("f32");
+    let device = server.device();
+    for precision in HALVES {
+        let (x, w) = (tensor([8, 64], 1, &device), tensor([64, 8], 2, &device));
+        let computed = with_precision(precision, x, |x: Tensor<2>| x.matmul(w));
+        assert_eq!(read(computed), product(&Device::flex()));
+    }
 }
 
 #[test]

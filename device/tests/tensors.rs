@@ -168,10 +168,14 @@ fn the_bias_of_a_linear_layer_is_added_in_half_and_no_other_row_is() {
         assert_eq!(masked.dtype(), DType::F32);
         assert_eq!(values::<A>(masked)[1], -1e9);
 
-        // In FP32, the sum stays FP32.
+        // In FP32, the sum stays FP32, and a mask stays whole, also beside a product from before.
+        let product = A::float_matmul(x(), weight());
         configure::<Flex>(&FlexDevice, Precision::F32).unwrap();
-        let sum = A::float_add(A::float_matmul(x(), weight()), row(&[1, 2]));
-        assert_eq!(sum.dtype(), DType::F32);
+        for product in [product, A::float_matmul(x(), weight())] {
+            let sum = A::float_add(product, row(&[1, 2]));
+            assert_eq!(sum.dtype(), DType::F32);
+            assert_eq!(values::<A>(sum)[1], -1e9);
+        }
     }
 }
 
@@ -224,6 +228,37 @@ fn attention_with_masks_is_finite() {
             options(),
         );
         assert_eq!(values::<A>(out), [0.0; 16]);
+    }
+}
+
+/// In f16, and where CubeCL's backends have no kernel, attention gets FP32 operands of rounded values.
+#[test]
+fn attention_without_a_kernel_in_half_is_fp32_between_roundings() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let half = FloatDType::from(half(precision));
+        let values = |from: usize| -> Vec<f32> {
+            (from..from + 24).map(|i| (i as f32 * 0.7).sin()).collect()
+        };
+        let shape = [1, 2, 4, 3];
+        let usual = AttentionModuleOptions::default();
+        let options = |scale, softcap| AttentionModuleOptions {
+            scale,
+            softcap,
+            ..Default::default()
+        };
+        for options in [usual, options(Some(0.3), None), options(None, Some(2.0))] {
+            let [q, k, v] = [0, 24, 48].map(|from| f32s::<A>(&values(from), &shape));
+            let out = A::attention(q, k, v, None, None, options);
+            assert_eq!(out.dtype(), half.into());
+            let [q, k, v] = [0, 24, 48].map(|from| {
+                let rounded = Flex::float_cast(f32s::<Flex>(&values(from), &shape), half);
+                Flex::float_cast(rounded, FloatDType::F32)
+            });
+            let expected = Flex::attention(q, k, v, None, None, options);
+            let expected = Flex::float_cast(Flex::float_cast(expected, half), FloatDType::F32);
+            assert_eq!(common::values::<A>(out), common::values::<Flex>(expected));
+        }
     }
 }
 

@@ -139,19 +139,24 @@ impl GradScaler {
             .lock()
             .pending
             .check_unscale(given, &found.parameters)?;
-        self.check_dtypes::<B>(&found)?;
+        self.check_dtypes::<B>("unscale", &found)?;
         self.unscale_found::<B, M>(model, grads, &found);
         Ok(())
     }
 
     /// Checks that no gradient in f16 carries the scale. PyTorch raises "Attempting to unscale FP16
     /// gradients".
-    fn check_dtypes<B: AutodiffBackend>(&self, found: &Found<B>) -> Result<(), AmpError> {
+    fn check_dtypes<B: AutodiffBackend>(
+        &self,
+        call: &'static str,
+        found: &Found<B>,
+    ) -> Result<(), AmpError> {
         let carries_scale = !is_amp::<B>(&found.device) && self.state().is_enabled();
         match &found.f16 {
-            Some(parameter) if carries_scale => Err(AmpError::F16Gradient {
-                parameter: parameter.clone(),
-            }),
+            Some(parameter) if carries_scale => {
+                let parameter = parameter.clone();
+                Err(AmpError::F16Gradient { call, parameter })
+            }
             _ => Ok(()),
         }
     }
@@ -229,7 +234,7 @@ impl GradScaler {
             .lock()
             .pending
             .check_step(given, &found.parameters);
-        if let Err(error) = refused.and_then(|_| self.check_dtypes::<B>(&found)) {
+        if let Err(error) = refused.and_then(|_| self.check_dtypes::<B>("step", &found)) {
             return (model, Err(error));
         }
         self.unscale_found::<B, M>(&model, &mut grads, &found);

@@ -23,8 +23,8 @@ use crate::{Amp, AmpError, Precision};
 /// - [`AmpError::NotHalf`] when the precision is neither f16 nor bf16.
 /// - [`AmpError::HalfWeightOnAutodiff`] when the model is on an autodiff backend, where the weight
 ///   would no longer be a leaf, and would not be trained.
-/// - [`AmpError::WeightOverflow`] when a finite weight is beyond the range of f16. One number is read
-///   back for each weight.
+/// - [`AmpError::WeightOverflow`] when a finite weight is beyond the range of the precision. One
+///   number is read back for each weight.
 ///
 /// ```
 /// use burn::{backend::Flex, module::AutodiffModule, nn::{Linear, LinearConfig}};
@@ -56,6 +56,7 @@ pub fn half_weights<B: Backend, M: Module<Amp<B>>>(
         Precision::F32 | Precision::Auto => return Err(AmpError::NotHalf { precision }),
     };
     let mut weights = Weights {
+        precision,
         dtype,
         path: Vec::new(),
         error: None,
@@ -65,6 +66,7 @@ pub fn half_weights<B: Backend, M: Module<Amp<B>>>(
 }
 
 struct Weights {
+    precision: Precision,
     dtype: FloatDType,
     /// The names of the fields, and of the modules that they belong to.
     path: Vec<(String, String)>,
@@ -77,22 +79,18 @@ impl Weights {
         module.is_some_and(|module| module.contains("Norm"))
     }
 
-    /// Checks that a weight is on no autodiff backend, and that no finite value is beyond f16's range.
-    /// Infinities in a weight are allowed.
+    /// Checks that a weight is on no autodiff backend, and that no finite value is beyond the
+    /// precision's range. Infinities in a weight are allowed.
     fn check<B: Backend, const D: usize>(&self, weight: &Tensor<B, D>) -> Result<(), AmpError> {
         let names: Vec<_> = self.path.iter().map(|(name, _)| name.as_str()).collect();
         let parameter = names.join(".");
         if B::ad_enabled(&weight.device()) {
             return Err(AmpError::HalfWeightOnAutodiff { parameter });
         }
-        if self.dtype != FloatDType::F16 {
-            return Ok(());
-        }
-        const F16_MAX: f32 = 65504.0;
         let infinite = weight.clone().abs().equal_elem(f32::INFINITY);
         let finite = weight.clone().abs().mask_fill(infinite, 0.0);
         let value: f32 = finite.max().into_scalar().elem();
-        if value > F16_MAX {
+        if value > self.precision.largest() {
             return Err(AmpError::WeightOverflow { parameter, value });
         }
         Ok(())

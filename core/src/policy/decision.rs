@@ -378,8 +378,20 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         }
         match self.terms {
             Some(terms) if class == Class::PromoteSum && terms <= TERMS => flags.with_terms(terms),
+            None => flags.with_terms(self.terms_of_multiple()),
             _ => flags,
         }
+    }
+
+    /// The number of gradients in a multiple of a sum, such as the momentum of an optimizer, whose gradients
+    /// are half: the momentum becomes FP32 after a few steps. 1 for any other operation.
+    fn terms_of_multiple(&self) -> u8 {
+        let is_multiple = matches!(self.op.name, "float_mul_scalar" | "float_div_scalar");
+        let may_be_gradient = |o: &&Operand<D>| o.is_demoted() && self.site.is_tracked(0).is_none();
+        let operand = self.operands.first().filter(may_be_gradient);
+        operand
+            .filter(|_| is_multiple)
+            .map_or(1, |o| o.flags.terms())
     }
 
     /// Whether the result fits in `half`, apart from the scalars.
@@ -1130,7 +1142,14 @@ mod tests {
         for (flags, here) in [(TensorFlags::empty(), untold), (demoted, ON)] {
             assert_eq!(sum(flags, 16, 1, here).operands, None);
         }
+        // A multiple of a sum has the terms of the sum.
+        for multiple in ["float_mul_scalar", "float_div_scalar"] {
+            let multiple = named(multiple, &[half(demoted, 16)], untold);
+            assert_eq!((multiple.operands, multiple.flags.terms()), (None, 16));
+        }
         // Another operation restarts the count.
+        let negative = named("float_neg", &[half(demoted, 16)], untold);
+        assert_eq!(negative.flags.terms(), 1);
         let product = named("float_mul", &[half(demoted, 16), half(demoted, 16)], untold);
         assert_eq!((product.operands, product.flags.terms()), (None, 1));
     }

@@ -85,6 +85,17 @@ impl Precision {
         matches!(self, Precision::F16 | Precision::Bf16)
     }
 
+    /// The largest finite value: 65504 in f16, about 3.39e38 in bf16 and 3.40e38 in FP32, which `Auto` counts
+    /// as.
+    pub fn largest(self) -> f32 {
+        match self {
+            Precision::F16 => 65504.0,
+            // The upper 16 bits of the largest FP32 value.
+            Precision::Bf16 => f32::from_bits(0x7f7f_0000),
+            Precision::F32 | Precision::Auto => f32::MAX,
+        }
+    }
+
     /// Whether the loss is scaled by default: only f16 has too small an exponent range.
     pub fn scales_loss(self) -> bool {
         self == Precision::F16

@@ -111,19 +111,23 @@ impl DeviceState {
         Ok(chosen)
     }
 
-    /// How the policy applies on this thread, in a region of this precision or in none.
+    /// How the policy applies on this thread, in a region of this precision or in none. In FP32 a region
+    /// changes nothing: a device of this process in FP32 has no policy at all.
     pub(crate) fn mode<B: Backend>(
         &self,
         device: &B::Device,
         region: Option<Precision>,
     ) -> Mode<DType> {
-        let precision = match (region, session::in_force()) {
-            (Some(region), _) => region,
-            (None, Some(InForce::Precision(precision))) => precision,
+        let own = match session::in_force() {
+            Some(InForce::Precision(precision)) => precision,
             #[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
-            (None, Some(InForce::Above)) => return Mode::KeepDtypes,
-            (None, None) => self.in_force::<B>(device).precision,
+            Some(InForce::Above) => match region {
+                Some(region) => region,
+                None => return Mode::KeepDtypes,
+            },
+            None => self.in_force::<B>(device).precision,
         };
+        let precision = region.filter(|_| own != Precision::F32).unwrap_or(own);
         match precision.compute_dtype() {
             // A region's dtype was not checked before.
             Some(half)

@@ -15,7 +15,7 @@ use futures_util::{SinkExt, StreamExt};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
-use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::{Bytes, Message};
 
 use super::chosen;
 use crate::back::{self, WebSocket};
@@ -33,6 +33,11 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 
 /// How long a transfer of a tensor between devices of this process may take, including its computation.
 const TRANSFER: Duration = Duration::from_secs(600);
+
+/// How many devices of this process fetch the tensors of a device over connections of their own. Burn's server
+/// answers the requests of a connection in order, and a tensor that is not computed yet holds up the next
+/// request. If both devices wait for tensors that the other computes later, neither gets one.
+const FETCHING: usize = 8;
 
 /// A device of this process that computes in mixed precision. Its server ends with it.
 pub(super) struct Local {
@@ -150,7 +155,8 @@ impl Local {
         let serving = RUNTIME.spawn(async move {
             let served = async {
                 let front = Front::new(listener, door).map_err(Error::Listen)?;
-                let routes = ["session", "data"];
+                let mut routes = ["data"; 1 + FETCHING];
+                routes[0] = "session";
                 let (server, connections) = back::Closed::start(&*host, routes).await?;
                 serve(front, server, connections, &over).await;
                 Ok::<_, Error>(())
@@ -198,11 +204,13 @@ impl Drop for Local {
 async fn serve(
     mut front: Front,
     server: back::Closed,
-    connections: [WebSocket; 2],
+    connections: [WebSocket; 1 + FETCHING],
     ended: &AtomicBool,
 ) {
-    let [session, data] = connections;
-    let data = Arc::new(tokio::sync::Mutex::new(data));
+    let [session, data @ ..] = connections;
+    let data = data.map(|socket| Arc::new(tokio::sync::Mutex::new(Some(socket))));
+    // The ninth device shares the connection of the first.
+    let mut next = data.iter().cycle();
     let mut session = Some(session);
     let mut sessions = JoinSet::new();
     let mut fetching = JoinSet::new();
@@ -218,7 +226,8 @@ async fn serve(
                 }
                 Guest::Data(client) => {
                     if server.is_some() {
-                        fetching.spawn(fetch(client, data.clone()));
+                        let data = next.next().expect("a cycle of some");
+                        fetching.spawn(fetch(client, data.clone(), TRANSFER));
                     }
                 }
             },
@@ -226,7 +235,11 @@ async fn serve(
                 ended.store(true, Ordering::Release);
                 fetching.shutdown().await;
                 if server.is_some() {
-                    close(&mut *data.lock().await).await;
+                    let closing = data.iter().cloned();
+                    let closing: JoinSet<_> = closing
+                        .map(|data| async move { close(&mut *data.lock().await).await })
+                        .collect();
+                    closing.join_all().await;
                 }
                 server = None;
             }
@@ -235,8 +248,14 @@ async fn serve(
     }
 }
 
+/// A connection to the tensors of a Burn server, until it is closed.
+type Data = Arc<tokio::sync::Mutex<Option<WebSocket>>>;
+
 /// Closes a connection in the way that Burn's server expects. Otherwise the server panics.
-async fn close(socket: &mut WebSocket) {
+async fn close(data: &mut Option<WebSocket>) {
+    let Some(mut socket) = data.take() else {
+        return;
+    };
     let closed = timeout(Duration::from_secs(1), async {
         if socket.close(None).await.is_ok() {
             while socket.next().await.is_some() {}
@@ -246,21 +265,84 @@ async fn close(socket: &mut WebSocket) {
     let _ = closed.await;
 }
 
-/// Answers the requests of another server of this process for tensors, one after the other.
-async fn fetch(mut client: WebSocket, data: Arc<tokio::sync::Mutex<WebSocket>>) {
+/// Answers the requests of another server of this process for tensors, one after the other. Each tensor may take
+/// as long as `patience`.
+async fn fetch(mut client: WebSocket, data: Data, patience: Duration) {
     while let Ok(request) = message(&mut client).await {
-        let answer = timeout(TRANSFER, async {
-            // Burn's server answers the requests in order.
-            let mut data = data.lock().await;
-            data.send(Message::Binary(request)).await.ok()?;
-            message(&mut data).await.ok()
-        });
-        let Ok(Some(tensor)) = answer.await else {
+        // Burn's server answers the requests in order.
+        let mut data = data.lock().await;
+        let Some(tensor) = answer(&mut data, request, patience).await else {
             log::error!("burn-amp-device: a tensor did not arrive on another device");
+            // Its late answer would be the answer to the next request.
+            close(&mut data).await;
             return;
         };
+        drop(data);
         if client.send(Message::Binary(tensor)).await.is_err() {
             return;
         }
+    }
+}
+
+/// The answer of Burn's server to a request for a tensor.
+async fn answer(data: &mut Option<WebSocket>, request: Bytes, patience: Duration) -> Option<Bytes> {
+    let socket = data.as_mut()?;
+    let answer = timeout(patience, async {
+        socket.send(Message::Binary(request)).await.ok()?;
+        message(socket).await.ok()
+    });
+    answer.await.ok()?
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio_tungstenite::{accept_async, client_async};
+
+    use super::*;
+
+    /// The two ends of a connection.
+    async fn pair() -> [WebSocket; 2] {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let open = async {
+            let stream = TcpStream::connect(address).await.unwrap();
+            client_async(format!("ws://{address}"), stream)
+                .await
+                .unwrap()
+                .0
+        };
+        let accept = async {
+            accept_async(listener.accept().await.unwrap().0)
+                .await
+                .unwrap()
+        };
+        tokio::join!(open, accept).into()
+    }
+
+    #[tokio::test]
+    async fn a_tensor_that_comes_too_late_is_not_the_answer_to_the_next_request() {
+        let patience = Duration::from_millis(100);
+        let [data, mut server] = pair().await;
+        let data = Arc::new(tokio::sync::Mutex::new(Some(data)));
+        // Answers the first request late, and each request with its own content.
+        tokio::spawn(async move {
+            tokio::time::sleep(2 * patience).await;
+            while let Ok(request) = message(&mut server).await {
+                let _ = server.send(Message::Binary(request)).await;
+            }
+        });
+        let ask = async |request: &'static str| {
+            let [mut client, front] = pair().await;
+            let fetching = tokio::spawn(fetch(front, data.clone(), patience));
+            client.send(Message::Binary(request.into())).await.unwrap();
+            let answer = message(&mut client).await.ok();
+            drop(client);
+            fetching.await.unwrap();
+            answer
+        };
+        assert_eq!(ask("first").await, None);
+        tokio::time::sleep(4 * patience).await;
+        assert_eq!(ask("second").await, None);
     }
 }

@@ -2,7 +2,7 @@
 
 use burn_amp_core::policy::is_half;
 use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
-use burn_backend::tensor::BoolTensor;
+use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
 
 use super::this_burn::causal_offset;
@@ -10,7 +10,8 @@ use super::{Call, op};
 use crate::{Amp, AmpTensor};
 
 /// Attention as one operation of the backend. In half, it runs in steps if the device only contracts in
-/// half, or if the bias has another dtype.
+/// half, or if the bias has another dtype. If the backend may have no kernel for it, it computes in FP32 on
+/// operands rounded to half: the backend's own steps would compute the softmax in half.
 pub(super) fn attention<B: Backend>(
     mut query: AmpTensor<B>,
     key: AmpTensor<B>,
@@ -21,24 +22,50 @@ pub(super) fn attention<B: Backend>(
 ) -> AmpTensor<B> {
     let bias = attn_bias.as_ref().unwrap_or(&value);
     let call = Call::new(op!(attention), [&query, &key, &value, bias]);
-    if let Some(half) = call.decision.operands.filter(|dtype| is_half(*dtype)) {
-        // A bias that is not half may hold masks of -1e9.
-        let whole = !call.decision.only_contracts
-            && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half);
-        if !whole {
-            query = scaled(query, &mut options);
-            return scaled_dot_product(query, key, value, mask, attn_bias, options);
-        }
-        // Unscaled scores may exceed 65504. In bf16 they cannot overflow, and CubeCL's backends have a kernel
-        // only for the usual scale.
-        if half == DType::F16 {
-            query = scaled(query, &mut options);
-        }
+    let half = call.decision.operands.filter(|dtype| is_half(*dtype));
+    // A bias that is not half may hold masks of -1e9.
+    let is_whole = |half| {
+        let of_bias = attn_bias.as_ref().map(TensorMetadata::dtype);
+        !call.decision.only_contracts && of_bias.is_none_or(|dtype| dtype == half)
+    };
+    if half.is_some_and(|half| !is_whole(half)) {
+        query = scaled(query, &mut options);
+        return scaled_dot_product(query, key, value, mask, attn_bias, options);
     }
-    let (query, key) = (call.operand(query), call.operand(key));
-    let value = call.operand(value);
-    let attn_bias = attn_bias.map(|bias| call.operand(bias));
-    call.result(B::attention(query, key, value, mask, attn_bias, options))
+    // CubeCL's backends have a kernel only for the usual scale, without a cap and a bias. In f16 they may also
+    // choose their steps for the usual scale, and the scores that these steps scale may exceed 65504.
+    let has_kernel = half != Some(DType::F16)
+        && options.scale.is_none()
+        && options.softcap.is_none()
+        && attn_bias.is_none();
+    let widens = half.is_some() && !has_kernel;
+    let operand = |tensor| operand(&call, tensor, widens);
+    let [query, key, value] = [query, key, value].map(operand);
+    let attn_bias = attn_bias.map(operand);
+    let out = B::attention(query, key, value, mask, attn_bias, options);
+    let dtype = result::<B>(&call, &out);
+    call.result_in(dtype, out)
+}
+
+/// An operand in the policy's dtype, and then cast to FP32 if `widens`.
+pub(super) fn operand<B: Backend>(
+    call: &Call,
+    tensor: AmpTensor<B>,
+    widens: bool,
+) -> FloatTensor<B> {
+    let operand = call.operand(tensor);
+    if widens {
+        AmpTensor::<B>::plain(operand).into_dtype(DType::F32, call.op.name)
+    } else {
+        operand
+    }
+}
+
+/// The dtype of a result, whatever dtype it was computed in: half, unless the device only contracts in half.
+pub(super) fn result<B: Backend>(call: &Call, computed: &FloatTensor<B>) -> DType {
+    let decision = &call.decision;
+    let dtype = decision.result.or(decision.operands);
+    dtype.unwrap_or(computed.dtype())
 }
 
 /// The query times the scale of the scores.

@@ -6,6 +6,7 @@ use burn_backend::ops::{AttentionBackward, AttentionModuleOptions};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorMetadata};
 
+use super::attention::{operand, result};
 use super::this_burn::causal_offset;
 use super::{Call, op};
 use crate::device::Session;
@@ -63,23 +64,6 @@ pub(super) fn attention_backward<B: Backend, P: Session>(
         call.result_in(dtype, grads.key_grad),
         call.result_in(dtype, grads.value_grad),
     )
-}
-
-/// An operand in the policy's dtype, and then cast to FP32 if `widens`.
-fn operand<B: Backend>(call: &Call, tensor: AmpTensor<B>, widens: bool) -> FloatTensor<B> {
-    let operand = call.operand(tensor);
-    if widens {
-        AmpTensor::<B>::plain(operand).into_dtype(DType::F32, call.op.name)
-    } else {
-        operand
-    }
-}
-
-/// The dtype of a result, whatever dtype it was computed in: half, unless the device only contracts in half.
-fn result<B: Backend>(call: &Call, computed: &FloatTensor<B>) -> DType {
-    let decision = &call.decision;
-    let dtype = decision.result.or(decision.operands);
-    dtype.unwrap_or(computed.dtype())
 }
 
 /// Whether half operands become FP32, because the backend has no kernel for this attention and its gradients

@@ -227,15 +227,17 @@ fn sum<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     let call = Call::new(op, [&lhs, &rhs]);
     let (lhs, mut rhs) = (call.operand(lhs), call.operand(rhs));
     if is_linear {
-        rhs = without_minus_infinity::<B>(rhs, half);
+        // FP32 where the product is half and the sum is not.
+        let dtype = call.decision.rounded.or(call.decision.operands);
+        rhs = without_minus_infinity::<B>(rhs, dtype.unwrap_or(half));
     }
     call.result(B::float_add(lhs, rhs))
 }
 
-/// A bias in half. A tensor that looks like a bias may be a mask for the columns, of -1e9, which is beyond
-/// f16, or of the lowest FP32 value, which is beyond bf16. The clamp keeps the sum finite.
-fn without_minus_infinity<B: Backend>(bias: FloatTensor<B>, half: DType) -> FloatTensor<B> {
-    let lowest: f64 = match half {
+/// A bias that was rounded to `dtype`. A tensor that looks like a bias may be a mask for the columns, of -1e9,
+/// which is beyond f16, or of the lowest FP32 value, which is beyond bf16. The clamp keeps the sum finite.
+fn without_minus_infinity<B: Backend>(bias: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    let lowest: f64 = match dtype {
         DType::F16 => -6e4,
         DType::BF16 => -3e38,
         _ => return bias,
@@ -243,19 +245,27 @@ fn without_minus_infinity<B: Backend>(bias: FloatTensor<B>, half: DType) -> Floa
     B::float_clamp_min(bias, lowest.into())
 }
 
-/// A product of matrices. A product with a transposed matrix on the left may be the gradient of a linear
-/// layer's weight, which optimizers sum up and multiply with small factors, in the gradient's dtype.
+/// A product of matrices. One product with a transposed matrix on the left may be the gradient of a linear
+/// layer's weight, which optimizers sum up and multiply with small factors, in the gradient's dtype. Several
+/// products are the gradients of each sequence of a batch, which autodiff sums up in FP32, or the gradient of a
+/// stack of matrices.
 fn matmul<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     let op = op!(float_matmul);
-    let may_be_gradient = lhs.origin() == Origin::Transposed && lhs.rank() == 2;
+    let is_transposed = lhs.origin() == Origin::Transposed;
     let call = Call::new(op, [&lhs, &rhs]);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
     let product = call.result(B::float_matmul(lhs, rhs));
-    if may_be_gradient {
+    if is_transposed && is_one_matrix(&product.shape()) {
         product.into_declared(op.name)
     } else {
         product
     }
+}
+
+/// Whether all dimensions but the last two are 1.
+fn is_one_matrix(shape: &Shape) -> bool {
+    let batches = shape.num_dims().saturating_sub(2);
+    (0..batches).all(|dim| shape[dim] == 1)
 }
 
 /// Whether these are the product and the bias of a linear layer, the product in half.

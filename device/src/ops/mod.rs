@@ -33,7 +33,7 @@ use burn_amp_core::policy::{
     Decision, Mode, Op, OpPrecision, Operand, Site, Support, decide, widest,
 };
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
 
 use crate::AmpTensor;
 use crate::device::{DeviceState, UNSCALED, is_watched};
@@ -49,6 +49,8 @@ struct Call {
     /// The marks of the result, unless the result is one number reduced from many.
     marks: Marks,
     reduces_from: usize,
+    /// Whether one row is reshaped.
+    reshapes_row: bool,
     origin: Origin,
     /// For anomaly detection.
     watch: Option<Watch>,
@@ -97,6 +99,7 @@ impl Call {
                 let elements = tensors.iter().map(|tensor| tensor.shape().num_elements());
                 elements.max().unwrap_or(0)
             },
+            reshapes_row: op.name == "float_reshape" && is_row(&tensors[0].shape()),
             origin: origin(&op, tensors),
             watch,
         }
@@ -120,7 +123,13 @@ impl Call {
 
     /// Wraps a float result of the backend's operation, in the dtype that the policy gives it.
     fn result<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
-        let dtype = self.decision.result.unwrap_or(primitive.dtype());
+        // A vector made of one row may be the gradient of a bias, for a batch of one row. In a larger batch, the
+        // gradient is a sum, in FP32. Optimizers keep their momentum in the gradient's dtype.
+        let dtype = if self.reshapes_row && primitive.rank() == 1 {
+            self.declared.into()
+        } else {
+            self.decision.result.unwrap_or(primitive.dtype())
+        };
         self.result_in(dtype, primitive)
     }
 
@@ -191,6 +200,11 @@ impl<B: Backend> Site<DType> for At<B> {
     fn changed(&self, _op: &Op) -> Option<OpPrecision> {
         None
     }
+}
+
+/// Whether all dimensions but the last are 1.
+fn is_row(shape: &Shape) -> bool {
+    shape.num_dims() > 1 && shape.num_elements() == shape[shape.num_dims() - 1]
 }
 
 /// Whether an operation reduces many values to one.

@@ -16,7 +16,7 @@ use burn::train::{
 use burn_amp_core::{ShownStep, StepQueue, Transition};
 
 use super::events::{end_split, start_split, together};
-use crate::gradients::found;
+use crate::gradients::{self, found};
 use crate::{AmpError, Error, GradScaler};
 
 /// Trains on these devices, the first of which validates.
@@ -245,6 +245,11 @@ impl<M: LearnerModel> Run<'_, M> {
                     return;
                 }
             }
+        } else {
+            let model = self.learner.model();
+            parts
+                .iter_mut()
+                .for_each(|(_, grads)| gradients::unmark(&model, grads));
         }
         self.learner.lr_step();
         match self.strategy.optim {
