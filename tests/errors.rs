@@ -11,7 +11,7 @@ mod harness;
 use burn::backend::{Autodiff, Flex, NdArray};
 use burn::module::Param;
 use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim};
 use burn_amp::policy::OpPrecision;
 use burn_amp::{
@@ -448,6 +448,31 @@ fn not_half() {
 }
 
 #[test]
+fn half_weight_on_autodiff() {
+    assert_says(
+        half_weights(Mlp::<AmpAutodiff<Flex>>::new(), Precision::Bf16),
+        "the weight first.weight is on an autodiff backend, expected a model without autodiff: weights in \
+         half precision are for inference, so call `model.valid()` first",
+    );
+}
+
+#[test]
+fn f16_gradient() {
+    let mut model = Mlp::<Plain>::new();
+    let weight = model.first.weight.val().inner().cast(FloatDType::F16);
+    model.first.weight = Param::from_tensor(Tensor::from_inner(weight));
+    let scaler = scaler(1024.0);
+    let weight = model.first.weight.val().cast(FloatDType::F32);
+    let grads = scaler.scale(weight.sum()).backward();
+    let mut grads = GradientsParams::from_grads(grads, &model);
+    assert_says(
+        scaler.unscale(&model, &mut grads),
+        "unscale: the gradient of first.weight is f16, expected FP32. Unscaled gradients are often too \
+         small for f16: cast the parameter to FP32 before training",
+    );
+}
+
+#[test]
 fn weight_overflow() {
     let large = |value: f32| {
         let mut model = Mlp::<Amp<Flex>>::new();
@@ -461,6 +486,11 @@ fn weight_overflow() {
          of f16: use bf16",
     );
     assert!(half_weights(large(7e4), Precision::Bf16).is_ok());
+    assert_says(
+        half_weights(large(f32::MIN), Precision::Bf16),
+        "the weight second.weight has a value of magnitude 340282350000000000000000000000000000000, \
+         expected at most 65504 in f16 and 3.39e38 in bf16: clamp it, or keep the weights in FP32",
+    );
     assert!(half_weights(large(-65504.0), Precision::F16).is_ok());
     // An infinite weight is no error.
     assert!(half_weights(large(f32::INFINITY), Precision::F16).is_ok());
