@@ -216,8 +216,8 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Whether the gradients can be unscaled. As in PyTorch, not in f16: the values that the loss scale saves would
-    /// be lost.
+    /// Whether the gradients can be unscaled. As in PyTorch, not in f16: the values that the loss scale saves
+    /// would be lost.
     fn check_dtypes(&self, call: &'static str, found: &Found) -> Result<(), AmpError> {
         match &found.in_f16 {
             Some(parameter) if self.shared.lock().scaler.is_enabled() => {

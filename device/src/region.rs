@@ -61,6 +61,9 @@ pub fn full_precision<I: RegionTensors, O: RegionTensors>(input: I, f: impl FnOn
 /// - A parameter stays in the region if it was trained there and the program called the optimizer itself: its
 ///   products elsewhere are then in the region's precision, too. Step with
 ///   [`GradScaler::step`](crate::GradScaler::step), also in bf16. With a `Learner`, call `.with_amp()`.
+/// - A tensor that moves to another device may leave the region: begin a region there.
+/// - A region that begins on another thread than the region around it, within that region's closure, ends both
+///   for its tensors. Operations may run on any thread.
 /// - An f64 tensor is in no region.
 /// - LibTorch behind a plain Burn server refuses the bounds that mark a region. On every other backend these
 ///   bounds are the identity.

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use burn::module::Param;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::Linear;
 use burn::optim::{AdamConfig, Optimizer};
 #[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use burn::remote::{ConnectError, RemoteHost};
@@ -211,7 +211,6 @@ fn the_gradients_of_linear_layers_are_fp32_at_each_batch_size() {
     let layer = |seed| Linear {
         weight: Param::from_tensor(tensor([16, 16], seed, &device)),
         bias: Some(Param::from_tensor(tensor([16], seed + 1, &device))),
-        ..LinearConfig::new(16, 16).init(&device)
     };
     fn check<const D: usize>(x: Tensor<D>, layers: [Linear; 3]) {
         let shape = x.dims();

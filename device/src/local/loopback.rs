@@ -265,8 +265,8 @@ async fn close(data: &mut Option<WebSocket>) {
     let _ = closed.await;
 }
 
-/// Answers the requests of another server of this process for tensors, one after the other. Each tensor may take
-/// as long as `patience`.
+/// Answers the requests of another server of this process for tensors, one after the other. Each tensor may
+/// take as long as `patience`.
 async fn fetch(mut client: WebSocket, data: Data, patience: Duration) {
     while let Ok(request) = message(&mut client).await {
         // Burn's server answers the requests in order.
