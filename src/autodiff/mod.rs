@@ -116,8 +116,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             replicas::agreed::<B>(replicas.as_deref(), &device, None, StepOutcome::Finite);
             let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
             let copied = leaves.map(take).unwrap_or_default();
-            // No step reports them. The next one, on this thread, would.
-            let _ = anomaly::take();
+            anomaly::end_unreported();
             return AmpGradients {
                 tape: Some(tape),
                 ready: of_leaves::<B>(copied),

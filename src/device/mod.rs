@@ -144,6 +144,11 @@ pub(crate) fn is_fused<B: Backend>(device: &B::Device) -> bool {
     B::name(device.inner()).contains("fusion<")
 }
 
+/// Whether the backend is one of CubeCL's.
+pub(crate) fn is_cubecl<B: Backend>(device: &B::Device) -> bool {
+    B::name(device.inner()).contains("cubecl<")
+}
+
 fn bare_name<B: Backend>(device: &B::Device) -> String {
     let name = B::name(device.inner());
     let mut bare = name.as_str();

@@ -35,6 +35,12 @@ pub(crate) fn take() -> Vec<Anomaly> {
     WATCHED.take().found
 }
 
+/// Drops the anomalies of a backward pass that no step reports. Those of a forward pass may belong to the
+/// next one.
+pub(crate) fn end_unreported() {
+    WATCHED.with_borrow_mut(|watched| watched.found.retain(|a| a.pass == AnomalyPass::Forward));
+}
+
 /// Begins an operation on a watched device. Returns whether this operation is watched. `node` gives
 /// a parameter's node on the tape.
 #[cold]

@@ -8,14 +8,15 @@ use super::arithmetic::kept;
 use super::{Call, op};
 use crate::autodiff::masked_softmax;
 use crate::autodiff::tape::Softmax;
+use crate::device::is_cubecl;
 use crate::policy::is_half;
 use crate::precision::keep_dtypes;
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
 
 /// Attention. In half it is composed of steps if autodiff records it, if the device only contracts in
-/// half, or if the backend may have no kernel for it and would compute its softmax in half. Otherwise it is
-/// one operation of the backend.
+/// half, if the bias has another dtype, or if a backend of CubeCL's may have no kernel for it and would
+/// compute its softmax in half. Otherwise it is one operation of the backend.
 pub(super) fn attention<B: Backend>(
     mut query: AmpTensor<B>,
     key: AmpTensor<B>,
@@ -27,18 +28,26 @@ pub(super) fn attention<B: Backend>(
     let bias = attn_bias.as_ref().unwrap_or(&value);
     let call = Call::new(op!(attention), [&query, &key, &value, bias]);
     if let Some(half) = call.decision.operands.filter(|dtype| is_half(*dtype)) {
+        let device = query.device();
         // CubeCL's backends have a kernel for the default scale, without a cap and a bias. Its scores are
         // scaled after the product: in f16 they may exceed 65504 before.
-        let has_kernel = half == DType::BF16
-            && options.scale.is_none()
-            && options.softcap.is_none()
-            && attn_bias.is_none();
-        let is_recorded = B::ad_enabled(&query.device());
-        if is_recorded || call.decision.only_contracts || !has_kernel {
-            // Scale the query instead of the scores, for f16.
+        let has_kernel = || {
+            half == DType::BF16
+                && options.scale.is_none()
+                && options.softcap.is_none()
+                && attn_bias.is_none()
+        };
+        let whole = !B::ad_enabled(&device)
+            && !call.decision.only_contracts
+            && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half)
+            && (!is_cubecl::<B>(&device) || has_kernel());
+        // Scale the query instead of the scores: unscaled scores may exceed 65504.
+        if half == DType::F16 || !whole {
             let head = query.shape()[query.rank() - 1] as f64;
             let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
             query = Amp::<B>::float_mul_scalar(query, scale.into());
+        }
+        if !whole {
             let out = scaled_dot_product(&call, query, key, value, mask, attn_bias, options);
             return call.marked(out.into_primitive());
         }

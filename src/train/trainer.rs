@@ -198,6 +198,8 @@ where
     /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
     ///   and its window are then dropped.
+    /// - [`AmpError::F16Gradient`] when a gradient on a plain `Autodiff` is in f16. The window is then
+    ///   dropped.
     /// - [`AmpError::Stuck`] with [`WhenStuck::Stop`]. The trainer can continue.
     ///
     /// # Panics

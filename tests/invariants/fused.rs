@@ -4,8 +4,10 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::module::attention;
+use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Distribution, Tensor};
-use burn_amp::{AmpAutodiff, LossScaleConfig, Precision, full_precision};
+use burn_amp::{Amp, AmpAutodiff, LossScaleConfig, Precision, full_precision};
 use burn_backend::Backend;
 
 use crate::checked::{self, Checked, CheckedDevice};
@@ -87,6 +89,60 @@ fn the_gradient_of_a_bias_is_a_sum_in_fp32() {
         let device = fused_in(precision);
         assert_eq!(bias_gradient(&device, [4097, 8]), [4097.0; 4]);
         assert_eq!(bias_gradient(&device, [1, 4097, 8]), [4097.0; 4]);
+    }
+}
+
+/// Each position of a sequence has a row of its own, and all batches share it.
+#[test]
+fn a_sum_with_a_half_position_has_the_gradients_of_one_that_is_not_fused() {
+    let gradients = |device: &CheckedDevice| {
+        <Trained as Backend>::seed(device, 1);
+        let layer: Linear<Trained> = LinearConfig::new(8, 4).init(device);
+        let x = input::<Trained, 3>([2, 3, 8], 1, device).require_grad();
+        let position = input::<Trained, 3>([1, 3, 8], 2, device).require_grad();
+        let sum = layer.forward(x.clone()) + layer.forward(position.clone());
+        let grads = (sum * input([2, 3, 4], 3, device)).sum().backward();
+        let weight = layer.weight.val().grad(&grads).unwrap().into_data();
+        let [x, position] = [x, position].map(|t| t.grad(&grads).unwrap().into_data());
+        [weight, x, position]
+            .map(|data| data.into_vec::<f32>().unwrap())
+            .concat()
+    };
+    for precision in HALVES {
+        let fused = gradients(&fused_in(precision));
+        let plain = gradients(&configured(CheckedDevice::new(), precision));
+        assert_close("position", precision, &fused, &plain, 1.0);
+    }
+}
+
+/// CubeCL's backends have no kernel for it, and compute the softmax of their own steps in half.
+#[test]
+fn attention_in_f16_runs_in_steps_on_a_device_of_cubecls() {
+    for (precision, name, steps) in [
+        (Precision::F16, "cubecl<checked>", true),
+        (Precision::Bf16, "cubecl<checked>", false),
+        (Precision::F16, "checked", false),
+    ] {
+        let device = CheckedDevice::new();
+        device.set_name(name);
+        let device = configured(device, precision);
+        let x = input::<Amp<Checked>, 4>([1, 2, 4, 8], 1, &device);
+        device.reset();
+        let options = AttentionModuleOptions::default();
+        let out = attention(x.clone(), x.clone(), x, None, None, options);
+        let half = precision.compute_dtype().unwrap();
+        assert_eq!(out.dtype(), half);
+        let counts = device.counts();
+        assert_eq!(
+            counts.ran_in("attention", half),
+            usize::from(!steps),
+            "{name}"
+        );
+        assert_eq!(
+            counts.ran_in("float_matmul", half),
+            if steps { 2 } else { 0 },
+            "{name}"
+        );
     }
 }
 

@@ -209,8 +209,6 @@ async fn serve(
 ) {
     let [session, data @ ..] = connections;
     let data = data.map(|socket| Arc::new(tokio::sync::Mutex::new(Some(socket))));
-    // The ninth device shares the connection of the first.
-    let mut next = data.iter().cycle();
     let mut session = Some(session);
     let mut sessions = JoinSet::new();
     let mut fetching = JoinSet::new();
@@ -226,8 +224,9 @@ async fn serve(
                 }
                 Guest::Data(client) => {
                     if server.is_some() {
-                        let data = next.next().expect("a cycle of some");
-                        fetching.spawn(fetch(client, data.clone(), TRANSFER));
+                        if let Some(data) = least_used(&data) {
+                            fetching.spawn(fetch(client, data.clone(), TRANSFER));
+                        }
                     }
                 }
             },
@@ -250,6 +249,12 @@ async fn serve(
 
 /// A connection to the tensors of a Burn server, until it is closed.
 type Data = Arc<tokio::sync::Mutex<Option<WebSocket>>>;
+
+/// The open connection that serves the fewest devices. The ninth device shares one.
+fn least_used(all: &[Data]) -> Option<&Data> {
+    let is_open = |data: &&Data| data.try_lock().map_or(true, |socket| socket.is_some());
+    all.iter().filter(is_open).min_by_key(|data| Arc::strong_count(data))
+}
 
 /// Closes a connection in the way that Burn's server expects. Otherwise the server panics.
 async fn close(data: &mut Option<WebSocket>) {

@@ -77,9 +77,10 @@ pub(super) fn rows<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     Amp::<B>::float_reshape(tensor, rows).with_wide(wide)
 }
 
-/// Whether a sum of this gradient casts it, on a device that fuses: then [`fused_row_sum`] is one kernel.
-pub(super) fn is_cast_by_a_fused_sum<B: Backend>(grad: &AmpTensor<B>) -> bool {
-    is_half(grad.dtype()) && grad.wide().is_none() && device::is_fused::<B>(&grad.device())
+/// Whether [`fused_row_sum`] serves a gradient: on a device that fuses, and not for an empty one. In Burn's
+/// shapes for a view, a 0 is the dimension of the tensor.
+pub(super) fn sums_fused<B: Backend>(grad: &AmpTensor<B>) -> bool {
+    grad.shape().num_elements() > 0 && device::is_fused::<B>(&grad.device())
 }
 
 /// The sum over all rows, in FP32, of what `summand` makes of the tensors, each with its rows in one
@@ -95,7 +96,7 @@ pub(super) fn fused_row_sum<B: Backend, const N: usize>(
     let (shape, rank) = (tensors[0].shape(), tensors[0].rank());
     let features = shape[rank - 1];
     let mut view = vec![1; rank + 1];
-    view[rank - 1] = shape.num_elements() / features.max(1);
+    view[rank - 1] = shape.num_elements() / features;
     view[rank] = features;
     let view = Shape::from(view);
     let views = tensors.map(|t| Amp::<B>::float_reshape(unshared(t), view.clone()));

@@ -42,8 +42,8 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         ))
     }
 
-    /// Records a mask: without casts of bytes, and with zeros where a product could give NaN. The product
-    /// comes first: fusion joins a comparison to an operation that is there already, not to the noise.
+    /// Records a mask, without casts of bytes. The backward pass has zeros where a product could give NaN. The
+    /// product comes first: fusion joins the comparison to it, and not to the noise.
     fn record_mask(tensor: &TapeTensor<B>, noise: AmpTensor<B>) -> TapeTensor<B> {
         let masked = |tensor, mask| Amp::<B>::float_mask_fill(tensor, mask, 0.into());
         let dtype = tensor.dtype();

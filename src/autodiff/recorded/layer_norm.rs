@@ -33,9 +33,8 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                 if let Some(node) = to_gamma {
                     let product = |[grad, unit]: [_; 2]| A::<B>::float_mul(grad, unit);
                     let shape = gamma.shape();
-                    let is_fused = device::is_fused::<B>(&grad.device());
                     let grad = operand_grad(grad.clone(), gamma_dtype, |grad| {
-                        if is_fused {
+                        if sums_fused(&grad) {
                             return fused_row_sum([&grad, &unit], product);
                         }
                         let grad =

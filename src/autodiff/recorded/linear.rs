@@ -55,7 +55,7 @@ fn gradients<B: Backend>(
     grads: &mut Gradients,
 ) {
     type A<B> = Amp<B>;
-    let sums_a_cast = is_cast_by_a_fused_sum(&grad);
+    let sums_a_cast = is_half(grad.dtype()) && grad.wide().is_none() && sums_fused(&grad);
     // One sum over all rows.
     let of_rows = rows(grad.clone());
     let of_bias = |grads: &mut Gradients| {

@@ -44,18 +44,10 @@ pub(super) fn reduced<B: Backend>(grad: AmpTensor<B>, shape: &Shape) -> AmpTenso
     let mut folded: Vec<(usize, bool)> = Vec::new();
     for dim in 0..from.num_dims() {
         let (size, is_summed) = (from[dim], shape[dim] != from[dim]);
-        if size == 1 {
-            continue;
-        }
         match folded.last_mut() {
             Some((last, summed)) if *summed == is_summed => *last *= size,
             _ => folded.push((size, is_summed)),
         }
-    }
-    let is_row_sum = matches!(folded[..], [(_, true), (_, false)]);
-    if is_row_sum && is_cast_by_a_fused_sum(&grad) {
-        let grad = fused_row_sum([&grad], |[grad]| grad);
-        return Amp::<B>::float_reshape(grad, shape.clone());
     }
     let sizes: Vec<_> = folded.iter().map(|(size, _)| *size).collect();
     let grad = Amp::<B>::float_reshape(grad, sizes.into());
