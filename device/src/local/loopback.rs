@@ -253,7 +253,9 @@ type Data = Arc<tokio::sync::Mutex<Option<WebSocket>>>;
 /// The open connection that serves the fewest devices. The ninth device shares one.
 fn least_used(all: &[Data]) -> Option<&Data> {
     let is_open = |data: &&Data| data.try_lock().map_or(true, |socket| socket.is_some());
-    all.iter().filter(is_open).min_by_key(|data| Arc::strong_count(data))
+    all.iter()
+        .filter(is_open)
+        .min_by_key(|data| Arc::strong_count(data))
 }
 
 /// Closes a connection in the way that Burn's server expects. Otherwise the server panics.
