@@ -223,10 +223,10 @@ async fn serve(
                     }
                 }
                 Guest::Data(client) => {
-                    if server.is_some() {
-                        if let Some(data) = least_used(&data) {
-                            fetching.spawn(fetch(client, data.clone(), TRANSFER));
-                        }
+                    if server.is_some()
+                        && let Some(data) = least_used(&data)
+                    {
+                        fetching.spawn(fetch(client, data.clone(), TRANSFER));
                     }
                 }
             },
