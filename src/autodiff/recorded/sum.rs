@@ -44,6 +44,9 @@ pub(super) fn reduced<B: Backend>(grad: AmpTensor<B>, shape: &Shape) -> AmpTenso
     let mut folded: Vec<(usize, bool)> = Vec::new();
     for dim in 0..from.num_dims() {
         let (size, is_summed) = (from[dim], shape[dim] != from[dim]);
+        if size == 1 {
+            continue;
+        }
         match folded.last_mut() {
             Some((last, summed)) if *summed == is_summed => *last *= size,
             _ => folded.push((size, is_summed)),
