@@ -241,3 +241,27 @@ fn a_model_in_half_stays_half_in_fp32_mode() {
     let loaded = full_precision(|| Model::<B>::new().load_record(half.into_record()));
     assert_eq!(dtypes(&loaded), [DType::BF16; 6]);
 }
+
+/// The policy is off during the backward pass, and the loss was scaled in the region.
+#[test]
+fn a_gradient_after_a_region_in_f16_is_not_in_f16() {
+    let [model, _] = half_and_widened(Precision::F16);
+    let gradient = |factor: f32, scale| {
+        let scaler = GradScaler::new(LossScaleConfig::Fixed(scale)).unwrap();
+        full_precision(|| {
+            let x = Tensor::<B, 2>::ones([4, 6], &Default::default());
+            let forward = || model.first.forward(x.clone()).mean();
+            let loss = with_precision(Precision::F16, forward) * factor;
+            let grads = scaler.scope(|| loss.backward());
+            model.first.bias.as_ref().unwrap().grad(&grads).unwrap()
+        })
+    };
+    // f16 holds neither number: its smallest is 6e-8 and its largest 65504.
+    for (factor, scale) in [(1e-7, 65536.0), (8e6, 2.0f32.powi(-6))] {
+        let grad = gradient(factor, scale);
+        assert_eq!(grad.dtype(), DType::F32);
+        let expected = vec![factor / 8.0; 8];
+        let grad = grad.into_data().to_vec::<f32>().unwrap();
+        assert_close("the bias's gradient", Precision::F16, &grad, &expected, 1.0);
+    }
+}

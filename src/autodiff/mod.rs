@@ -39,7 +39,7 @@ use tape::Node;
 
 use crate::device::{self, DeviceContext};
 use crate::diagnostics::{FiniteCheck, anomaly};
-use crate::policy::Mode;
+use crate::policy::{Mode, is_half};
 use crate::precision::{half_wanted, in_kernel};
 use crate::scaler;
 use crate::tensor::{TensorFlags, at_least_f32};
@@ -233,8 +233,13 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
 /// The gradient has the leaf's flags, so it is read back in the same dtype as the leaf.
 fn finished<B: Backend>(leaf: LeafInfo, grad: FloatTensor<B>) -> AmpTensor<B> {
     let dtype = master::trained_dtype::<B>(leaf.dtype, &B::float_device(&grad));
-    let grad = AmpTensor::<B>::plain(grad).into_dtype(dtype);
-    AmpTensor::new(grad, leaf.flags | TensorFlags::GRADIENT)
+    let flags = leaf.flags | TensorFlags::GRADIENT;
+    // Half, if the policy is off now. The gradient may be FP32, as after a forward pass in a region: once
+    // checked and unscaled, it may be outside f16's range.
+    if is_half(dtype) {
+        return AmpTensor::new(grad, flags);
+    }
+    AmpTensor::new(AmpTensor::<B>::plain(grad).into_dtype(dtype), flags)
 }
 
 /// The gradients of a loss times `scale` as the tape returns them, and the replicas that reduce them
