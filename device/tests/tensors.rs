@@ -231,9 +231,8 @@ fn attention_with_masks_is_finite() {
     }
 }
 
-/// In f16, and where CubeCL's backends have no kernel, attention gets FP32 operands of rounded values.
 #[test]
-fn attention_without_a_kernel_in_half_is_fp32_between_roundings() {
+fn attention_in_half_is_fp32_between_roundings() {
     for precision in HALVES {
         let _alone = on(precision);
         let half = FloatDType::from(half(precision));
@@ -249,8 +248,16 @@ fn attention_without_a_kernel_in_half_is_fp32_between_roundings() {
         };
         for options in [usual, options(Some(0.3), None), options(None, Some(2.0))] {
             let [q, k, v] = [0, 24, 48].map(|from| f32s::<A>(&values(from), &shape));
+            let widened = || {
+                let report = AmpReport::of::<Flex>(&FlexDevice);
+                let of_attention = report.casts.get("attention").copied();
+                of_attention.unwrap_or_default().from_half.count
+            };
+            let before = widened();
             let out = A::attention(q, k, v, None, None, options);
             assert_eq!(out.dtype(), half.into());
+            // Flex also computes in FP32, other backends do not.
+            assert_eq!(widened() - before, 3);
             let [q, k, v] = [0, 24, 48].map(|from| {
                 let rounded = Flex::float_cast(f32s::<Flex>(&values(from), &shape), half);
                 Flex::float_cast(rounded, FloatDType::F32)

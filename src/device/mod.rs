@@ -144,9 +144,12 @@ pub(crate) fn is_fused<B: Backend>(device: &B::Device) -> bool {
     B::name(device.inner()).contains("fusion<")
 }
 
-/// Whether the backend is one of CubeCL's.
-pub(crate) fn is_cubecl<B: Backend>(device: &B::Device) -> bool {
-    B::name(device.inner()).contains("cubecl<")
+/// Whether the backend is one of CubeCL's, or one on another machine, which may be.
+pub(crate) fn may_be_cubecl<B: Backend>(device: &B::Device) -> bool {
+    let name = B::name(device.inner());
+    ["cubecl<", "remote-"]
+        .iter()
+        .any(|part| name.contains(part))
 }
 
 fn bare_name<B: Backend>(device: &B::Device) -> String {

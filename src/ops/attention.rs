@@ -8,15 +8,17 @@ use super::arithmetic::kept;
 use super::{Call, op};
 use crate::autodiff::masked_softmax;
 use crate::autodiff::tape::Softmax;
-use crate::device::is_cubecl;
+use crate::device::may_be_cubecl;
 use crate::policy::is_half;
 use crate::precision::keep_dtypes;
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
 
 /// Attention. In half it is composed of steps if autodiff records it, if the device only contracts in
-/// half, if the bias has another dtype, or if a backend of CubeCL's may have no kernel for it and would
-/// compute its softmax in half. Otherwise it is one operation of the backend.
+/// half, if the bias has another dtype, or on CubeCL's backends. Otherwise it is one operation of the backend.
+///
+/// CubeCL's kernels multiply f16 whatever the dtype of their operands is, and Burn composes the attentions that
+/// they refuse of steps with a softmax in half.
 pub(super) fn attention<B: Backend>(
     mut query: AmpTensor<B>,
     key: AmpTensor<B>,
@@ -29,18 +31,10 @@ pub(super) fn attention<B: Backend>(
     let call = Call::new(op!(attention), [&query, &key, &value, bias]);
     if let Some(half) = call.decision.operands.filter(|dtype| is_half(*dtype)) {
         let device = query.device();
-        // CubeCL's backends have a kernel for the default scale, without a cap and a bias. Its scores are
-        // scaled after the product: in f16 they may exceed 65504 before.
-        let has_kernel = || {
-            half == DType::BF16
-                && options.scale.is_none()
-                && options.softcap.is_none()
-                && attn_bias.is_none()
-        };
         let whole = !B::ad_enabled(&device)
             && !call.decision.only_contracts
             && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half)
-            && (!is_cubecl::<B>(&device) || has_kernel());
+            && !may_be_cubecl::<B>(&device);
         // Scale the query instead of the scores: unscaled scores may exceed 65504.
         if half == DType::F16 || !whole {
             let head = query.shape()[query.rank() - 1] as f64;

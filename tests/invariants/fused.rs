@@ -115,13 +115,16 @@ fn a_sum_with_a_half_position_has_the_gradients_of_one_that_is_not_fused() {
     }
 }
 
-/// CubeCL's backends have no kernel for it, and compute the softmax of their own steps in half.
+/// CubeCL's kernels multiply f16, and Burn's own steps compute the softmax in half.
 #[test]
-fn attention_in_f16_runs_in_steps_on_a_device_of_cubecls() {
+fn attention_in_half_runs_in_steps_on_a_device_that_may_be_cubecls() {
     for (precision, name, steps) in [
         (Precision::F16, "cubecl<checked>", true),
-        (Precision::Bf16, "cubecl<checked>", false),
+        (Precision::Bf16, "cubecl<checked>", true),
+        (Precision::F16, "router<remote-checked>", true),
+        (Precision::Bf16, "router<remote-checked>", true),
         (Precision::F16, "checked", false),
+        (Precision::Bf16, "checked", false),
     ] {
         let device = CheckedDevice::new();
         device.set_name(name);

@@ -9,9 +9,10 @@ use super::this_burn::causal_offset;
 use super::{Call, op};
 use crate::{Amp, AmpTensor};
 
-/// Attention as one operation of the backend. In half, it runs in steps if the device only contracts in
-/// half, or if the bias has another dtype. If the backend may have no kernel for it, it computes in FP32 on
-/// operands rounded to half: the backend's own steps would compute the softmax in half.
+/// Attention as one operation of the backend. In half, it runs in steps if the device only contracts in half, or
+/// if the bias has another dtype. Otherwise it computes in FP32 on operands rounded to half, as Flex does by
+/// itself: CubeCL's kernels for half multiply f16 whatever the dtype is, and Burn computes what they refuse in
+/// steps with a softmax in half.
 pub(super) fn attention<B: Backend>(
     mut query: AmpTensor<B>,
     key: AmpTensor<B>,
@@ -32,14 +33,7 @@ pub(super) fn attention<B: Backend>(
         query = scaled(query, &mut options);
         return scaled_dot_product(query, key, value, mask, attn_bias, options);
     }
-    // CubeCL's backends have a kernel only for the usual scale, without a cap and a bias. In f16 they may also
-    // choose their steps for the usual scale, and the scores that these steps scale may exceed 65504.
-    let has_kernel = half != Some(DType::F16)
-        && options.scale.is_none()
-        && options.softcap.is_none()
-        && attn_bias.is_none();
-    let widens = half.is_some() && !has_kernel;
-    let operand = |tensor| operand(&call, tensor, widens);
+    let operand = |tensor| operand(&call, tensor, half.is_some());
     let [query, key, value] = [query, key, value].map(operand);
     let attn_bias = attn_bias.map(operand);
     let out = B::attention(query, key, value, mask, attn_bias, options);
