@@ -5,15 +5,19 @@ use std::sync::Mutex;
 use burn::backend::{Autodiff, Flex, NdArray};
 use burn::lr_scheduler::LrScheduler;
 use burn::nn::LinearConfig;
+use burn::nn::loss::BinaryCrossEntropyLossConfig;
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::DType;
+use burn::tensor::activation::sigmoid;
 use burn_amp::{
     AmpAutodiff, AmpConfig, AmpLrScheduler, DynamicLossScale, GradScaler, LossScaleConfig,
-    Precision, with_precision,
+    Precision, full_precision, with_precision,
 };
 use log::kv::{self, Key, Value, VisitSource};
 use log::{Level, Log, Metadata, Record};
+
+type B = AmpAutodiff<Flex>;
 
 struct Kept;
 
@@ -91,6 +95,30 @@ fn the_log_is_told_once_and_why() {
     };
     assert!(told.ends_with(auto), "{told}");
     assert!(warned.contains("has no effect"), "{warned}");
+
+    // Probabilities near one are one in half. PyTorch refuses this loss under autocast.
+    let losses = |config: BinaryCrossEntropyLossConfig, from: fn(Tensor<B, 1>) -> Tensor<B, 1>| {
+        let device = Default::default();
+        let logits = Tensor::<B, 1>::from_data([7.0, -7.0], &device);
+        let targets = Tensor::from_data([0, 1], &device);
+        with_precision(Precision::Bf16, || {
+            let logits =
+                (logits.unsqueeze::<2>().transpose()).matmul(Tensor::ones([1, 1], &device));
+            let loss = config.init(&device);
+            loss.forward(from(logits.flatten(0, 1)), targets)
+                .into_scalar()
+        })
+    };
+    let config = BinaryCrossEntropyLossConfig::new;
+    let of_logits = losses(config().with_logits(true), |logits| logits);
+    assert!((of_logits - 7.0009).abs() < 1e-3, "{of_logits}");
+    let _of_fp32 = losses(config(), |logits| full_precision(|| sigmoid(logits)));
+    assert_eq!(lines(), []);
+    (0..3).for_each(|_| assert!(losses(config(), sigmoid) > 7.1));
+    let [(Level::Warn, told)] = &lines()[..] else {
+        panic!("one line")
+    };
+    assert!(told.contains("with_logits(true)"), "{told}");
 
     // Repeated lines are summed up; a stuck scale is logged once.
     let scaler = GradScaler::new(

@@ -1,6 +1,7 @@
 //! The decision: everything that happens to an operation.
 
 use std::ops::RangeInclusive;
+use std::sync::Once;
 
 use super::trials::TriedOp;
 use super::{Case, Class, Fits, Op, OpPrecision, Role, TensorFlags};
@@ -370,6 +371,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             TensorFlags::CONSTANT,
             class == Class::Move && all(|o| o.has(TensorFlags::CONSTANT)),
         );
+        flags.set(TensorFlags::SIGMOID, self.is_sigmoid(class, computed));
         for half in D::HALVES {
             flags.set(
                 TensorFlags::fits(half),
@@ -381,6 +383,34 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             None => flags.with_terms(self.terms_of_multiple()),
             _ => flags,
         }
+    }
+
+    /// Whether the result is a sigmoid in half, or one plus, minus or times a scalar. Warns if the operation is
+    /// the logarithm of such a tensor.
+    fn is_sigmoid(&self, class: Class, computed: Option<D>) -> bool {
+        let name = self.op.name;
+        if class == Class::Activation && name == "sigmoid" {
+            return self.mode != Mode::Off && is_half(computed.unwrap_or(self.operands[0].dtype));
+        }
+        if !self.operands[0].has(TensorFlags::SIGMOID) {
+            return false;
+        }
+        if matches!(name, "float_log" | "float_log1p") {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| {
+                log::warn!(
+                    "burn-amp: {name} of a sigmoid in half precision: near one, the sigmoid is one, and the \
+                     gradient is zero. Pass the logits to the loss: \
+                     BinaryCrossEntropyLossConfig::with_logits(true), or log_sigmoid. Or compute the sigmoid in \
+                     full_precision. PyTorch refuses this loss under autocast"
+                );
+            });
+        }
+        matches!(
+            name,
+            "float_neg" | "float_add_scalar" | "float_sub_scalar" | "float_mul_scalar"
+        ) || name.starts_with("float_clamp")
+            || class == Class::Move
     }
 
     /// The number of gradients in a multiple of a sum, such as the momentum of an optimizer, whose gradients
@@ -967,6 +997,32 @@ mod tests {
         assert_eq!(of(Keep, &fits, bf16).operands, None);
         assert_eq!(casts(Activation, &[F32], ON), NONE);
         assert_eq!(casts(Activation, &[F16], ON), NONE);
+    }
+
+    #[test]
+    fn the_logarithm_of_a_sigmoid_in_half_is_recognized() {
+        let follows = |name, flags| {
+            let out = named(name, &[with(F16, flags)], ON).flags;
+            out.contains(TensorFlags::SIGMOID)
+        };
+        assert!(follows("sigmoid", TensorFlags::empty()));
+        for name in [
+            "float_neg",
+            "float_add_scalar",
+            "float_clamp_min",
+            "float_reshape",
+        ] {
+            assert!(follows(name, TensorFlags::SIGMOID), "{name}");
+            assert!(!follows(name, TensorFlags::empty()), "{name}");
+        }
+        for name in ["float_tanh", "float_exp", "float_log", "float_log1p"] {
+            assert!(!follows(name, TensorFlags::SIGMOID), "{name}");
+        }
+        // In FP32, and in the user's own half, the policy has no part in it.
+        for (dtype, here) in [(F32, ON), (F16, OFF)] {
+            let out = named("sigmoid", &plain(&[dtype]), here).flags;
+            assert!(!out.contains(TensorFlags::SIGMOID), "{dtype:?}");
+        }
     }
 
     #[test]

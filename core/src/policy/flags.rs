@@ -7,7 +7,7 @@ use crate::FloatDType;
 bitflags! {
     /// The policy's record of a tensor, besides its dtype.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub struct TensorFlags: u16 {
+    pub struct TensorFlags: u32 {
         /// Half by the policy's decision; meaningless for other dtypes.
         const DEMOTED = 1;
         /// A gradient, or computed from one: never demoted, so optimizers stay FP32.
@@ -39,6 +39,9 @@ bitflags! {
         /// A parameter that an operation cast to half, or a tensor that the optimizer computed from such a
         /// parameter: the new parameter will be cast, too.
         const USED_IN_HALF = 1 << 15;
+        /// The result of a sigmoid in half, or this plus, minus or times a scalar. Near one it is one, and its
+        /// logarithm has no gradient.
+        const SIGMOID = 1 << 16;
     }
 }
 
@@ -50,7 +53,7 @@ impl TensorFlags {
 
     /// These flags for a sum of `terms` gradients, at most 32.
     pub fn with_terms(self, terms: u8) -> Self {
-        let bits = Self::from_bits_truncate(u16::from(terms - 1) << 10);
+        let bits = Self::from_bits_truncate(u32::from(terms - 1) << 10);
         (self - Self::TERMS) | (bits & Self::TERMS)
     }
 
