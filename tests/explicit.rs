@@ -375,6 +375,30 @@ fn a_loss_that_is_not_finite_is_skipped_and_keeps_the_scale() {
 }
 
 #[test]
+fn a_batch_that_the_loop_leaves_out_is_no_part_of_the_next_step() {
+    fn left_out<B: AutodiffBackend>() {
+        let scaler = scaler(1024.0);
+        let (mut optimizer, mut model) = (adam(), Net::<B>::new());
+        for discarded in [true, false] {
+            scaler.scale(model.loss() + f32::NAN).backward();
+            if discarded {
+                scaler.discard_step();
+            }
+            let (loss, stepped) = (model.loss(), discarded);
+            let taken;
+            (model, taken, _) = step(&scaler, &mut optimizer, model, loss);
+            assert_eq!(taken, stepped);
+        }
+        assert_eq!(
+            (scaler.state().taken_steps(), scaler.loss_scale()),
+            (1, 1024.0)
+        );
+    }
+    left_out::<Plain>();
+    with_precision(Precision::F16, left_out::<A>);
+}
+
+#[test]
 fn one_bad_micro_batch_skips_the_accumulated_step() {
     fn accumulated<B: AutodiffBackend>(factors: [f32; 3]) -> (StepOutcome, f32) {
         let scaler = scaler(1024.0);

@@ -157,8 +157,10 @@ impl GradScaler {
         self.shared.lock().pending.record()
     }
 
-    /// Drops the step under way.
-    pub(crate) fn forget_step(&self) {
+    /// Discards the step under way: the losses scaled since the last update. Call it if the loop leaves out a
+    /// batch whose loss was scaled. Otherwise that loss belongs to the next step, which is skipped if the loss
+    /// is not finite. The scale and the counts stay. PyTorch checks no losses, and needs no such call.
+    pub fn discard_step(&self) {
         self.shared.lock().pending = PendingStep::default();
     }
 

@@ -57,10 +57,14 @@ pub fn full_precision<I: RegionTensors, O: RegionTensors>(input: I, f: impl FnOn
 /// - Pass every tensor that `f` takes from outside and that the model computes: an operation on only captured
 ///   tensors is not in the region, and the gradient of a captured tensor stays in the region until the
 ///   backward pass ends. Parameters of layers need not be passed.
+/// - Integers and booleans carry no region. In a language model, pass the embedded tokens. A tensor made of
+///   integers or booleans within `f`, such as `x.argmax(1).float()`, is outside the region.
 /// - The result of a reduction of a whole tensor to one number is outside the region.
 /// - A parameter stays in the region if it was trained there and the program called the optimizer itself: its
 ///   products elsewhere are then in the region's precision, too. Step with
 ///   [`GradScaler::step`](crate::GradScaler::step), also in bf16. With a `Learner`, call `.with_amp()`.
+/// - The running statistics of a batch norm that was trained in a region stay in it until they are loaded from
+///   a record: the layers behind them are then in the region in evaluation, too.
 /// - A tensor that moves to another device may leave the region: begin a region there.
 /// - A region that begins on another thread than the region around it, within that region's closure, ends both
 ///   for its tensors. Operations may run on any thread.
@@ -74,12 +78,18 @@ pub fn full_precision<I: RegionTensors, O: RegionTensors>(input: I, f: impl FnOn
 ///
 /// # Panics
 ///
-/// In a region within ten others.
+/// - If `input` has no float tensor: no operation would be in the region.
+/// - In a region within ten others.
 pub fn with_precision<I: RegionTensors, O: RegionTensors>(
     precision: Precision,
     input: I,
     f: impl FnOnce(I) -> O,
 ) -> O {
+    assert!(
+        input.has_float(),
+        "a region without a float tensor, which no operation would be in: expected at least one float tensor \
+         as input. Integers and booleans carry no region: in a language model, pass the embedded tokens"
+    );
     USED.store(true, Ordering::Relaxed);
     if precision == Precision::F16 {
         UNSCALED.watch();
@@ -173,11 +183,18 @@ mod sealed {
 
     pub trait Marked: Sized {
         fn marked(self, pair: Pair) -> Self;
+
+        /// Whether a tensor is a float tensor.
+        fn has_float(&self) -> bool;
     }
 
     impl<const D: usize> Marked for Tensor<D> {
         fn marked(self, pair: Pair) -> Self {
             region::marked(self, pair)
+        }
+
+        fn has_float(&self) -> bool {
+            true
         }
     }
 
@@ -185,11 +202,19 @@ mod sealed {
         fn marked(self, _: Pair) -> Self {
             self
         }
+
+        fn has_float(&self) -> bool {
+            false
+        }
     }
 
     impl<const D: usize> Marked for Tensor<D, Bool> {
         fn marked(self, _: Pair) -> Self {
             self
+        }
+
+        fn has_float(&self) -> bool {
+            false
         }
     }
 
@@ -197,17 +222,29 @@ mod sealed {
         fn marked(self, pair: Pair) -> Self {
             self.map(|tensor| tensor.marked(pair))
         }
+
+        fn has_float(&self) -> bool {
+            self.iter().any(T::has_float)
+        }
     }
 
     impl<T: Marked> Marked for Vec<T> {
         fn marked(self, pair: Pair) -> Self {
             self.into_iter().map(|tensor| tensor.marked(pair)).collect()
         }
+
+        fn has_float(&self) -> bool {
+            self.iter().any(T::has_float)
+        }
     }
 
     impl<T: Marked> Marked for Option<T> {
         fn marked(self, pair: Pair) -> Self {
             self.map(|tensor| tensor.marked(pair))
+        }
+
+        fn has_float(&self) -> bool {
+            self.iter().any(T::has_float)
         }
     }
 
@@ -216,6 +253,10 @@ mod sealed {
             impl<$($name: Marked),+> Marked for ($($name,)+) {
                 fn marked(self, pair: Pair) -> Self {
                     ($(self.$place.marked(pair),)+)
+                }
+
+                fn has_float(&self) -> bool {
+                    $(self.$place.has_float())||+
                 }
             }
         )*};

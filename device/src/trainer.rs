@@ -230,7 +230,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     fn forget_window(&mut self) {
         self.micro_batches = 0;
         self.accumulator = GradientsAccumulator::new();
-        self.scaler.forget_step();
+        self.scaler.discard_step();
     }
 
     fn optimizer_step(&mut self) -> Result<StepProgress, Error> {
@@ -238,7 +238,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         let mut grads = self.accumulator.grads();
         let model = present(&self.model);
         let unscaled = self.scaler.unscale(model, &mut grads);
-        unscaled.inspect_err(|_| self.scaler.forget_step())?;
+        unscaled.inspect_err(|_| self.scaler.discard_step())?;
         if let Some(max_norm) = self.config.grad_clipping_norm {
             clip_grad_norm(model, &mut grads, max_norm)?;
         }
@@ -247,7 +247,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         let lr = schedule.step();
         let (model, stepped) = self.scaler.step(&mut self.optimizer, lr, model, grads);
         self.model = Some(model);
-        let stepped = stepped.inspect_err(|_| self.scaler.forget_step())?;
+        let stepped = stepped.inspect_err(|_| self.scaler.discard_step())?;
         let transition = self.scaler.update()?;
         if stepped {
             self.schedule = schedule;

@@ -231,6 +231,20 @@ fn micro_batches_share_a_scale_and_one_non_finite_loss_skips_them_all() {
 }
 
 #[test]
+fn a_batch_that_the_loop_leaves_out_is_no_part_of_the_next_step() {
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(16.0));
+    let mut model = Weight::new(&plain());
+    for discarded in [true, false] {
+        scaler.backward(model.loss(f32::INFINITY), &model);
+        if discarded {
+            scaler.discard_step();
+        }
+        assert_eq!(step(&scaler, &mut model, 0.25).0, discarded);
+    }
+    assert_eq!(scaler.state().taken_steps(), 1);
+}
+
+#[test]
 fn several_optimizers_and_one_update() {
     let scaler = scaler(DynamicLossScale::new().with_init_scale(16.0));
     let models = [Weight::new(&plain()), Weight::new(&plain())];

@@ -54,6 +54,14 @@ fn a_region_computes_in_its_precision_and_what_comes_after_it_in_the_devices() {
     }
 }
 
+/// Otherwise a language model's region would have no effect.
+#[test]
+#[should_panic(expected = "a region without a float tensor")]
+fn a_region_of_integers_is_refused() {
+    let tokens = Tensor::<2, Int>::zeros([1, 4], &flex(Precision::F16).unwrap());
+    full_precision((tokens, None::<Tensor<2>>), |(tokens, _)| tokens);
+}
+
 #[test]
 fn the_inner_region_decides_and_the_outer_one_goes_on_after_it() {
     let device = flex(Precision::F16).unwrap();

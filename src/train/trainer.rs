@@ -248,7 +248,7 @@ where
         let mut grads = self.accumulator.grads();
         self.mixed
             .unscale::<B, M>(self.model(), &mut grads)
-            .inspect_err(|_| self.mixed.scaler().forget_step())?;
+            .inspect_err(|_| self.mixed.scaler().discard_step())?;
         if let Some(max_norm) = self.config.grad_clipping_norm {
             gradients::clip_grad_norm::<B, M>(self.model(), &mut grads, max_norm)?;
         }
@@ -371,7 +371,7 @@ where
         let (scaler, device) = (self.mixed.scaler(), self.device());
         let own = self.config.grads_accumulation;
         if !continues_window(accumulation.micro_batches, accumulation.batches, own) {
-            scaler.forget_step();
+            scaler.discard_step();
             return;
         }
         scaler.resume::<B>(accumulation.pending, &device);
