@@ -7,6 +7,8 @@
 //! cargo run --release --features train --example learner -- --resume 2
 //! cargo run --release --no-default-features --features burn-0-23,flex,train --example learner
 //! cargo run --release --features train,vulkan,autotune --example learner -- --backend vulkan
+//! # On a burn-amp-server, whose precision decides:
+//! cargo run --release --features train --example learner -- --server ws://gpu:3000 --token-file token
 //! ```
 
 include!("../../src/burn.rs");
@@ -19,16 +21,20 @@ mod model;
 
 use std::error::Error;
 use std::f64::consts::LN_2;
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::optim::AdamWConfig;
+use burn::remote::RemoteHost;
+use burn::tensor::Device;
 use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::LossMetric;
 use burn::train::{Learner, SupervisedTraining};
-use burn_amp_device::{AmpReport, AmpTrainingExt, GradScaler, Precision, mixed_precision};
+use burn_amp_device::{AmpReport, AmpTrainingExt, GradScaler, Precision, connect, mixed_precision};
 use clap::Parser;
 
 use backends::Backend;
@@ -47,6 +53,12 @@ struct Args {
     /// The precision to train in: f32, f16 or bf16.
     #[arg(long, default_value_t = Precision::F16)]
     precision: Precision,
+    /// Trains on a burn-amp-server instead, in the server's precision.
+    #[arg(long, value_name = "URL", requires = "token_file", conflicts_with_all = ["backend", "precision"])]
+    server: Option<String>,
+    /// The file with the server's token.
+    #[arg(long, value_name = "FILE", requires = "server")]
+    token_file: Option<PathBuf>,
     /// The number of epochs.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
     epochs: u16,
@@ -78,8 +90,17 @@ fn main() -> ExitCode {
     }
 }
 
+fn device(args: &Args) -> Result<Device, Box<dyn Error>> {
+    let (Some(server), Some(token)) = (&args.server, &args.token_file) else {
+        return Ok(mixed_precision(args.backend.device(), args.precision)?);
+    };
+    let token = fs::read_to_string(token)?;
+    let host = RemoteHost::websocket(server).with_credential(token.trim_end());
+    Ok(connect(&host, Duration::from_secs(60))?)
+}
+
 fn learn(args: &Args) -> Result<(), Box<dyn Error>> {
-    let device = mixed_precision(args.backend.device(), args.precision)?.autodiff();
+    let device = device(args)?.autodiff();
     device.seed(args.seed);
     let (epochs, done) = (usize::from(args.epochs), args.resume.map(usize::from));
     let batch_size = usize::from(args.batch_size);
