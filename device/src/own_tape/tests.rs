@@ -579,7 +579,7 @@ fn a_pass_within_a_step_and_a_thread_with_the_same_parameter_wait_for_each_other
     );
 }
 
-/// `cargo test --release --lib --no-default-features --features burn-0-23,flex own_tape -- --ignored
+/// `cargo test --release --lib --no-default-features --features burn-0-23,flex figures -- --ignored
 /// --nocapture`: the MLP of the example `memory`.
 #[test]
 #[ignore = "a measurement, in release"]
