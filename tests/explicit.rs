@@ -1392,6 +1392,29 @@ fn a_module_may_ask_the_scaler_while_it_is_visited() {
     assert!(waited.is_ok(), "{waited:?}");
 }
 
+#[test]
+fn the_anomalies_of_a_discarded_step_are_no_part_of_the_next_one() {
+    let device = CheckedDevice::new();
+    let config = checked::config()
+        .with_precision(Precision::F16)
+        .with_anomaly_detection(true);
+    config.apply::<Checked>(&device).unwrap();
+    type C = AmpAutodiff<Checked>;
+    let scaler = scaler(1024.0);
+    let model: Linear<C> = LinearConfig::new(4, 4).init(&device);
+    // Discarded before its backward pass.
+    let x = Tensor::<C, 2>::full([4, 4], 60000.0, &device);
+    let _large = x.clone().matmul(x);
+    scaler.discard_step();
+
+    let x = Tensor::<C, 2>::full([4, 4], 1.0, &device);
+    let grads = scaler.backward(model.forward(x).mean(), &model);
+    let (_, stepped) = scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads);
+    assert!(stepped.unwrap());
+    scaler.update().unwrap();
+    assert_eq!(scaler.last_step().unwrap().anomalies, []);
+}
+
 /// Two threads share a scaler: a pass is recorded with the scale that it was computed with, and
 /// overflows at one scale back off once.
 #[test]

@@ -242,7 +242,8 @@ fn a_model_in_half_stays_half_in_fp32_mode() {
     assert_eq!(dtypes(&loaded), [DType::BF16; 6]);
 }
 
-/// The policy is off during the backward pass, and the loss was scaled in the region.
+/// The forward pass runs in the region. The backward pass runs outside it, with the policy off, and scales
+/// the loss.
 #[test]
 fn a_gradient_after_a_region_in_f16_is_not_in_f16() {
     let [model, _] = half_and_widened(Precision::F16);
@@ -263,5 +264,29 @@ fn a_gradient_after_a_region_in_f16_is_not_in_f16() {
         let expected = vec![factor / 8.0; 8];
         let grad = grad.into_data().to_vec::<f32>().unwrap();
         assert_close("the bias's gradient", Precision::F16, &grad, &expected, 1.0);
+    }
+}
+
+/// Half parameters of a program that computes in half by itself, beside a region elsewhere.
+#[test]
+fn where_the_policy_is_off_half_parameters_are_the_users() {
+    with_precision(Precision::Bf16, || Model::<B>::new().loss());
+    for precision in HALVES {
+        let [mut model, _] = half_and_widened(precision);
+        let half = precision.compute_dtype::<DType>().unwrap();
+        let model = full_precision(|| {
+            let x = Tensor::<B, 2>::ones([4, 6], &Default::default()).cast(half);
+            let mut optimizer = SgdConfig::new().init();
+            for _ in 0..2 {
+                let grads = model.first.forward(x.clone()).mean().backward();
+                let bias = model.first.bias.as_ref().unwrap();
+                assert_eq!(bias.grad(&grads).unwrap().dtype(), half);
+                assert_eq!(model.first.weight.grad(&grads).unwrap().dtype(), half);
+                let grads = GradientsParams::from_grads(grads, &model);
+                model = optimizer.step(1e-3, model, grads);
+            }
+            model
+        });
+        assert_eq!(dtypes(&model), [half; 6]);
     }
 }

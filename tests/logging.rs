@@ -96,7 +96,7 @@ fn the_log_is_told_once_and_why() {
     assert!(told.ends_with(auto), "{told}");
     assert!(warned.contains("has no effect"), "{warned}");
 
-    // Probabilities near one are one in half. PyTorch refuses this loss under autocast.
+    // A sigmoid near 1 is rounded to 1 in half: the loss of a confident error is 100 instead of 7.
     let losses = |config: BinaryCrossEntropyLossConfig, from: fn(Tensor<B, 1>) -> Tensor<B, 1>| {
         let device = Default::default();
         let logits = Tensor::<B, 1>::from_data([7.0, -7.0], &device);

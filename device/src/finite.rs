@@ -20,12 +20,16 @@ struct Checked {
 impl FiniteCheck {
     /// Adds a tensor, FP32 or wider, at the cost of its sum. Reads nothing back.
     pub fn add<const D: usize>(&mut self, tensor: Tensor<D>) {
-        let first = self.checked.first().map(|first| first.sum.device());
-        let device = first.unwrap_or_else(|| tensor.device());
+        let device = self.device().unwrap_or_else(|| tensor.device());
         self.checked.push(Checked {
             sum: sum(tensor.clone(), &device),
             rest: Box::new(move || sum(non_finite(tensor), &device)),
         });
+    }
+
+    /// The device of the first tensor.
+    pub fn device(&self) -> Option<Device> {
+        self.checked.first().map(|first| first.sum.device())
     }
 
     /// For each added tensor, whether all its values are finite. One number is read back: the sum of all

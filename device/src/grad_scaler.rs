@@ -157,11 +157,18 @@ impl GradScaler {
         self.shared.lock().pending.record()
     }
 
-    /// Discards the step under way: the losses scaled since the last update. Call it if the loop leaves out a
-    /// batch whose loss was scaled. Otherwise that loss belongs to the next step, which is skipped if the loss
-    /// is not finite. The scale and the counts stay. PyTorch checks no losses, and needs no such call.
+    /// Discards the step under way: all losses since the last update, also those of earlier micro-batches, whose
+    /// gradients the loop then drops, too. For a loop that leaves out a batch after its backward pass: otherwise
+    /// the loss belongs to the next step, which is skipped if the loss is not finite. Call it after `backward()`,
+    /// and not between [`step`](GradScaler::step) and [`update`](GradScaler::update). The scale and the counts
+    /// stay. PyTorch checks no losses, and needs no such call.
     pub fn discard_step(&self) {
-        self.shared.lock().pending = PendingStep::default();
+        let pending = std::mem::take(&mut self.shared.lock().pending);
+        if let Some(device) = pending.losses.device().filter(|_| is_watched()) {
+            // Operations may still be on their way to the device. A device that does not answer has none.
+            let _ = device.sync();
+            local::anomalies(&device);
+        }
     }
 
     /// Continues a step that was under way when it was recorded.

@@ -78,15 +78,16 @@ pub fn full_precision<I: RegionTensors, O: RegionTensors>(input: I, f: impl FnOn
 ///
 /// # Panics
 ///
-/// - If `input` has no float tensor: no operation would be in the region.
+/// - If `input` has integers or booleans, and no float tensor: no operation would be in the region.
 /// - In a region within ten others.
 pub fn with_precision<I: RegionTensors, O: RegionTensors>(
     precision: Precision,
     input: I,
     f: impl FnOnce(I) -> O,
 ) -> O {
+    let [floats, others] = input.count();
     assert!(
-        input.has_float(),
+        floats > 0 || others == 0,
         "a region without a float tensor, which no operation would be in: expected at least one float tensor \
          as input. Integers and booleans carry no region: in a language model, pass the embedded tokens"
     );
@@ -184,8 +185,12 @@ mod sealed {
     pub trait Marked: Sized {
         fn marked(self, pair: Pair) -> Self;
 
-        /// Whether a tensor is a float tensor.
-        fn has_float(&self) -> bool;
+        /// How many float tensors there are, and how many others.
+        fn count(&self) -> [usize; 2];
+    }
+
+    fn sum(a: [usize; 2], b: [usize; 2]) -> [usize; 2] {
+        [a[0] + b[0], a[1] + b[1]]
     }
 
     impl<const D: usize> Marked for Tensor<D> {
@@ -193,8 +198,8 @@ mod sealed {
             region::marked(self, pair)
         }
 
-        fn has_float(&self) -> bool {
-            true
+        fn count(&self) -> [usize; 2] {
+            [1, 0]
         }
     }
 
@@ -203,8 +208,8 @@ mod sealed {
             self
         }
 
-        fn has_float(&self) -> bool {
-            false
+        fn count(&self) -> [usize; 2] {
+            [0, 1]
         }
     }
 
@@ -213,8 +218,8 @@ mod sealed {
             self
         }
 
-        fn has_float(&self) -> bool {
-            false
+        fn count(&self) -> [usize; 2] {
+            [0, 1]
         }
     }
 
@@ -223,8 +228,8 @@ mod sealed {
             self.map(|tensor| tensor.marked(pair))
         }
 
-        fn has_float(&self) -> bool {
-            self.iter().any(T::has_float)
+        fn count(&self) -> [usize; 2] {
+            self.iter().map(T::count).fold([0; 2], sum)
         }
     }
 
@@ -233,8 +238,8 @@ mod sealed {
             self.into_iter().map(|tensor| tensor.marked(pair)).collect()
         }
 
-        fn has_float(&self) -> bool {
-            self.iter().any(T::has_float)
+        fn count(&self) -> [usize; 2] {
+            self.iter().map(T::count).fold([0; 2], sum)
         }
     }
 
@@ -243,8 +248,8 @@ mod sealed {
             self.map(|tensor| tensor.marked(pair))
         }
 
-        fn has_float(&self) -> bool {
-            self.iter().any(T::has_float)
+        fn count(&self) -> [usize; 2] {
+            self.iter().map(T::count).fold([0; 2], sum)
         }
     }
 
@@ -255,8 +260,8 @@ mod sealed {
                     ($(self.$place.marked(pair),)+)
                 }
 
-                fn has_float(&self) -> bool {
-                    $(self.$place.has_float())||+
+                fn count(&self) -> [usize; 2] {
+                    [$(self.$place.count()),+].into_iter().fold([0; 2], sum)
                 }
             }
         )*};

@@ -83,4 +83,14 @@ fn the_first_operation_of_each_pass_that_overflowed_is_named() {
         w.matmul(ones()).mean()
     });
     assert_eq!((outcome, found), (StepOutcome::Finite, Vec::new()));
+
+    // The next step has no anomalies of a step that was discarded.
+    let left_out = Weight::new(300.0, &device);
+    let product = left_out.weight.val().matmul(ones() * 300.0);
+    scaler.scale(product.mean()).backward();
+    scaler.discard_step();
+    let (outcome, found) = step(&scaler, Weight::new(1.0, &device), |w| {
+        w.matmul(ones()).mean()
+    });
+    assert_eq!((outcome, found), (StepOutcome::Finite, Vec::new()));
 }

@@ -256,7 +256,7 @@ fn attention_in_half_is_fp32_between_roundings() {
             let before = widened();
             let out = A::attention(q, k, v, None, None, options);
             assert_eq!(out.dtype(), half.into());
-            // Flex also computes in FP32, other backends do not.
+            // Flex gives the same values without these casts.
             assert_eq!(widened() - before, 3);
             let [q, k, v] = [0, 24, 48].map(|from| {
                 let rounded = Flex::float_cast(f32s::<Flex>(&values(from), &shape), half);

@@ -119,7 +119,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             anomaly::end_unreported();
             return AmpGradients {
                 tape: Some(tape),
-                ready: of_leaves::<B>(copied),
+                ready: of_leaves::<B>(copied, false),
             };
         }
         match explicit {
@@ -130,19 +130,19 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
                 let grads = unscaled::<B>(grads, scaled.scale);
                 scaled_loss::add_loss::<Amp<B>>(&scaler, &device, value);
                 scaled_loss::end_pass::<B>(&scaler, replicas, &device, scaled.scale);
-                AmpGradients::of_leaves(of_leaves::<B>(grads))
+                AmpGradients::of_leaves(of_leaves::<B>(grads, true))
             }
             _ => checked_backward::<B, C>(loss, &scaler),
         }
     }
 
     /// The unscaled gradient of a tensor that requires one, in the tensor's shape and dtype; `None`
-    /// after an overflow.
+    /// after an overflow. The gradient of a half tensor is FP32 if the loss was scaled.
     fn grad(tensor: &FloatTensor<Self>, grads: &AmpGradients<B>) -> Option<AmpTensor<B>> {
         let id = tensor.primitive.node.id.value;
         grads.ready.get(&id).cloned().or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad(&tensor.primitive, grads.tape.as_ref()?)?;
-            Some(finished(LeafInfo::of(tensor), grad.into_primitive()))
+            Some(finished(LeafInfo::of(tensor), grad.into_primitive(), false))
         })
     }
 
@@ -154,7 +154,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let id = tensor.primitive.node.id.value;
         grads.ready.remove(&id).or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad_remove(&tensor.primitive, grads.tape.as_mut()?)?;
-            Some(finished(LeafInfo::of(tensor), grad.into_primitive()))
+            Some(finished(LeafInfo::of(tensor), grad.into_primitive(), false))
         })
     }
 
@@ -230,16 +230,18 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
 }
 
 /// A leaf's gradient as the user gets it: in the dtype in which the leaf is trained, and never demoted.
-/// The gradient has the leaf's flags, so it is read back in the same dtype as the leaf.
-fn finished<B: Backend>(leaf: LeafInfo, grad: FloatTensor<B>) -> AmpTensor<B> {
-    let dtype = master::trained_dtype::<B>(leaf.dtype, &B::float_device(&grad));
-    let flags = leaf.flags | TensorFlags::GRADIENT;
-    // Half, if the policy is off now. The gradient may be FP32, as after a forward pass in a region: once
-    // checked and unscaled, it may be outside f16's range.
-    if is_half(dtype) {
-        return AmpTensor::new(grad, flags);
-    }
-    AmpTensor::new(AmpTensor::<B>::plain(grad).into_dtype(dtype), flags)
+/// The gradient has the leaf's flags, so it is read back in the same dtype as the leaf. A gradient that
+/// `is_unscaled` was checked in FP32 and divided by the loss scale. It may be outside f16's range, so it stays
+/// FP32.
+fn finished<B: Backend>(leaf: LeafInfo, grad: FloatTensor<B>, is_unscaled: bool) -> AmpTensor<B> {
+    let trained = master::trained_dtype::<B>(leaf.dtype, &B::float_device(&grad));
+    let dtype = if is_unscaled && is_half(trained) {
+        DType::F32
+    } else {
+        trained
+    };
+    let grad = AmpTensor::<B>::plain(grad).into_dtype(dtype);
+    AmpTensor::new(grad, leaf.flags | TensorFlags::GRADIENT)
 }
 
 /// The gradients of a loss times `scale` as the tape returns them, and the replicas that reduce them
@@ -314,8 +316,11 @@ fn unscaled<B: Backend>(grads: Vec<LeafGradient<B>>, scale: f32) -> Vec<LeafGrad
 }
 
 /// Gradients as the user gets them, by the node ids of their leaves.
-fn of_leaves<B: Backend>(grads: Vec<LeafGradient<B>>) -> HashMap<u64, AmpTensor<B>> {
-    let finished = |(id, leaf, grad)| (id, finished(leaf, grad));
+fn of_leaves<B: Backend>(
+    grads: Vec<LeafGradient<B>>,
+    are_unscaled: bool,
+) -> HashMap<u64, AmpTensor<B>> {
+    let finished = |(id, leaf, grad)| (id, finished(leaf, grad, are_unscaled));
     grads.into_iter().map(finished).collect()
 }
 
@@ -409,5 +414,5 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     if !is_unscaled_first {
         grads = unscaled::<B>(grads, scale);
     }
-    AmpGradients::of_leaves(of_leaves::<B>(grads))
+    AmpGradients::of_leaves(of_leaves::<B>(grads, true))
 }

@@ -120,7 +120,11 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     /// The user's own cast: the result counts as the user's choice, half or not.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let kept = TensorFlags::GRADIENT | TensorFlags::FROM_F16 | TensorFlags::BACKWARD;
+        let kept = TensorFlags::GRADIENT
+            | TensorFlags::FROM_F16
+            | TensorFlags::BACKWARD
+            | TensorFlags::SIGMOID
+            | TensorFlags::MINUS_SIGMOID;
         let mut flags = tensor.flags() & kept;
         let half = tensor.dtype();
         if dtype == FloatDType::F32

@@ -11,6 +11,7 @@ use super::gradients::{self, Found};
 use crate::autodiff::replicas::{Replicas, agreed};
 use crate::autodiff::{scaled_loss, tape};
 use crate::device::DeviceContext;
+use crate::diagnostics::anomaly;
 use crate::policy::Mode;
 use crate::scaler::{OR, ScaledLoss};
 use crate::{AmpError, GradScaler, LastStep, Transition, full_precision};
@@ -303,10 +304,13 @@ impl GradScaler {
         self.shared.lock().pending.record()
     }
 
-    /// Discards the step under way: the losses scaled since the last update. Call it if the loop leaves out a
-    /// batch whose loss was scaled. Otherwise that loss belongs to the next step, which is skipped if the loss
-    /// is not finite. The scale and the counts stay. PyTorch checks no losses, and needs no such call.
+    /// Discards the step under way: all losses since the last update, also those of earlier micro-batches, whose
+    /// gradients the loop then drops, too. For a loop that leaves out a batch after its backward pass: otherwise
+    /// the loss belongs to the next step, which is skipped if the loss is not finite. Call it after `backward()`,
+    /// and not between [`step`](GradScaler::step) and [`update`](GradScaler::update). The scale and the counts
+    /// stay. PyTorch checks no losses, and needs no such call.
     pub fn discard_step(&self) {
+        anomaly::take();
         self.shared.lock().pending = Default::default();
     }
 

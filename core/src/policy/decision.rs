@@ -371,7 +371,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             TensorFlags::CONSTANT,
             class == Class::Move && all(|o| o.has(TensorFlags::CONSTANT)),
         );
-        flags.set(TensorFlags::SIGMOID, self.is_sigmoid(class, computed));
+        flags |= self.sigmoid(class, computed);
         for half in D::HALVES {
             flags.set(
                 TensorFlags::fits(half),
@@ -385,32 +385,51 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         }
     }
 
-    /// Whether the result is a sigmoid in half, or one plus, minus or times a scalar. Warns if the operation is
-    /// the logarithm of such a tensor.
-    fn is_sigmoid(&self, class: Class, computed: Option<D>) -> bool {
+    /// Whether the result is a sigmoid in half, or a sigmoid times -1. Warns if the operation is the logarithm
+    /// of one minus a sigmoid.
+    fn sigmoid(&self, class: Class, computed: Option<D>) -> TensorFlags {
         let name = self.op.name;
-        if class == Class::Activation && name == "sigmoid" {
-            return self.mode != Mode::Off && is_half(computed.unwrap_or(self.operands[0].dtype));
+        let computes = matches!(class, Class::Activation | Class::LowerPrecision);
+        if computes && name == "sigmoid" {
+            let is_half = is_half(computed.unwrap_or(self.operands[0].dtype));
+            return if is_half && self.mode != Mode::Off {
+                TensorFlags::SIGMOID
+            } else {
+                TensorFlags::empty()
+            };
         }
-        if !self.operands[0].has(TensorFlags::SIGMOID) {
-            return false;
+        let both = TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID;
+        let of = self.operands[0].flags & both;
+        if of.is_empty() {
+            return of;
         }
-        if matches!(name, "float_log" | "float_log1p") {
-            static WARNED: Once = Once::new();
-            WARNED.call_once(|| {
-                log::warn!(
-                    "burn-amp: {name} of a sigmoid in half precision: near one, the sigmoid is one, and the \
-                     gradient is zero. Pass the logits to the loss: \
-                     BinaryCrossEntropyLossConfig::with_logits(true), or log_sigmoid. Or compute the sigmoid in \
-                     full_precision. PyTorch refuses this loss under autocast"
-                );
-            });
+        // A bound at some distance from 0 and 1 keeps the values away from them.
+        let is_wide = || {
+            !self
+                .scalars
+                .iter()
+                .any(|s| (0.01..=0.99).contains(&s.abs()))
+        };
+        match name {
+            "float_log" | "float_log1p" if of.contains(TensorFlags::MINUS_SIGMOID) => {
+                static WARNED: Once = Once::new();
+                WARNED.call_once(|| {
+                    log::warn!(
+                        "burn-amp: {name} of one minus a sigmoid in half precision: a sigmoid near 1 is \
+                         rounded to 1, and a confident error then has no gradient in Burn's \
+                         BinaryCrossEntropyLoss. Pass the logits to the loss, with \
+                         BinaryCrossEntropyLossConfig::with_logits(true), use log_sigmoid, or compute the \
+                         sigmoid in full_precision"
+                    );
+                });
+                TensorFlags::empty()
+            }
+            "float_neg" if of.contains(TensorFlags::SIGMOID) => TensorFlags::MINUS_SIGMOID,
+            "float_add_scalar" | "float_sub_scalar" => of,
+            "float_clamp" | "float_clamp_min" | "float_clamp_max" if is_wide() => of,
+            _ if class == Class::Move => of,
+            _ => TensorFlags::empty(),
         }
-        matches!(
-            name,
-            "float_neg" | "float_add_scalar" | "float_sub_scalar" | "float_mul_scalar"
-        ) || name.starts_with("float_clamp")
-            || class == Class::Move
     }
 
     /// The number of gradients in a multiple of a sum, such as the momentum of an optimizer, whose gradients
@@ -1000,28 +1019,36 @@ mod tests {
     }
 
     #[test]
-    fn the_logarithm_of_a_sigmoid_in_half_is_recognized() {
-        let follows = |name, flags| {
-            let out = named(name, &[with(F16, flags)], ON).flags;
-            out.contains(TensorFlags::SIGMOID)
+    fn one_minus_a_sigmoid_in_half_is_recognized() {
+        const SIGMOID: TensorFlags = TensorFlags::SIGMOID;
+        const MINUS: TensorFlags = TensorFlags::MINUS_SIGMOID;
+        let out = |name, flags, scalars: &[f64]| {
+            let operand = [with(F16, flags)];
+            decide(&Op::named(name), &operand, scalars, &ON).flags & (SIGMOID | MINUS)
         };
-        assert!(follows("sigmoid", TensorFlags::empty()));
-        for name in [
-            "float_neg",
-            "float_add_scalar",
-            "float_clamp_min",
-            "float_reshape",
-        ] {
-            assert!(follows(name, TensorFlags::SIGMOID), "{name}");
-            assert!(!follows(name, TensorFlags::empty()), "{name}");
-        }
-        for name in ["float_tanh", "float_exp", "float_log", "float_log1p"] {
-            assert!(!follows(name, TensorFlags::SIGMOID), "{name}");
+        const NONE: TensorFlags = TensorFlags::empty();
+        assert_eq!(out("sigmoid", NONE, &[]), SIGMOID);
+        let half = Here {
+            changed: Some(OpPrecision::Half),
+            ..ON
+        };
+        let changed = named("sigmoid", &plain(&[F32]), half).flags;
+        assert!(changed.contains(SIGMOID));
+        assert_eq!(out("float_neg", SIGMOID, &[]), MINUS);
+        assert_eq!(out("float_neg", MINUS, &[]), NONE);
+        for flags in [SIGMOID, MINUS, NONE] {
+            assert_eq!(out("float_add_scalar", flags, &[1.0]), flags);
+            assert_eq!(out("float_clamp", flags, &[1e-7, 1.0 - 1e-7]), flags);
+            assert_eq!(out("float_clamp", flags, &[0.05, 0.95]), NONE);
+            assert_eq!(out("float_reshape", flags, &[]), flags);
+            for name in ["float_tanh", "float_exp", "float_log", "float_log1p"] {
+                assert_eq!(out(name, flags, &[]), NONE, "{name}");
+            }
         }
         // In FP32, and in the user's own half, the policy has no part in it.
         for (dtype, here) in [(F32, ON), (F16, OFF)] {
             let out = named("sigmoid", &plain(&[dtype]), here).flags;
-            assert!(!out.contains(TensorFlags::SIGMOID), "{dtype:?}");
+            assert!(!out.contains(SIGMOID), "{dtype:?}");
         }
     }
 

@@ -39,9 +39,10 @@ bitflags! {
         /// A parameter that an operation cast to half, or a tensor that the optimizer computed from such a
         /// parameter: the new parameter will be cast, too.
         const USED_IN_HALF = 1 << 15;
-        /// The result of a sigmoid in half, or this plus, minus or times a scalar. Near one it is one, and its
-        /// logarithm has no gradient.
+        /// The result of a sigmoid in half. A sigmoid near 1 is rounded to 1.
         const SIGMOID = 1 << 16;
+        /// A sigmoid in half times -1, perhaps plus a scalar: where the sigmoid is 1, its logarithm is wrong.
+        const MINUS_SIGMOID = 1 << 17;
     }
 }
 

@@ -11,8 +11,7 @@ use crate::{Amp, AmpTensor};
 
 /// Attention as one operation of the backend. In half, it runs in steps if the device only contracts in half, or
 /// if the bias has another dtype. Otherwise it computes in FP32 on operands rounded to half, as Flex does by
-/// itself: CubeCL's kernels for half multiply f16 whatever the dtype is, and Burn computes what they refuse in
-/// steps with a softmax in half.
+/// itself: CubeCL's fast kernels only take f16, and Burn computes what they refuse in steps with a softmax in half.
 pub(super) fn attention<B: Backend>(
     mut query: AmpTensor<B>,
     key: AmpTensor<B>,
