@@ -6,9 +6,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-use burn_amp_core::{
-    Parameter, PendingStep, PendingStepRecord, SharedScaler, StepOutcome, scaler_handle,
-};
+use burn_amp_core::{Parameter, PendingStepRecord, SharedScaler, StepOutcome, scaler_handle};
 use burn_dispatch::DispatchDevice;
 
 use crate::device::{UNSCALED, is_watched};
@@ -104,7 +102,7 @@ impl GradScaler {
     #[cfg(feature = "train")]
     pub(crate) fn begin_run(&self) {
         let shared = &mut *self.shared.lock();
-        shared.pending = PendingStep::default();
+        shared.pending = Default::default();
         shared.scaler.forget_stuck();
     }
 
