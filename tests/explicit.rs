@@ -1360,17 +1360,23 @@ impl<B: AutodiffBackend> AutodiffModule<B> for Asking<B> {
     }
 }
 
+/// A device in f16 with anomaly detection.
+fn watched() -> CheckedDevice {
+    let device = CheckedDevice::new();
+    let config = checked::config()
+        .with_precision(Precision::F16)
+        .with_anomaly_detection(true);
+    config.apply::<Checked>(&device).unwrap();
+    device
+}
+
 /// No lock of the scaler is held while a module is visited. Fails after a while instead of waiting
 /// for ever.
 #[test]
 fn a_module_may_ask_the_scaler_while_it_is_visited() {
     let (done, is_done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let device = CheckedDevice::new();
-        let config = checked::config()
-            .with_precision(Precision::F16)
-            .with_anomaly_detection(true);
-        config.apply::<Checked>(&device).unwrap();
+        let device = watched();
         type C = AmpAutodiff<Checked>;
         let scaler = scaler(1024.0);
         let model = Asking {
@@ -1394,11 +1400,7 @@ fn a_module_may_ask_the_scaler_while_it_is_visited() {
 
 #[test]
 fn the_anomalies_of_a_discarded_step_are_no_part_of_the_next_one() {
-    let device = CheckedDevice::new();
-    let config = checked::config()
-        .with_precision(Precision::F16)
-        .with_anomaly_detection(true);
-    config.apply::<Checked>(&device).unwrap();
+    let device = watched();
     type C = AmpAutodiff<Checked>;
     let scaler = scaler(1024.0);
     let model: Linear<C> = LinearConfig::new(4, 4).init(&device);

@@ -147,9 +147,7 @@ pub(crate) fn is_fused<B: Backend>(device: &B::Device) -> bool {
 /// Whether the backend is one of CubeCL's, or one on another machine, which may be.
 pub(crate) fn may_be_cubecl<B: Backend>(device: &B::Device) -> bool {
     let name = B::name(device.inner());
-    ["cubecl<", "remote-"]
-        .iter()
-        .any(|part| name.contains(part))
+    name.contains("cubecl<") || name.contains("remote-")
 }
 
 fn bare_name<B: Backend>(device: &B::Device) -> String {
