@@ -14,6 +14,7 @@ use burn::tensor::{Bytes, Tensor, TensorData};
 use burn_amp_core::{PendingStepRecord, check_trainer, continues_window, replace_file};
 use burn_dispatch::DispatchDevice;
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
 
 use crate::gradients::{clip_grad_norm, widen};
 use crate::{
@@ -117,6 +118,38 @@ fn present<M>(model: &Option<M>) -> &M {
     model.as_ref().expect(MODEL_IS_PRESENT)
 }
 
+/// Moves the running statistics of the last batch to where a record reads and writes them: Burn's
+/// `RunningState` keeps them aside until the next forward pass or `valid`, which overwrites what was loaded.
+fn end_running_statistics<M: Module>(model: &M) {
+    drop(model.valid());
+}
+
+/// The optimizer with the record's state. Burn leaves out what is the state of another optimizer.
+fn resumed_optimizer(
+    optimizer: &ModuleOptimizer,
+    record: OptimizerRecord,
+) -> Result<ModuleOptimizer, AmpError> {
+    let tensors = record.len();
+    let resumed = optimizer.clone().load_record(record);
+    match resumed.to_record().len() == tensors {
+        true => Ok(resumed),
+        false => Err(AmpError::unread("a record", "it is of another optimizer")),
+    }
+}
+
+/// The schedule with the record's state, as for the optimizer.
+fn resumed_schedule(
+    schedule: &ModuleLrScheduler,
+    record: LrSchedulerRecord,
+) -> Result<ModuleLrScheduler, AmpError> {
+    let resumed = schedule.clone().load_record(record.clone());
+    // The scalars have no other public access.
+    match format!("{:?}", resumed.to_record()) == format!("{record:?}") {
+        true => Ok(resumed),
+        false => Err(AmpError::unread("a record", "it is of another schedule")),
+    }
+}
+
 /// Everything a trainer needs to resume exactly: the model, the optimizer, the schedule, the scaler,
 /// and an incomplete accumulation window.
 #[derive(Debug)]
@@ -148,12 +181,9 @@ pub struct AccumulationRecord {
 /// The file of a record: MessagePack, with Burn's records as the bytes of their own format.
 #[derive(Serialize, Deserialize)]
 struct RecordFile {
-    #[serde(with = "serde_bytes")]
-    model: Vec<u8>,
-    #[serde(with = "serde_bytes")]
-    optimizer: Vec<u8>,
-    #[serde(with = "serde_bytes")]
-    schedule: Vec<u8>,
+    model: Vec<ByteBuf>,
+    optimizer: Vec<ByteBuf>,
+    schedule: Vec<ByteBuf>,
     scaler: LossScaler,
     accumulation: AccumulationRecord,
 }
@@ -324,6 +354,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     /// [`Error::Read`] when the device gives no answer.
     pub fn to_record(&mut self) -> Result<TrainerRecord, Error> {
         let model = present(&self.model);
+        end_running_statistics(model);
         let grads = self.accumulator.grads();
         let mut saved = Saved {
             grads: &grads,
@@ -353,15 +384,24 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] for another model's record. Nothing is changed then.
+    /// [`AmpError::State`] for the record of another model, optimizer or schedule. Nothing is changed then.
     pub fn load_record(&mut self, record: TrainerRecord) -> Result<(), AmpError> {
-        let model = self.model().clone().try_load_record(record.model);
-        let model = model.map_err(|error| AmpError::unread("a record", error))?;
-        self.optimizer = self.optimizer.clone().load_record(record.optimizer);
-        self.schedule = self.schedule.clone().load_record(record.schedule);
+        let optimizer = resumed_optimizer(&self.optimizer, record.optimizer)?;
+        let schedule = resumed_schedule(&self.schedule, record.schedule)?;
+        let model = present(&self.model);
+        end_running_statistics(model);
+        let before = model.clone().into_record();
+        let loaded = model.clone().try_load_record(record.model);
+        let loaded = loaded.map_err(|error| {
+            // Clones share their running statistics, and some of the record's may be in them.
+            model.clone().load_record(before);
+            AmpError::unread("a record", error)
+        });
+        self.model = Some(loaded?);
+        self.optimizer = optimizer;
+        self.schedule = schedule;
         self.scaler.shared.resume_state(record.scaler);
         let accumulation = record.accumulation;
-        self.model = Some(model);
         let own = self.config.grads_accumulation;
         if !continues_window(accumulation.micro_batches, accumulation.batches, own) {
             self.forget_window();
@@ -419,23 +459,38 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     }
 }
 
+/// MessagePack counts bytes in 32 bits, and `rmp` checks no length: 4 GiB would be written as 0 bytes.
+const LONGEST_PIECE: usize = 1 << 30;
+
+fn pieces(bytes: &[u8], longest: usize) -> Vec<ByteBuf> {
+    bytes.chunks(longest).map(ByteBuf::from).collect()
+}
+
+fn whole(pieces: Vec<ByteBuf>) -> Bytes {
+    let pieces = pieces.into_iter().map(ByteBuf::into_vec);
+    Bytes::from_bytes_vec(
+        pieces
+            .reduce(|all, piece| [all, piece].concat())
+            .unwrap_or_default(),
+    )
+}
+
 impl RecordFile {
     fn of(record: TrainerRecord) -> Result<Self, RecordError> {
         Ok(Self {
-            model: record.model.into_bytes()?.to_vec(),
-            optimizer: record.optimizer.into_bytes()?.to_vec(),
-            schedule: record.schedule.into_bytes()?.to_vec(),
+            model: pieces(&record.model.into_bytes()?, LONGEST_PIECE),
+            optimizer: pieces(&record.optimizer.into_bytes()?, LONGEST_PIECE),
+            schedule: pieces(&record.schedule.into_bytes()?, LONGEST_PIECE),
             scaler: record.scaler,
             accumulation: record.accumulation,
         })
     }
 
     fn into_record(self) -> Result<TrainerRecord, RecordError> {
-        let bytes = Bytes::from_bytes_vec;
         Ok(TrainerRecord {
-            model: ModuleRecord::from_bytes(bytes(self.model))?,
-            optimizer: OptimizerRecord::from_bytes(bytes(self.optimizer))?,
-            schedule: LrSchedulerRecord::from_bytes(bytes(self.schedule))?,
+            model: ModuleRecord::from_bytes(whole(self.model))?,
+            optimizer: OptimizerRecord::from_bytes(whole(self.optimizer))?,
+            schedule: LrSchedulerRecord::from_bytes(whole(self.schedule))?,
             scaler: self.scaler,
             accumulation: self.accumulation,
         })
@@ -475,6 +530,20 @@ impl ModuleVisitor for Restored {
                 factor => grad * factor,
             };
             self.grads.register(param.id, grad);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_survive_in_pieces() {
+        for (bytes, count) in [(&b""[..], 0), (b"abc", 1), (b"abcd", 1), (b"abcdefghi", 3)] {
+            let pieces = pieces(bytes, 4);
+            assert_eq!(pieces.len(), count);
+            assert_eq!(&whole(pieces)[..], bytes);
         }
     }
 }

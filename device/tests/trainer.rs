@@ -10,7 +10,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::nn::{Linear, LinearConfig};
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_amp_device::{
@@ -243,8 +244,86 @@ fn a_damaged_file_and_another_models_record_change_nothing() {
         .init(other, SgdConfig::new().init(), 1e-3)
         .unwrap();
     assert!(trainer.load_record(other.to_record().unwrap()).is_err());
+    // The same model with another optimizer, and with another schedule.
+    let mut other = sgd(&device, config(4096.0), 1e-3);
+    train(&mut other, 0, 1.0);
+    let error = trainer.load_record(other.to_record().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("another schedule"), "{error}");
+    let mut other = adam(&device, config(4096.0), 1e-3);
+    train(&mut other, 0, 1.0);
+    let mut plain = sgd(&device, config(4096.0), 1e-3);
+    let error = plain.load_record(other.to_record().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("another optimizer"), "{error}");
     assert_eq!(parameters(trainer.model()), before);
     assert_eq!(train(&mut trainer, 1, 1.0).progress, Stepped);
+}
+
+/// A layer behind a batch norm, whose running statistics are no parameters.
+#[derive(burn::module::Module, Debug)]
+struct Normed {
+    norm: BatchNorm,
+    layer: Linear,
+}
+
+fn normed(device: &Device, outputs: usize) -> MixedPrecisionTrainer<Normed> {
+    let model = Normed {
+        norm: BatchNormConfig::new(8).init(device),
+        layer: match outputs {
+            4 => layer(device),
+            _ => LinearConfig::new(8, outputs).init(device),
+        },
+    };
+    let optimizer = SgdConfig::new().init();
+    config(1024.0).init(model, optimizer, 0.1).unwrap()
+}
+
+fn train_normed(trainer: &mut MixedPrecisionTrainer<Normed>, batches: std::ops::Range<u64>) {
+    for i in batches {
+        let device = trainer.model().layer.weight.val().device();
+        let x = tensor([32, 8], i, &device) + i as f64;
+        let loss = |model: &Normed, x: Tensor<2>, (): ()| {
+            let y = model.layer.forward(model.norm.forward(x));
+            y.powi_scalar(2).mean()
+        };
+        trainer.train_step(x, (), loss).unwrap();
+    }
+}
+
+/// The running mean and variance as validation reads them.
+fn statistics(trainer: &MixedPrecisionTrainer<Normed>) -> [Vec<f32>; 2] {
+    let norm = trainer.model().valid().norm;
+    [norm.running_mean.value(), norm.running_var.value()].map(read)
+}
+
+#[test]
+fn running_statistics_are_those_of_the_record() {
+    let device = device(Precision::F16);
+    let path = file("normed");
+    let mut trainer = normed(&device, 4);
+    train_normed(&mut trainer, 0..3);
+    // Saved before anything reads the statistics of the last batch.
+    trainer.save_file(&path).unwrap();
+    let saved = statistics(&trainer);
+
+    let mut resumed = normed(&device, 4);
+    resumed.load_file(&path).unwrap();
+    assert_eq!(statistics(&resumed), saved);
+
+    // Back to the file, in the trainer that went on.
+    train_normed(&mut trainer, 3..5);
+    trainer.load_file(&path).unwrap();
+    assert_eq!(statistics(&trainer), saved);
+    train_normed(&mut trainer, 3..5);
+    train_normed(&mut resumed, 3..5);
+    assert_eq!(statistics(&trainer), statistics(&resumed));
+
+    // A refused record, whose statistics fit.
+    let before = statistics(&trainer);
+    let mut other = normed(&device, 5);
+    train_normed(&mut other, 0..1);
+    assert!(trainer.load_record(other.to_record().unwrap()).is_err());
+    assert_eq!(statistics(&trainer), before);
+    fs::remove_file(path).unwrap();
 }
 
 #[test]
