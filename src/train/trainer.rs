@@ -4,7 +4,7 @@ use burn_amp_core::{PendingStepRecord, check_trainer, continues_window, replace_
 use burn_core as burn;
 use burn_core::config::Config;
 use burn_core::module::AutodiffModule;
-use burn_core::record::{FileRecorder, PrecisionSettings, Record};
+use burn_core::record::{BurnRecord, FileRecorder, PrecisionSettings, Record, Recorder};
 use burn_core::tensor::backend::{AutodiffBackend, Backend};
 use burn_core::tensor::{ElementConversion, Tensor, TensorData};
 use burn_optim::lr_scheduler::LrScheduler;
@@ -158,6 +158,10 @@ pub type TrainerRecord<B, M, O, S> = (
     AccumulationRecord,
 );
 
+/// What a recorder's file contains.
+type Saved<R, B, M, O, S> =
+    BurnRecord<<TrainerRecord<B, M, O, S> as Record<B>>::Item<<R as Recorder<B>>::Settings>, B>;
+
 /// A trainer's incomplete accumulation window at the time of the record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AccumulationRecord {
@@ -227,6 +231,14 @@ where
             };
             Ok((value, scale, self.mixed.backward(loss, model)))
         })?;
+        if grads.is_empty() {
+            self.forget_window();
+            return Err(AmpError::ForeignGradients {
+                call: "train_step",
+                given: 0,
+                of_model: 0,
+            });
+        }
         self.accumulator.accumulate(model, grads);
         self.micro_batches += 1;
         let progress = if self.micro_batches < self.config.grads_accumulation {
@@ -241,6 +253,13 @@ where
             skipped_steps: self.skipped_steps(),
             precision: self.precision(),
         })
+    }
+
+    /// Drops the accumulation window.
+    fn forget_window(&mut self) {
+        self.micro_batches = 0;
+        self.accumulator = GradientsAccumulator::new();
+        self.mixed.scaler().discard_step();
     }
 
     fn optimizer_step(&mut self) -> Result<StepProgress, AmpError> {
@@ -356,10 +375,13 @@ where
     ///
     /// # Panics
     ///
-    /// Where Burn's `Module::load_record` panics, for another model's record. Nothing is changed
-    /// then.
+    /// Where Burn's `Module::load_record` panics, for another model's record. The trainer can go on, but
+    /// its running statistics (batch norm) may be the record's.
     pub fn load_record(&mut self, record: TrainerRecord<B, M, O, S>) {
         let (model, optimizer, (scheduler, scaler), accumulation) = record;
+        // Burn's `RunningState` keeps the statistics of the last batch aside until the next forward pass or
+        // `valid`, which would overwrite the loaded ones.
+        drop(self.model().valid());
         let load = || self.model().clone().load_record(model);
         let model = self.mixed.forward_context(|| with_masters(load()));
         self.optimizer = self.optimizer.clone().load_record(optimizer);
@@ -405,8 +427,11 @@ where
             // As Burn's recorders do.
             fs::create_dir_all(path.parent().unwrap_or(&path))?;
             replace_file(&path, |part| {
-                let part = part.with_file_name(given.file_name().unwrap_or_default());
-                Ok(recorder.record(self.to_record(), part)?)
+                let mut part = part.with_file_name(given.file_name().unwrap_or_default());
+                recorder.record(self.to_record(), part.clone())?;
+                // Burn's recorders drop the error of the last bytes, as of a full disk: read them back.
+                recorder.load_item::<Saved<R, B, M, O, S>>(&mut part)?;
+                Ok(())
             })
         };
         save().map_err(|error| AmpError::unwritten(path.display(), error))
