@@ -217,4 +217,27 @@ fn the_log_is_told_once_and_why() {
             "{widened}"
         );
     }
+
+    // Without loss scaling no step reports an anomaly: the log has it.
+    for precision in [Precision::Bf16, Precision::F32] {
+        let device = Default::default();
+        let watched = AmpConfig::new()
+            .with_precision(precision)
+            .with_anomaly_detection(true);
+        watched.apply::<B>(&device).unwrap();
+        self::lines();
+        for _ in 0..2 {
+            let small = Tensor::<B, 1>::from_data([1e-25], &device).require_grad();
+            (small * 1e30 * 1e30).sum().backward();
+            let large = Tensor::<B, 1>::from_data([100.0], &device).require_grad();
+            large.exp().sum().backward();
+        }
+        let found: Vec<_> = self::lines().into_iter().map(|(_, line)| line).collect();
+        let first = "burn-amp: the first non-finite result of a pass: ";
+        let backward = format!("{first}backward: mul_scalar [1] in F32, operands up to 1e30");
+        let exp = ["forward", "backward"]
+            .map(|pass| format!("{first}{pass}: exp [1] in F32, operands up to 1e2"));
+        let each = [vec![backward], exp.to_vec()].concat();
+        assert_eq!(found, [each.clone(), each].concat());
+    }
 }

@@ -116,7 +116,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             replicas::agreed::<B>(replicas.as_deref(), &device, None, StepOutcome::Finite);
             let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
             let copied = leaves.map(take).unwrap_or_default();
-            anomaly::end_unreported();
+            anomaly::end_unreported(f16 && scaler.state().is_enabled());
             return AmpGradients {
                 tape: Some(tape),
                 ready: of_leaves::<B>(copied, false),

@@ -2,6 +2,7 @@
 //! device after every operation.
 
 use std::cell::RefCell;
+use std::mem;
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata, try_read_sync};
@@ -35,10 +36,18 @@ pub(crate) fn take() -> Vec<Anomaly> {
     WATCHED.take().found
 }
 
-/// Drops the anomalies of a backward pass that no step reports. Those of a forward pass may belong to the
-/// next one.
-pub(crate) fn end_unreported() {
-    WATCHED.with_borrow_mut(|watched| watched.found.retain(|a| a.pass == AnomalyPass::Forward));
+/// Ends a backward pass that no step reports: the log has its anomalies. Those of a forward pass may belong to
+/// the next step, if there `are_steps`.
+pub(crate) fn end_unreported(are_steps: bool) {
+    let is_next = |anomaly: &Anomaly| are_steps && anomaly.pass == AnomalyPass::Forward;
+    let ended = WATCHED.with_borrow_mut(|watched| {
+        let ended: Vec<_>;
+        (watched.found, ended) = mem::take(&mut watched.found).into_iter().partition(is_next);
+        ended
+    });
+    for anomaly in ended {
+        log::warn!("burn-amp: the first non-finite result of a pass: {anomaly}");
+    }
 }
 
 /// Begins an operation on a watched device. Returns whether this operation is watched. `node` gives
