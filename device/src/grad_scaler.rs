@@ -284,7 +284,8 @@ impl GradScaler {
     }
 
     /// Steps the optimizer at learning rate `lr` if the losses and this model's gradients are
-    /// finite. Otherwise the model and the optimizer stay as they are, bit for bit. Returns the
+    /// finite. Otherwise the parameters and the optimizer stay as they are, bit for bit; running
+    /// statistics (batch norm) change in the forward pass, as in PyTorch. Returns the
     /// model, and whether the step was taken. The counterpart of PyTorch's `GradScaler.step`.
     ///
     /// # Errors

@@ -198,7 +198,8 @@ impl GradScaler {
     }
 
     /// Runs the optimizer step at learning rate `lr`, in FP32, if the losses and this model's
-    /// gradients are finite. Otherwise the model and the optimizer stay unchanged. Returns the model,
+    /// gradients are finite. Otherwise the parameters and the optimizer stay unchanged; running statistics
+    /// (batch norm) change in the forward pass, as in PyTorch. Returns the model,
     /// and whether the step was taken. The counterpart of PyTorch's `GradScaler.step`.
     ///
     /// # Errors

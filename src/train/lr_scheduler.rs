@@ -24,7 +24,8 @@ use crate::{GradScaler, LossScaler};
 /// or after the passes of several devices. With an [`AmpOptimizer`](crate::AmpOptimizer) on the same
 /// scalers, the scheduler follows whole batches. Without one, a partly applied batch counts as taken. A
 /// step of the explicit protocol covers its whole window, and belongs to the last learning rate:
-/// request the learning rate before [`GradScaler::update`].
+/// request the learning rate before [`GradScaler::update`]. Give each optimizer a scaler of its own: of two
+/// optimizers on one scaler, a step that only one takes counts as skipped for the schedules of both.
 ///
 /// The record holds the scheduler's and the scalers' state, so Burn's checkpoints save and restore
 /// both. The scalers are restored only if loss scaling is configured as before. A checkpoint written
