@@ -13,7 +13,7 @@ use burn::prelude::*;
 use burn::tensor::activation::relu;
 use burn_amp::{
     AmpAutodiff, AmpConfig, AmpOptimizer, Anomaly, AnomalyPass, GradScaler, LastStep,
-    LossScaleConfig, Precision, StepOutcome,
+    LossScaleConfig, Precision, StepOutcome, full_precision,
 };
 
 use common::mlp::{Fill, values};
@@ -260,6 +260,20 @@ fn a_gradient_beyond_f16_is_a_cast() {
     let text = found.to_string();
     let expected = "backward: cast [1] in F16, operands up to 8.192e6";
     assert_eq!(text, expected);
+}
+
+#[test]
+fn a_pass_in_fp32_between_leaves_the_anomalies_of_the_step() {
+    let _alone = alone();
+    let scaler = configured(true, 1024.0);
+    let loss = Chain::<B>::planted().loss(LARGE);
+    full_precision(|| {
+        let penalty = Tensor::<B, 1>::ones([4], &Default::default()).require_grad();
+        penalty.exp().sum().backward();
+    });
+    loss.backward();
+    let anomalies = scaler.last_step().unwrap().anomalies;
+    assert_eq!(anomalies[0].pass, AnomalyPass::Forward);
 }
 
 /// Minus infinity that the user writes into a tensor is no anomaly.

@@ -888,8 +888,6 @@ fn files(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("trainer-{name}"))
 }
 
-/// Stops in the middle of a window, right after a loss that was not finite, and goes on from a
-/// file; then the file is damaged.
 /// A recorder on a disk that is full before the last byte, which Burn's recorders do not report.
 #[derive(Debug, Default, Clone)]
 struct OnFullDisk(NamedMpkFileRecorder<FullPrecisionSettings>);
@@ -979,6 +977,8 @@ fn running_statistics_are_those_of_the_record() {
     assert_eq!(mean(trainer.model()), mean(other.model()));
 }
 
+/// Stops in the middle of a window, right after a loss that was not finite, and goes on from a
+/// file; then the file is damaged.
 fn through_a_file<R: FileRecorder<A>>(recorder: &R, name: &str) {
     let path = files(name);
     let device = Default::default();

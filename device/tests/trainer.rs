@@ -244,16 +244,16 @@ fn a_damaged_file_and_another_models_record_change_nothing() {
         .init(other, SgdConfig::new().init(), 1e-3)
         .unwrap();
     assert!(trainer.load_record(other.to_record().unwrap()).is_err());
-    // The same model with another optimizer, and with another schedule.
-    let mut other = sgd(&device, config(4096.0), 1e-3);
-    train(&mut other, 0, 1.0);
-    let error = trainer.load_record(other.to_record().unwrap()).unwrap_err();
-    assert!(error.to_string().contains("another schedule"), "{error}");
+    // The same model with another optimizer.
     let mut other = adam(&device, config(4096.0), 1e-3);
     train(&mut other, 0, 1.0);
     let mut plain = sgd(&device, config(4096.0), 1e-3);
     let error = plain.load_record(other.to_record().unwrap()).unwrap_err();
-    assert!(error.to_string().contains("another optimizer"), "{error}");
+    assert!(error.to_string().contains("does not fit"), "{error}");
+    // With another schedule the run goes on, and the schedule starts over.
+    plain.load_record(trainer.to_record().unwrap()).unwrap();
+    assert_eq!(parameters(plain.model()), before);
+    assert_eq!(train(&mut plain, 1, 1.0).progress, Stepped);
     assert_eq!(parameters(trainer.model()), before);
     assert_eq!(train(&mut trainer, 1, 1.0).progress, Stepped);
 }

@@ -43,7 +43,7 @@ use crate::policy::{Mode, is_half};
 use crate::precision::{half_wanted, in_kernel};
 use crate::scaler;
 use crate::tensor::{TensorFlags, at_least_f32};
-use crate::{Amp, AmpTensor, GradScaler, StepOutcome};
+use crate::{Amp, AmpTensor, GradScaler, Precision, StepOutcome};
 
 /// The trait that Burn's autodiff requires of the backend that it trains on.
 #[cfg(not(feature = "distributed"))]
@@ -116,7 +116,10 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             replicas::agreed::<B>(replicas.as_deref(), &device, None, StepOutcome::Finite);
             let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
             let copied = leaves.map(take).unwrap_or_default();
-            anomaly::end_unreported(f16 && scaler.state().is_enabled());
+            // Of the device and not of the region: this pass may be in FP32 within a step in f16.
+            let in_force = DeviceContext::of::<AutodiffLayer<B, C>>(&device).in_force;
+            let in_f16 = in_force.precision == Precision::F16;
+            anomaly::end_unreported(in_f16 && scaler.state().is_enabled());
             return AmpGradients {
                 tape: Some(tape),
                 ready: of_leaves::<B>(copied, false),

@@ -230,6 +230,7 @@ impl Run {
             let took = start.elapsed().as_secs_f64();
             // A stage that the campaign's own end has cut short is run again by the next call.
             let is_cut = matches!(status, Ok(None)) && left < Duration::from_secs(seconds);
+            let is_started = status.is_ok();
             let status = match status {
                 Ok(Some(status)) => status.to_string(),
                 Ok(None) if is_cut => "no time left".into(),
@@ -240,6 +241,9 @@ impl Run {
             println!("{line}");
             if is_cut {
                 break;
+            }
+            if !is_started {
+                continue;
             }
             let mut file = OpenOptions::new().create(true).append(true).open(&ended)?;
             writeln!(file, "{line}")?;
@@ -259,7 +263,7 @@ impl Run {
         let program = self.from.join(words.next().unwrap_or_default());
         let program = program
             .canonicalize()
-            .with_context(|| format!("{} was not carried", program.display()))?;
+            .with_context(|| format!("no {}: extract {PACKED} there", program.display()))?;
         let value = |value: Option<clap::builder::PossibleValue>| {
             value.expect("none is hidden").get_name().to_string()
         };
