@@ -361,6 +361,16 @@ impl AmpError {
         }
     }
 
+    /// No gradients at all, given to `call`: the loss reaches no parameter.
+    #[doc(hidden)]
+    pub fn no_gradients(call: &'static str) -> Self {
+        AmpError::ForeignGradients {
+            call,
+            given: 0,
+            of_model: 0,
+        }
+    }
+
     /// A state that could not be written.
     #[doc(hidden)]
     pub fn unwritten(to: impl Display, reason: impl Display) -> Self {

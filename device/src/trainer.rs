@@ -229,12 +229,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         let mut grads = self.scaler.backward(loss, model);
         if grads.is_empty() {
             self.forget_window();
-            return Err(AmpError::ForeignGradients {
-                call: "train_step",
-                given: 0,
-                of_model: 0,
-            }
-            .into());
+            return Err(AmpError::no_gradients("train_step").into());
         }
         let value = match value.try_into_data() {
             Ok(data) => data.iter::<f64>().next().unwrap_or(f64::NAN),

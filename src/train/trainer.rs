@@ -233,11 +233,7 @@ where
         })?;
         if grads.is_empty() {
             self.forget_window();
-            return Err(AmpError::ForeignGradients {
-                call: "train_step",
-                given: 0,
-                of_model: 0,
-            });
+            return Err(AmpError::no_gradients("train_step"));
         }
         self.accumulator.accumulate(model, grads);
         self.micro_batches += 1;

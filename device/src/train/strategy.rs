@@ -280,12 +280,7 @@ impl<M: LearnerModel> Run<'_, M> {
         parts: &mut [(Device, GradientsParams)],
     ) -> Result<bool, Error> {
         if std::mem::take(&mut self.without_gradients) {
-            return Err(AmpError::ForeignGradients {
-                call: "step",
-                given: 0,
-                of_model: 0,
-            }
-            .into());
+            return Err(AmpError::no_gradients("step").into());
         }
         let grads = parts.iter_mut().map(|(_, grads)| grads);
         let taken = GradScaler::checked_steps(&self.learner.model(), scalers.iter().zip(grads))?;
