@@ -230,20 +230,20 @@ impl Run {
             let took = start.elapsed().as_secs_f64();
             // A stage that the campaign's own end has cut short is run again by the next call.
             let is_cut = matches!(status, Ok(None)) && left < Duration::from_secs(seconds);
-            let is_started = status.is_ok();
             let status = match status {
                 Ok(Some(status)) => status.to_string(),
                 Ok(None) if is_cut => "no time left".into(),
                 Ok(None) => format!("stopped after its {seconds} s"),
-                Err(error) => format!("{error:#}"),
+                // A stage that did not start has not ended.
+                Err(error) => {
+                    println!("{name}: {error:#}");
+                    continue;
+                }
             };
             let line = format!("{name} {took:.0} s, {status}");
             println!("{line}");
             if is_cut {
                 break;
-            }
-            if !is_started {
-                continue;
             }
             let mut file = OpenOptions::new().create(true).append(true).open(&ended)?;
             writeln!(file, "{line}")?;
