@@ -122,7 +122,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             anomaly::end_unreported(in_f16 && scaler.state().is_enabled());
             return AmpGradients {
                 tape: Some(tape),
-                ready: of_leaves::<B>(copied, false),
+                ready: of_leaves::<B>(copied, None),
             };
         }
         match explicit {
@@ -130,10 +130,9 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             Some(scaled) => {
                 let value = Self::inner(loss.clone());
                 let (grads, replicas) = scaled_backward::<B, C>(loss, scaled.scale);
-                let grads = unscaled::<B>(grads, scaled.scale);
                 scaled_loss::add_loss::<Amp<B>>(&scaler, &device, value);
                 scaled_loss::end_pass::<B>(&scaler, replicas, &device, scaled.scale);
-                AmpGradients::of_leaves(of_leaves::<B>(grads, true))
+                AmpGradients::of_leaves(of_leaves::<B>(grads, Some(scaled.scale)))
             }
             _ => checked_backward::<B, C>(loss, &scaler),
         }
@@ -145,7 +144,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let id = tensor.primitive.node.id.value;
         grads.ready.get(&id).cloned().or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad(&tensor.primitive, grads.tape.as_ref()?)?;
-            Some(finished(LeafInfo::of(tensor), grad.into_primitive(), false))
+            Some(finished(LeafInfo::of(tensor), grad, None))
         })
     }
 
@@ -157,7 +156,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let id = tensor.primitive.node.id.value;
         grads.ready.remove(&id).or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad_remove(&tensor.primitive, grads.tape.as_mut()?)?;
-            Some(finished(LeafInfo::of(tensor), grad.into_primitive(), false))
+            Some(finished(LeafInfo::of(tensor), grad, None))
         })
     }
 
@@ -233,18 +232,28 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
 }
 
 /// A leaf's gradient as the user gets it: in the dtype in which the leaf is trained, and never demoted.
-/// The gradient has the leaf's flags, so it is read back in the same dtype as the leaf. A gradient that
-/// `is_unscaled` was checked in FP32 and divided by the loss scale. It may be outside f16's range, so it stays
-/// FP32.
-fn finished<B: Backend>(leaf: LeafInfo, grad: FloatTensor<B>, is_unscaled: bool) -> AmpTensor<B> {
-    let trained = master::trained_dtype::<B>(leaf.dtype, &B::float_device(&grad));
-    let dtype = if is_unscaled && is_half(trained) {
+/// The gradient has the leaf's flags, so it is read back in the same dtype as the leaf. The gradient of a
+/// scaled loss is divided by `scale`. It may be outside f16's range, so it stays FP32.
+///
+/// With fusion, the cast and the division are left to the optimizer.
+fn finished<B: Backend>(leaf: LeafInfo, grad: AmpTensor<B>, scale: Option<f32>) -> AmpTensor<B> {
+    let device = grad.device();
+    let trained = master::trained_dtype::<B>(leaf.dtype, &device);
+    let dtype = if scale.is_some() && is_half(trained) {
         DType::F32
     } else {
         trained
     };
-    let grad = AmpTensor::<B>::plain(grad).into_dtype(dtype);
-    AmpTensor::new(grad, leaf.flags | TensorFlags::GRADIENT)
+    let flags = leaf.flags | TensorFlags::GRADIENT;
+    let grad = match scale {
+        None if grad.dtype() == dtype => grad.unshared(),
+        _ => grad.divided_later(scale.unwrap_or(1.0)),
+    };
+    if grad.dtype() == dtype && device::is_fused::<B>(&device) {
+        grad.with_flags(flags)
+    } else {
+        AmpTensor::new(grad.into_dtype(dtype), flags)
+    }
 }
 
 /// The gradients of a loss times `scale` as the tape returns them, and the replicas that reduce them
@@ -299,19 +308,21 @@ fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
     (grads, replicas)
 }
 
+/// A gradient in FP32 or wider, for a sum.
+fn summand<B: Backend>(grad: AmpTensor<B>) -> FloatTensor<B> {
+    at_least_f32::<B>(grad.into_primitive())
+}
+
 /// Gradients in FP32 or wider.
 fn in_fp32<B: Backend>(grads: Vec<LeafGradient<B>>) -> Vec<LeafGradient<B>> {
-    let wide = |(id, leaf, grad)| (id, leaf, at_least_f32::<B>(grad));
+    let wide = |(id, leaf, grad)| (id, leaf, AmpTensor::plain(summand(grad)));
     grads.into_iter().map(wide).collect()
 }
 
 /// Gradients divided by `scale`, in FP32 or wider.
 fn unscaled<B: Backend>(grads: Vec<LeafGradient<B>>, scale: f32) -> Vec<LeafGradient<B>> {
-    let factor = 1.0 / f64::from(scale);
-    let unscaled = |grad| {
-        let grad = at_least_f32::<B>(grad);
-        in_kernel(|| B::float_mul_scalar(grad, factor.into()))
-    };
+    let unscaled =
+        |grad: AmpTensor<B>| AmpTensor::plain(grad.divided_later(scale).into_primitive());
     let grads = grads.into_iter();
     grads
         .map(|(id, leaf, grad)| (id, leaf, unscaled(grad)))
@@ -321,14 +332,14 @@ fn unscaled<B: Backend>(grads: Vec<LeafGradient<B>>, scale: f32) -> Vec<LeafGrad
 /// Gradients as the user gets them, by the node ids of their leaves.
 fn of_leaves<B: Backend>(
     grads: Vec<LeafGradient<B>>,
-    are_unscaled: bool,
+    scale: Option<f32>,
 ) -> HashMap<u64, AmpTensor<B>> {
-    let finished = |(id, leaf, grad)| (id, finished(leaf, grad, are_unscaled));
+    let finished = |(id, leaf, grad)| (id, finished(leaf, grad, scale));
     grads.into_iter().map(finished).collect()
 }
 
 /// The node id of a leaf, the leaf, and its gradient.
-type LeafGradient<B> = (u64, LeafInfo, FloatTensor<B>);
+type LeafGradient<B> = (u64, LeafInfo, AmpTensor<B>);
 
 /// Takes gradients off the tape: those of all leaves, or only those of leaves with a half copy at which
 /// the pass ended. The gradient of a half copy is added to its leaf's, in FP32 or wider.
@@ -344,12 +355,12 @@ fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
 ) -> Vec<LeafGradient<B>> {
     let mut take = |node| {
         tensor.node = node;
-        AutodiffLayer::<B, C>::grad_remove(&tensor, tape).map(AmpTensor::into_primitive)
+        AutodiffLayer::<B, C>::grad_remove(&tensor, tape)
     };
     let sum = |one, other| match (one, other) {
         (Some(one), Some(other)) => {
-            let [one, other] = [one, other].map(at_least_f32::<B>);
-            Some(in_kernel(|| B::float_add(one, other)))
+            let [one, other] = [one, other].map(summand);
+            Some(AmpTensor::plain(in_kernel(|| B::float_add(one, other))))
         }
         (one, other) => one.or(other),
     };
@@ -392,12 +403,13 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
         grads = in_fp32::<B>(grads);
     }
     // Unscaling by a scale below 1 can overflow FP32.
-    let is_unscaled_first = scale < 1.0;
-    if is_unscaled_first {
+    let mut left = scale;
+    if scale < 1.0 {
         grads = unscaled::<B>(grads, scale);
+        left = 1.0;
     }
     for (_, _, grad) in &grads {
-        finite.add(grad.clone());
+        finite.add(grad.before_division());
     }
 
     let finite = finite.read();
@@ -413,9 +425,5 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
         findings.leaves = leaves.zip(gradients.iter().copied()).collect();
     }
     scaler.record_pass(scale, outcome, findings);
-    // Unscale after the read-back: fusion then joins the product with the kernels of the optimizer.
-    if !is_unscaled_first {
-        grads = unscaled::<B>(grads, scale);
-    }
-    AmpGradients::of_leaves(of_leaves::<B>(grads, true))
+    AmpGradients::of_leaves(of_leaves::<B>(grads, Some(left)))
 }

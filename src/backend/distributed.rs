@@ -49,8 +49,9 @@ impl<B: DistributedBackend> DistributedBackend for Amp<B> {
         // The gradient stays in the tape's container until the pass ends, and nothing else accesses it
         // there.
         let gradient = unsafe { &mut *tensor.0 };
-        // Drops the cast cache: its half copies would hold the values before the reduction.
-        *gradient = AmpTensor::new(gradient.primitive.clone(), gradient.flags());
+        // Drops the cast cache: its half copies would hold the values before the reduction. The reduction
+        // adds in FP32.
+        *gradient = AmpTensor::new(gradient.unshared().into_primitive(), gradient.flags());
         B::submit_gradient_sync(TensorRef(&mut gradient.primitive), params);
     }
 

@@ -141,7 +141,25 @@ pub(crate) fn name<B: Backend>(device: &B::Device) -> String {
 
 /// Whether the backend joins operations into few kernels, with Burn's fusion.
 pub(crate) fn is_fused<B: Backend>(device: &B::Device) -> bool {
+    #[cfg(test)]
+    if AS_FUSED.get() {
+        return true;
+    }
     B::name(device.inner()).contains("fusion<")
+}
+
+#[cfg(test)]
+thread_local! {
+    static AS_FUSED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Runs `f` as on a backend that joins operations.
+#[cfg(test)]
+pub(crate) fn as_fused<T>(f: impl FnOnce() -> T) -> T {
+    AS_FUSED.set(true);
+    let out = f();
+    AS_FUSED.set(false);
+    out
 }
 
 /// Whether the backend is one of CubeCL's, or one on another machine, which may be.

@@ -76,7 +76,7 @@ pub(crate) fn begins<B: Backend>(
 /// Adds an operand of the current operation.
 #[cold]
 pub(crate) fn operand<B: Backend>(tensor: &AmpTensor<B>) {
-    let magnitude = magnitude::<B>(tensor.primitive.clone());
+    let magnitude = magnitude::<B>(tensor.unshared().into_primitive());
     WATCHED.with_borrow_mut(|watched| match magnitude {
         Some(magnitude) => watched.largest = watched.largest.max(magnitude),
         None => watched.finite = false,

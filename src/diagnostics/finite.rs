@@ -68,21 +68,32 @@ impl<B: Backend> FiniteCheck<B> {
     /// with the casts before, and then the rows of their sum. One read-back returns all results. The result
     /// is also false if a sum overflows although all values are finite: the caller then checks each tensor.
     fn all_finite(&self) -> bool {
-        let mut groups: Vec<(_, FloatTensor<B>)> = Vec::new();
+        let mut groups: Vec<(_, Vec<FloatTensor<B>>)> = Vec::new();
         for tensor in &self.tensors {
-            let tensor = at_least_f32::<B>(tensor.clone());
-            let kind = (tensor.shape(), tensor.dtype(), B::float_device(&tensor));
+            let tensor = tensor.clone();
+            let is_f64 = tensor.dtype() == DType::F64;
+            let kind = (tensor.shape(), is_f64, B::float_device(&tensor));
             match groups.iter_mut().find(|(of, _)| *of == kind) {
-                Some((_, sum)) => *sum = B::float_add(sum.clone(), tensor),
-                None => groups.push((kind, tensor)),
+                Some((_, group)) => group.push(tensor),
+                None => groups.push((kind, vec![tensor])),
             }
         }
-        let sums = groups.into_iter().map(|((shape, _, device), sum)| {
+        let sums = groups.into_iter().map(|((shape, _, device), group)| {
             let (elements, rows) = (shape.num_elements(), shape.first().copied().unwrap_or(1));
-            let sum = if elements <= READ {
+            let is_read = elements <= READ;
+            let sum = match <[_; 1]>::try_from(group) {
+                // Half values need no cast to be read.
+                Ok([one]) if is_read => one,
+                Ok([one]) => at_least_f32::<B>(one),
+                Err(group) => {
+                    let group = group.into_iter().map(at_least_f32::<B>);
+                    group.reduce(B::float_add).expect("several tensors")
+                }
+            };
+            let sum = if is_read {
                 sum
             } else if rows <= ROWS && elements / rows <= READ {
-                B::float_sum_dim(sum, 0)
+                B::float_mul_scalar(B::float_sum_dim(sum, 0), 1.into())
             } else {
                 B::float_sum(sum)
             };

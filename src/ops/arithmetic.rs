@@ -86,7 +86,7 @@ pub(super) fn power<B: Backend>(op: Op, tensor: AmpTensor<B>, exponent: Scalar) 
     if exponent.elem::<f64>() == 2.0
         && let Some((tape, half)) = call.recording::<B>()
     {
-        let operand = call.recorded_operand(without_copies(&tensor));
+        let operand = call.recorded_operand(tensor.unshared());
         let kept = kept(&operand, half);
         if is_half(kept)
             && let Some(out) = call.run(|| tape.square(operand.into_primitive(), kept))
@@ -114,7 +114,7 @@ pub(super) fn reduction<B: Backend>(
     if let Some(tape) = tape
         && tensor.shared_copy(DType::F32).is_none()
         && let Some(out) = call.run(|| {
-            let operand = call.recorded_operand(without_copies(&tensor));
+            let operand = call.recorded_operand(tensor.unshared());
             tape.reduction(kind, operand.into_primitive(), dim)
         })
     {
@@ -126,11 +126,6 @@ pub(super) fn reduction<B: Backend>(
         tape.and_then(|tape| tape.reduction(kind, tensor.clone(), dim))
             .unwrap_or_else(|| run(tensor))
     }))
-}
-
-/// The tensor without its cast copies: cloning a tensor with a cast cache allocates.
-fn without_copies<B: Backend>(tensor: &AmpTensor<B>) -> AmpTensor<B> {
-    AmpTensor::new(tensor.primitive.clone(), tensor.flags())
 }
 
 /// The dtype in which an operand is kept for the backward pass.

@@ -120,12 +120,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     /// The user's own cast: the result counts as the user's choice, half or not.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let kept = TensorFlags::GRADIENT
-            | TensorFlags::FROM_F16
-            | TensorFlags::BACKWARD
-            | TensorFlags::SIGMOID
-            | TensorFlags::MINUS_SIGMOID;
-        let mut flags = tensor.flags() & kept;
+        let mut flags = tensor.flags() & TensorFlags::CAST;
         let half = tensor.dtype();
         if dtype == FloatDType::F32
             && is_half(half)

@@ -16,9 +16,11 @@ use crate::precision::{half_wanted, in_kernel};
 use crate::scaler::ScaledLoss;
 
 mod amp;
+mod deferred;
 mod uses;
 
 pub use amp::Amp;
+use deferred::Deferred;
 pub(crate) use uses::{Use, Uses};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
@@ -28,6 +30,8 @@ pub(crate) use uses::{Use, Uses};
 pub struct AmpTensor<B: Backend> {
     pub(crate) primitive: FloatTensor<B>,
     flags: TensorFlags,
+    /// What the operations that read the tensor do first.
+    deferred: Option<Deferred>,
     /// Unset before the first clone, unless the tensor is a scaled loss.
     pub(crate) shared: OnceLock<Arc<Shared<B>>>,
 }
@@ -55,6 +59,7 @@ impl<B: Backend> AmpTensor<B> {
         Self {
             primitive,
             flags,
+            deferred: None,
             shared: OnceLock::new(),
         }
     }
@@ -65,16 +70,54 @@ impl<B: Backend> AmpTensor<B> {
         Self::new(primitive, TensorFlags::empty())
     }
 
+    /// The tensor in FP32 or wider. Each operation that reads the tensor casts by itself: with fusion the
+    /// cast is no kernel of its own, and no FP32 values are written.
+    pub(crate) fn cast_later(self) -> Self {
+        self.divided_later(1.0)
+    }
+
+    /// As [`cast_later`](Self::cast_later), and divided by `scale`.
+    pub(crate) fn divided_later(self, scale: f32) -> Self {
+        let before = self.deferred.map_or(1.0, Deferred::scale);
+        Self {
+            deferred: Deferred::new(self.primitive.dtype(), before * scale),
+            flags: self.flags & TensorFlags::CAST,
+            ..self.unshared()
+        }
+    }
+
+    /// The values that an operation on the tensor casts and divides.
+    pub(crate) fn before_division(&self) -> FloatTensor<B> {
+        self.primitive.clone()
+    }
+
+    /// The tensor without its shared state: an operation on it casts by itself. With fusion such a cast is
+    /// no kernel of its own, but a shared cast is.
+    pub(crate) fn unshared(&self) -> Self {
+        Self {
+            primitive: self.primitive.clone(),
+            flags: self.flags,
+            deferred: self.deferred,
+            shared: OnceLock::new(),
+        }
+    }
+
     /// The backend's own tensor. The shared state is dropped here, not at the end of the operation:
     /// an operation with nothing left to drop writes its result straight to its destination.
     #[inline(always)]
     pub(crate) fn into_primitive(self) -> FloatTensor<B> {
         let Self {
-            primitive, shared, ..
+            primitive,
+            shared,
+            deferred,
+            ..
         } = self;
         // Take the shared state out: the compiler then leaves the primitive where it is.
         drop(shared.into_inner());
-        primitive
+        match deferred {
+            None => primitive,
+            Some(deferred) => deferred.apply::<B>(primitive),
+        }
     }
 
     #[inline(always)]
@@ -131,7 +174,10 @@ impl<B: Backend> AmpTensor<B> {
 
     /// The backend's tensor in `dtype`. FP32 is cast to each half dtype once for all clones; the
     /// cast cache lives as long as one of them.
-    pub(crate) fn into_dtype(self, dtype: DType) -> FloatTensor<B> {
+    pub(crate) fn into_dtype(mut self, dtype: DType) -> FloatTensor<B> {
+        if let Some(deferred) = self.deferred.take() {
+            self.primitive = deferred.apply::<B>(self.primitive);
+        }
         if self.dtype() == dtype {
             return self.primitive;
         }
@@ -225,6 +271,7 @@ impl<B: Backend> Clone for AmpTensor<B> {
         Self {
             primitive: self.primitive.clone(),
             flags: self.flags,
+            deferred: self.deferred,
             shared: self.shared.clone(),
         }
     }
@@ -258,6 +305,7 @@ impl<B: Backend> fmt::Debug for AmpTensor<B> {
         f.debug_struct("AmpTensor")
             .field("primitive", &self.primitive)
             .field("flags", &self.flags)
+            .field("deferred", &self.deferred)
             .finish_non_exhaustive()
     }
 }
@@ -265,7 +313,11 @@ impl<B: Backend> fmt::Debug for AmpTensor<B> {
 impl<B: Backend> TensorMetadata for AmpTensor<B> {
     #[inline(always)]
     fn dtype(&self) -> DType {
-        self.primitive.dtype()
+        let dtype = self.primitive.dtype();
+        match self.deferred {
+            None => dtype,
+            Some(_) => Deferred::dtype(dtype),
+        }
     }
 
     #[inline(always)]

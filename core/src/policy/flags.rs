@@ -43,6 +43,12 @@ bitflags! {
         const SIGMOID = 1 << 16;
         /// A sigmoid in half times -1, perhaps plus a scalar: where the sigmoid is 1, its logarithm is wrong.
         const MINUS_SIGMOID = 1 << 17;
+        /// What a cast keeps.
+        const CAST = Self::GRADIENT.bits()
+            | Self::FROM_F16.bits()
+            | Self::BACKWARD.bits()
+            | Self::SIGMOID.bits()
+            | Self::MINUS_SIGMOID.bits();
     }
 }
 

@@ -6,13 +6,21 @@ use crate::precision::in_kernel;
 impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     pub(super) fn record_cast(tensor: TapeTensor<B>, dtype: DType) -> TapeTensor<B> {
         let from = tensor.dtype();
+        // The gradient of a parameter is read by the optimizer.
+        let is_leaf = Autodiff::<Amp<B>, C>::float_is_require_grad(&tensor);
         Self::record(
             [tensor],
             move |[tensor]| cast(tensor, dtype),
             |[tensor]| ((), cast(tensor, dtype)),
             None::<fn(_) -> _>,
             move |ops, grads| {
-                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| cast(grad, from));
+                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
+                    if is_leaf && from == DType::F32 && device::is_fused::<B>(&grad.device()) {
+                        grad.cast_later()
+                    } else {
+                        cast(grad, from)
+                    }
+                });
             },
         )
     }
@@ -50,16 +58,10 @@ pub(super) fn operand_grad<B: Backend>(
     let flags = grad.flags() - TensorFlags::TERMS;
     let inside = grad.with_flags(flags - TensorFlags::BACKWARD);
     let wide = formula(inside);
-    let kept = (wide.dtype() != dtype).then(|| wide.primitive.clone());
+    let kept = (wide.dtype() != dtype).then(|| wide.unshared().into_primitive());
     let grad = cast(wide, dtype);
     let flags = grad.flags() | flags;
     grad.with_flags(flags).with_wide(kept)
-}
-
-/// The tensor without its cast cache, so that each use casts by itself. With fusion such a cast is no
-/// kernel of its own, but a shared cast is.
-pub(super) fn unshared<B: Backend>(tensor: &AmpTensor<B>) -> AmpTensor<B> {
-    AmpTensor::new(tensor.primitive.clone(), tensor.flags())
 }
 
 /// A tensor as the rows of a matrix: its leading dimensions folded into one. Keeps the FP32 values that
@@ -99,7 +101,7 @@ pub(super) fn fused_row_sum<B: Backend, const N: usize>(
     view[rank - 1] = shape.num_elements() / features;
     view[rank] = features;
     let view = Shape::from(view);
-    let views = tensors.map(|t| Amp::<B>::float_reshape(unshared(t), view.clone()));
+    let views = tensors.map(|t| Amp::<B>::float_reshape(t.unshared(), view.clone()));
     let sum = Amp::<B>::float_sum_dim(widened(summand(views)), rank - 1);
     let sum = Amp::<B>::float_mul_scalar(sum, 1.into());
     Amp::<B>::float_reshape(sum, Shape::new([features]))

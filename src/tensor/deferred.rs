@@ -1,0 +1,242 @@
+//! The end of a gradient's computation, left to the operations that read it. Independent of individual
+//! operations.
+
+use std::fmt;
+use std::num::NonZeroU32;
+
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, TensorMetadata};
+
+use super::at_least_f32;
+use crate::policy::is_half;
+use crate::precision::{in_kernel, want_half};
+
+/// A cast to FP32, if the values are half, and a division by a loss scale: the bits of the scale, which fit
+/// beside a tensor's flags.
+#[derive(Clone, Copy)]
+pub(super) struct Deferred(NonZeroU32);
+
+impl Deferred {
+    /// For values in `dtype`. `None` if there is nothing to do. A scale is above 0.
+    pub fn new(dtype: DType, scale: f32) -> Option<Self> {
+        if !is_half(dtype) && scale == 1.0 {
+            return None;
+        }
+        // From now on, each operation looks whether something is left to do.
+        want_half();
+        NonZeroU32::new(scale.to_bits()).map(Self)
+    }
+
+    pub fn scale(self) -> f32 {
+        f32::from_bits(self.0.get())
+    }
+
+    /// The dtype that values in `dtype` will have.
+    pub fn dtype(dtype: DType) -> DType {
+        if is_half(dtype) { DType::F32 } else { dtype }
+    }
+
+    #[inline(never)]
+    pub fn apply<B: Backend>(self, values: FloatTensor<B>) -> FloatTensor<B> {
+        let values = at_least_f32::<B>(values);
+        match self.scale() {
+            1.0 => values,
+            scale => {
+                let factor = 1.0 / f64::from(scale);
+                in_kernel(|| B::float_mul_scalar(values, factor.into()))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Deferred {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "in FP32, / {}", self.scale())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn::module::Module;
+    use burn::nn::conv::{Conv2d, Conv2dConfig};
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams, Optimizer};
+    use burn::tensor::{Distribution, Tensor, TensorData, Tolerance};
+    use burn_backend::backend::AutodiffBackend;
+    use burn_backend::ops::FloatTensorOps;
+    use burn_backend::{FloatDType, TensorMetadata};
+
+    use super::*;
+    use crate::device::as_fused;
+    use crate::tensor::{AmpTensor, TensorFlags};
+    use crate::{Amp, AmpAutodiff, Precision, with_precision};
+
+    type I = Amp<Flex>;
+    type B = AmpAutodiff<Flex>;
+
+    const VALUES: [f64; 4] = [1.0, -3.0, 65504.0, 6e-8];
+
+    fn tensor(dtype: DType) -> AmpTensor<Flex> {
+        let data = TensorData::from(VALUES).convert_dtype(dtype);
+        AmpTensor::plain(Flex::float_from_data(data, &Default::default()))
+    }
+
+    fn data(tensor: AmpTensor<Flex>) -> TensorData {
+        burn_backend::read_sync(I::float_into_data(tensor)).unwrap()
+    }
+
+    /// Every operation sees the quotient in FP32, or in FP64 if the tensor is.
+    #[test]
+    fn operations_see_the_quotient() {
+        for (dtype, wide) in [
+            (DType::F16, DType::F32),
+            (DType::BF16, DType::F32),
+            (DType::F32, DType::F32),
+            (DType::F64, DType::F64),
+        ] {
+            let given = data(tensor(dtype)).convert_dtype(DType::F64);
+            let quotients: Vec<_> = given.iter::<f64>().map(|x| x / 1024.0).collect();
+            let expected = TensorData::from(quotients.as_slice()).convert_dtype(wide);
+            let later = tensor(dtype).divided_later(1024.0);
+            assert!(later.deferred.is_some());
+            assert_eq!((later.dtype(), later.shape()), (wide, [4].into()));
+            assert_eq!(data(later.clone()), expected);
+            assert_eq!(data(later.unshared()), expected);
+            assert_eq!(
+                data(later.clone().with_flags(TensorFlags::GRADIENT)),
+                expected
+            );
+            assert_eq!(
+                data(AmpTensor::plain(later.clone().into_dtype(wide))),
+                expected
+            );
+            let device = Default::default();
+            assert_eq!(data(I::float_to_device(later.clone(), &device)), expected);
+            let sum = data(I::float_add(later.clone(), later.clone()));
+            let twice = data(I::float_mul_scalar(
+                AmpTensor::plain(later.clone().into_primitive()),
+                2.into(),
+            ));
+            assert_eq!(sum, twice);
+            let half = data(I::float_cast(later.clone(), FloatDType::BF16));
+            assert_eq!(half, expected.convert_dtype(DType::BF16));
+            let tracked = B::float_mul_scalar(B::from_inner(later.clone()), 2.into());
+            assert_eq!(data(B::inner(tracked)), twice);
+            // The values themselves are as they were.
+            assert_eq!(later.before_division().dtype(), dtype);
+        }
+    }
+
+    #[test]
+    fn several_divisions_are_one() {
+        let one = data(tensor(DType::F16).divided_later(512.0));
+        let two = tensor(DType::F16)
+            .cast_later()
+            .divided_later(64.0)
+            .divided_later(8.0);
+        assert_eq!(data(two), one);
+    }
+
+    #[test]
+    fn nothing_to_do_is_nothing() {
+        assert!(tensor(DType::F32).cast_later().deferred.is_none());
+        assert!(tensor(DType::F64).divided_later(1.0).deferred.is_none());
+        assert!(tensor(DType::F16).cast_later().deferred.is_some());
+    }
+
+    #[derive(Module, Debug)]
+    struct Net<B: burn::tensor::backend::Backend> {
+        conv: Conv2d<B>,
+        /// Used twice.
+        shared: Linear<B>,
+        last: Linear<B>,
+    }
+
+    /// Some gradients of the first step, and the parameters after three steps, the second with two batches.
+    fn trained(mut net: Net<B>, input: &[Tensor<B, 4>; 4]) -> Vec<TensorData> {
+        let mut optimizer = AdamConfig::new().init();
+        let mut out = Vec::new();
+        let backward = |net: &Net<B>, input: &Tensor<B, 4>| {
+            let x = net.conv.forward(input.clone()).reshape([12, 9]);
+            let x = net.shared.forward(net.shared.forward(x).tanh());
+            // Small enough for the first loss scale.
+            let loss = net.last.forward(x).powi_scalar(2).mean() * 1e-2;
+            GradientsParams::from_grads(loss.backward(), net)
+        };
+        for (step, batch) in input[..3].iter().enumerate() {
+            let mut grads = backward(&net, batch);
+            if step == 0 {
+                let weights = [net.shared.weight.id, net.last.weight.id];
+                let weights = weights.map(|id| grads.get::<I, 2>(id).expect("a gradient"));
+                out.extend(weights.map(Tensor::into_data));
+                let kernel = grads.get::<I, 4>(net.conv.weight.id);
+                out.push(kernel.expect("a gradient").into_data());
+            }
+            if step == 1 {
+                let mut sum = GradientsAccumulator::new();
+                sum.accumulate(&net, grads);
+                sum.accumulate(&net, backward(&net, &input[3]));
+                grads = sum.grads();
+            }
+            net = optimizer.step(1e-2, net, grads);
+        }
+        let Net { conv, shared, last } = net;
+        out.push(conv.weight.val().into_data());
+        out.extend([shared.weight, last.weight].map(|weight| weight.val().into_data()));
+        let biases = [conv.bias, shared.bias, last.bias];
+        out.extend(biases.map(|bias| bias.expect("a bias").val().into_data()));
+        out
+    }
+
+    #[test]
+    fn training_with_fusion_gives_the_same_weights() {
+        let device = Default::default();
+        let random = |()| Tensor::random([3, 2, 5, 5], Distribution::Normal(0.0, 1.0), &device);
+        let input = [(); 4].map(random);
+        let net = Net {
+            conv: Conv2dConfig::new([2, 4], [3, 3]).init(&device),
+            shared: LinearConfig::new(9, 9).init(&device),
+            last: LinearConfig::new(9, 1).init(&device),
+        };
+        // Initializes the parameters: a clone would do it again.
+        let net = net.fork(&device);
+        for precision in [Precision::F16, Precision::Bf16] {
+            let train = || with_precision(precision, || trained(net.clone(), &input));
+            let (eager, later) = (train(), as_fused(train));
+            assert_eq!(later.len(), 9);
+            for (eager, later) in eager.iter().zip(&later) {
+                assert_eq!(later.dtype, DType::F32);
+                // Sums of rows may add up in another order.
+                later.assert_approx_eq::<f32>(eager, Tolerance::rel_abs(1e-5, 1e-7));
+            }
+        }
+    }
+
+    #[test]
+    fn with_fusion_a_gradient_is_half_until_it_is_read() {
+        let deferred = |precision| {
+            with_precision(precision, || {
+                let device = Default::default();
+                let linear = LinearConfig::new(3, 2).init::<B>(&device);
+                let out = linear.forward(Tensor::<B, 2>::ones([4, 3], &device));
+                let mut grads = out.mean().backward();
+                let weight = linear.weight.val().into_primitive().tensor();
+                let grad = B::grad(&weight, &grads).unwrap();
+                let removed = B::grad_remove(&weight, &mut grads).unwrap();
+                assert_eq!(data(grad.clone()), data(removed.clone()));
+                assert_eq!(data(removed.clone()), TensorData::from([[0.5f32; 2]; 3]));
+                assert_eq!([grad.dtype(), removed.dtype()], [DType::F32; 2]);
+                (
+                    removed.deferred.is_some(),
+                    removed.before_division().dtype(),
+                )
+            })
+        };
+        for (precision, half) in [(Precision::F16, DType::F16), (Precision::Bf16, DType::BF16)] {
+            assert_eq!(deferred(precision), (false, DType::F32));
+            assert_eq!(as_fused(|| deferred(precision)), (true, half));
+        }
+        assert_eq!(as_fused(|| deferred(Precision::F32)), (false, DType::F32));
+    }
+}
