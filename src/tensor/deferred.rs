@@ -5,7 +5,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, DType};
 
 use super::at_least_f32;
 use crate::policy::is_half;
