@@ -63,10 +63,12 @@ impl DeviceState {
         device: &B::Device,
         precision: Precision,
     ) -> Result<Precision, AmpError> {
-        let hint = if type_name::<B>().contains("NdArray") {
-            ", or the Flex backend, which computes in half on a CPU"
-        } else {
-            ""
+        let hint = || {
+            if type_name::<B>().contains("NdArray") {
+                ", or the Flex backend, which computes in half on a CPU"
+            } else {
+                ""
+            }
         };
         let capabilities = self.capabilities::<B>(device);
         capabilities.check(precision, || name::<B>(device), hint)

@@ -166,6 +166,45 @@ pub fn decide<D: FloatDType>(
     } else {
         site.mode()
     };
+    if is_fp32_alone(op, operands, mode, site) {
+        return Decision {
+            rounded: None,
+            operands: None,
+            result: None,
+            flags: kept_flags(operands) | TensorFlags::DEMOTED,
+            recorded: None,
+            keeps_dtypes: mode != Mode::Off && !site.is_kernel(),
+            only_contracts: false,
+            keeps_wide: false,
+        };
+    }
+    by_row(op, operands, scalars, site, mode)
+}
+
+/// Whether the operands are FP32 without a trace of half, where nothing is demoted: no row changes such an
+/// operation. A shortcut for what most operations of a backward pass in FP32 are.
+fn is_fp32_alone<D: FloatDType>(
+    op: &Op,
+    operands: &[Operand<D>],
+    mode: Mode<D>,
+    site: &impl Site<D>,
+) -> bool {
+    !matches!(mode, Mode::On(_))
+        && op.row.role != Role::ParameterGradient
+        && site.declared().is_none_or(|dtype| dtype == D::F32)
+        && operands
+            .iter()
+            .all(|o| o.dtype == D::F32 && (KEPT | TensorFlags::DEMOTED).contains(o.flags))
+}
+
+fn by_row<D: FloatDType>(
+    op: &Op,
+    operands: &[Operand<D>],
+    scalars: &[f64],
+    site: &impl Site<D>,
+    mode: Mode<D>,
+) -> Decision<D> {
+    let any = |flag| operands.iter().any(|o| o.has(flag));
     let mut call = Call {
         op,
         operands,
@@ -695,12 +734,14 @@ fn half<D: FloatDType>(seen: u8) -> Option<D> {
 }
 
 /// The flags that a result has if any operand has them.
+const KEPT: TensorFlags = TensorFlags::GRADIENT
+    .union(TensorFlags::FROM_F16)
+    .union(TensorFlags::BACKWARD)
+    .union(TensorFlags::USED_IN_HALF);
+
 fn kept_flags<D: FloatDType>(operands: &[Operand<D>]) -> TensorFlags {
     let any: TensorFlags = operands.iter().map(|o| o.flags).collect();
-    any & (TensorFlags::GRADIENT
-        | TensorFlags::FROM_F16
-        | TensorFlags::BACKWARD
-        | TensorFlags::USED_IN_HALF)
+    any & KEPT
 }
 
 /// The dtype of the gradients among the operands of a formula of the backward pass, if it is half.
@@ -748,6 +789,7 @@ const BF16_RANGE: RangeInclusive<f64> =
 mod tests {
     use super::*;
     use crate::dtype::tests::DType;
+    use crate::policy::table::{OPERATIONS, at};
     use Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
     use DType::{BF16, F16, F32, F64};
 
@@ -1050,6 +1092,53 @@ mod tests {
             let out = named("sigmoid", &plain(&[dtype]), here).flags;
             assert!(!out.contains(SIGMOID), "{dtype:?}");
         }
+    }
+
+    #[test]
+    fn the_shortcut_for_fp32_is_what_the_rows_say() {
+        let flags = [KEPT, TensorFlags::DEMOTED, TensorFlags::CONSTANT];
+        let flags = flags.iter().flat_map(TensorFlags::iter);
+        let flags: Vec<_> = flags.chain([TensorFlags::empty(), KEPT]).collect();
+        let pairs = flags.iter().flat_map(|a| flags.iter().map(|b| (*a, *b)));
+        let operands = pairs.flat_map(|(a, b)| {
+            let one = [F32, F16, F64].map(|dtype| vec![with(dtype, a)]);
+            let two = [F32, F16].map(|dtype| vec![with(F32, a), with(dtype, b)]);
+            one.into_iter().chain(two)
+        });
+        let operands: Vec<_> = operands.collect();
+        let mut shortcuts = 0;
+        for op in (0..OPERATIONS).map(|place| Op::named(at(place).1)) {
+            for mode in [Mode::Off, Mode::KeepDtypes] {
+                for (is_kernel, tracked, declared) in [
+                    (true, Some(false), None),
+                    (false, Some(true), None),
+                    (true, None, Some(F32)),
+                    (true, None, Some(F16)),
+                ] {
+                    let here = Here {
+                        mode,
+                        is_kernel,
+                        declared,
+                        sizes: [(1024, tracked), (1, tracked)],
+                        ..ON
+                    };
+                    for operands in &operands {
+                        let is_gradient = operands.iter().any(|o| o.has(TensorFlags::GRADIENT));
+                        let mode = if is_gradient { Mode::KeepDtypes } else { mode };
+                        if !is_fp32_alone(&op, operands, mode, &here) {
+                            continue;
+                        }
+                        shortcuts += 1;
+                        for scalars in [&[][..], &[1e-9, 1e9]] {
+                            let by_row = by_row(&op, operands, scalars, &here, mode);
+                            let decided = decide(&op, operands, scalars, &here);
+                            assert_eq!(decided, by_row, "{} {operands:?}", op.name);
+                        }
+                    }
+                }
+            }
+        }
+        assert!(shortcuts > 10_000, "{shortcuts}");
     }
 
     #[test]

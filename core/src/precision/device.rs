@@ -118,7 +118,7 @@ impl Capabilities {
     /// Returns the precision if the device supports it.
     ///
     /// - `device`: returns the device's name.
-    /// - `hint`: a further suggestion for the user. Empty, or starts with a comma.
+    /// - `hint`: returns a further suggestion for the user. Empty, or starts with a comma.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl Capabilities {
         self,
         precision: Precision,
         device: impl FnOnce() -> String,
-        hint: &'static str,
+        hint: impl FnOnce() -> &'static str,
     ) -> Result<Precision, AmpError> {
         let uses = |precision| match precision {
             Precision::F16 => Some(self.f16),
@@ -147,7 +147,7 @@ impl Capabilities {
             device: device(),
             reported: uses(precision).unwrap_or_default().to_string(),
             possible: possible.join(", "),
-            hint,
+            hint: hint(),
         })
     }
 }
@@ -228,7 +228,8 @@ mod tests {
             f16: CONTRACTIONS,
             bf16: STORED,
         };
-        let check = |precision| capabilities.check(precision, || "flex on Cpu".into(), ", or ..");
+        let check =
+            |precision| capabilities.check(precision, || "flex on Cpu".into(), || ", or ..");
         assert_eq!(check(Precision::F16), Ok(Precision::F16));
         assert_eq!(check(Precision::F32), Ok(Precision::F32));
         let error = check(Precision::Bf16).unwrap_err();

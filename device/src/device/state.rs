@@ -92,7 +92,7 @@ impl DeviceState {
         }
         let capabilities = self.capabilities::<B>(device);
         Ok(Chosen {
-            precision: capabilities.check(precision, || name::<B>(device), "")?,
+            precision: capabilities.check(precision, || name::<B>(device), || "")?,
             why: "asked for",
         })
     }
