@@ -9,7 +9,7 @@ use burn_backend::{
 
 use crate::device::{self, DeviceState};
 use crate::precision::in_kernel;
-use crate::tensor::at_least_f32;
+use crate::tensor::{at_least_f32, wide};
 
 /// Tests tensors for non-finite values, all tensors together.
 pub(crate) struct FiniteCheck<B: Backend> {
@@ -71,8 +71,11 @@ impl<B: Backend> FiniteCheck<B> {
         let mut groups: Vec<(_, Vec<FloatTensor<B>>)> = Vec::new();
         for tensor in &self.tensors {
             let tensor = tensor.clone();
-            let is_f64 = tensor.dtype() == DType::F64;
-            let kind = (tensor.shape(), is_f64, B::float_device(&tensor));
+            let kind = (
+                tensor.shape(),
+                wide(tensor.dtype()),
+                B::float_device(&tensor),
+            );
             match groups.iter_mut().find(|(of, _)| *of == kind) {
                 Some((_, group)) => group.push(tensor),
                 None => groups.push((kind, vec![tensor])),

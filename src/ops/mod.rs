@@ -298,6 +298,7 @@ macro_rules! own_ops {
             if $crate::precision::half_wanted() {
                 $crate::ops::by_policy(move || $own)
             } else {
+                // Nothing is deferred in such a process.
                 // Drop first: an operation with nothing left to drop writes its result straight to its
                 // destination. Drop field by field: moving the whole tensor would copy it.
                 $($(drop($t.shared.into_inner());)?)+

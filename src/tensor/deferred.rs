@@ -31,11 +31,6 @@ impl Deferred {
         f32::from_bits(self.0.get())
     }
 
-    /// The dtype that values in `dtype` will have.
-    pub fn dtype(dtype: DType) -> DType {
-        if is_half(dtype) { DType::F32 } else { dtype }
-    }
-
     #[inline(never)]
     pub fn apply<B: Backend>(self, values: FloatTensor<B>) -> FloatTensor<B> {
         let values = at_least_f32::<B>(values);
@@ -62,7 +57,8 @@ mod tests {
     use burn::nn::conv::{Conv2d, Conv2dConfig};
     use burn::nn::{Linear, LinearConfig};
     use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams, Optimizer};
-    use burn::tensor::{Distribution, Tensor, TensorData, Tolerance};
+    use burn::tensor::activation::softmax;
+    use burn::tensor::{Distribution, Tensor, TensorData, Tolerance, f16};
     use burn_backend::backend::AutodiffBackend;
     use burn_backend::ops::FloatTensorOps;
     use burn_backend::{FloatDType, TensorMetadata};
@@ -211,6 +207,28 @@ mod tests {
                 later.assert_approx_eq::<f32>(eager, Tolerance::rel_abs(1e-5, 1e-7));
             }
         }
+    }
+
+    /// A formula that sums in FP32 keeps its values beside the half gradient.
+    #[test]
+    fn the_fp32_values_of_a_half_gradient_are_not_dropped() {
+        let device = Default::default();
+        let parameter = Tensor::<B, 2>::from_data([[0.1, 0.7, -0.3], [1.1, 0.2, 0.5]], &device);
+        let parameter = parameter.require_grad();
+        let factor = Tensor::<B, 2>::from_data([[0.3, 0.1, 0.9]], &device);
+        let gradient = || {
+            let half = parameter.clone().cast(FloatDType::F16);
+            let loss = (softmax(half, 1) * factor.clone()).mean();
+            parameter
+                .grad(&loss.backward())
+                .expect("a gradient")
+                .into_data()
+        };
+        let run = || with_precision(Precision::F16, gradient);
+        let (eager, later) = (run(), as_fused(run));
+        assert_eq!(later, eager);
+        let scaled = eager.iter::<f32>().map(|x| x * 65536.0);
+        assert!(scaled.into_iter().any(|x| f16::from_f32(x).to_f32() != x));
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub(crate) use uses::{Use, Uses};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
-/// `dtype()` is the real dtype. Data read back is FP32 if the policy had made the tensor half.
+/// `dtype()` is the real dtype, but for a gradient that `divided_later` leaves in half: its dtype is FP32,
+/// as every operation sees it. Data read back is FP32 if the policy had made the tensor half.
 /// Clones share the data and its copies in other dtypes (the cast cache).
 pub struct AmpTensor<B: Backend> {
     pub(crate) primitive: FloatTensor<B>,
@@ -316,7 +317,7 @@ impl<B: Backend> TensorMetadata for AmpTensor<B> {
         let dtype = self.primitive.dtype();
         match self.deferred {
             None => dtype,
-            Some(_) => Deferred::dtype(dtype),
+            Some(_) => wide(dtype),
         }
     }
 
@@ -338,6 +339,11 @@ pub(crate) fn converted<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -
         state.in_force::<B>(device);
         state.statistics()
     })
+}
+
+/// The dtype of a tensor in `dtype` after [`at_least_f32`].
+pub(crate) fn wide(dtype: DType) -> DType {
+    if is_half(dtype) { DType::F32 } else { dtype }
 }
 
 /// Casts a half tensor to FP32; returns any other tensor unchanged.

@@ -6,8 +6,9 @@ use crate::precision::in_kernel;
 impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     pub(super) fn record_cast(tensor: TapeTensor<B>, dtype: DType) -> TapeTensor<B> {
         let from = tensor.dtype();
-        // The gradient of a parameter is read by the optimizer.
-        let is_leaf = Autodiff::<Amp<B>, C>::float_is_require_grad(&tensor);
+        // The optimizer reads the gradient of a parameter.
+        let is_parameter =
+            from == DType::F32 && Autodiff::<Amp<B>, C>::float_is_require_grad(&tensor);
         Self::record(
             [tensor],
             move |[tensor]| cast(tensor, dtype),
@@ -15,7 +16,8 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             None::<fn(_) -> _>,
             move |ops, grads| {
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    if is_leaf && from == DType::F32 && device::is_fused::<B>(&grad.device()) {
+                    let is_rounded = is_half(grad.dtype()) && grad.wide().is_none();
+                    if is_parameter && is_rounded && device::is_fused::<B>(&grad.device()) {
                         grad.cast_later()
                     } else {
                         cast(grad, from)
