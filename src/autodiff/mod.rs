@@ -42,7 +42,7 @@ use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::{Mode, is_half};
 use crate::precision::{half_wanted, in_kernel};
 use crate::scaler;
-use crate::tensor::{TensorFlags, at_least_f32};
+use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor, GradScaler, Precision, StepOutcome};
 
 /// The trait that Burn's autodiff requires of the backend that it trains on.
@@ -308,25 +308,13 @@ fn scaled_backward<B: AutodiffInner, C: CheckpointStrategy>(
     (grads, replicas)
 }
 
-/// A gradient in FP32 or wider, for a sum.
-fn summand<B: Backend>(grad: AmpTensor<B>) -> FloatTensor<B> {
-    at_least_f32::<B>(grad.into_primitive())
-}
-
-/// Gradients in FP32 or wider.
-fn in_fp32<B: Backend>(grads: Vec<LeafGradient<B>>) -> Vec<LeafGradient<B>> {
-    let wide = |(id, leaf, grad)| (id, leaf, AmpTensor::plain(summand(grad)));
-    grads.into_iter().map(wide).collect()
-}
-
 /// Gradients divided by `scale`, in FP32 or wider.
-fn unscaled<B: Backend>(grads: Vec<LeafGradient<B>>, scale: f32) -> Vec<LeafGradient<B>> {
-    let unscaled =
-        |grad: AmpTensor<B>| AmpTensor::plain(grad.divided_later(scale).into_primitive());
-    let grads = grads.into_iter();
-    grads
-        .map(|(id, leaf, grad)| (id, leaf, unscaled(grad)))
-        .collect()
+fn divided<B: Backend>(grads: Vec<LeafGradient<B>>, scale: f32) -> Vec<LeafGradient<B>> {
+    let divided = |(id, leaf, grad): LeafGradient<B>| {
+        let grad = grad.divided_later(scale).into_primitive();
+        (id, leaf, AmpTensor::plain(grad))
+    };
+    grads.into_iter().map(divided).collect()
 }
 
 /// Gradients as the user gets them, by the node ids of their leaves.
@@ -359,7 +347,8 @@ fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
     };
     let sum = |one, other| match (one, other) {
         (Some(one), Some(other)) => {
-            let [one, other] = [one, other].map(summand);
+            let [one, other] =
+                [one, other].map(|grad: AmpTensor<B>| grad.cast_later().into_primitive());
             Some(AmpTensor::plain(in_kernel(|| B::float_add(one, other))))
         }
         (one, other) => one.or(other),
@@ -400,12 +389,12 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     let (mut grads, replicas) = scaled_backward::<B, C>(loss, scale);
     // Without fusion each cast is a kernel: cast once for the check and the product.
     if !device::is_fused::<B>(&device) {
-        grads = in_fp32::<B>(grads);
+        grads = divided::<B>(grads, 1.0);
     }
     // Unscaling by a scale below 1 can overflow FP32.
     let mut left = scale;
     if scale < 1.0 {
-        grads = unscaled::<B>(grads, scale);
+        grads = divided::<B>(grads, scale);
         left = 1.0;
     }
     for (_, _, grad) in &grads {
