@@ -96,6 +96,7 @@ impl<B: Backend> FiniteCheck<B> {
             let sum = if is_read {
                 sum
             } else if rows <= ROWS && elements / rows <= READ {
+                // Fusion joins the casts with a sum only if an operation follows the sum.
                 B::float_mul_scalar(B::float_sum_dim(sum, 0), 1.into())
             } else {
                 B::float_sum(sum)

@@ -182,7 +182,7 @@ pub fn decide<D: FloatDType>(
 }
 
 /// Whether the operands are FP32 without a trace of half, where nothing is demoted: no row changes such an
-/// operation. A shortcut for what most operations of a backward pass in FP32 are.
+/// operation. Most operations of a step in FP32 take this shortcut.
 fn is_fp32_alone<D: FloatDType>(
     op: &Op,
     operands: &[Operand<D>],
