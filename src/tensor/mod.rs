@@ -17,10 +17,12 @@ use crate::scaler::ScaledLoss;
 
 mod amp;
 mod deferred;
+mod formula;
 mod uses;
 
 pub use amp::Amp;
 use deferred::Deferred;
+pub(crate) use formula::Formula;
 pub(crate) use uses::{Use, Uses};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
@@ -43,6 +45,8 @@ pub(crate) struct Shared<B: Backend> {
     f32: Copied<B>,
     f16: Copied<B>,
     bf16: Copied<B>,
+    /// What computes the FP32 values of a half gradient, if they are not kept.
+    formula: OnceLock<Box<Formula<B>>>,
     /// Whether an operation took the tensor in half.
     used_in_half: AtomicBool,
     /// With autodiff, the nodes for the uses of a leaf in half.
@@ -90,6 +94,19 @@ impl<B: Backend> AmpTensor<B> {
     /// The values that an operation on the tensor casts and divides.
     pub(crate) fn before_division(&self) -> FloatTensor<B> {
         self.primitive.clone()
+    }
+
+    /// The tensor in another shape. What is deferred stays so.
+    pub(crate) fn viewed(&self, shape: Shape) -> Self {
+        Self {
+            primitive: in_kernel(|| B::float_reshape(self.primitive.clone(), shape)),
+            ..self.unshared()
+        }
+    }
+
+    /// Whether the operations that read the tensor cast half values.
+    pub(crate) fn is_cast_later(&self) -> bool {
+        self.deferred.is_some() && is_half(self.primitive.dtype())
     }
 
     /// The tensor without its shared state: an operation on it casts by itself. With fusion such a cast is
@@ -176,11 +193,18 @@ impl<B: Backend> AmpTensor<B> {
     /// The backend's tensor in `dtype`. FP32 is cast to each half dtype once for all clones; the
     /// cast cache lives as long as one of them.
     pub(crate) fn into_dtype(mut self, dtype: DType) -> FloatTensor<B> {
-        if let Some(deferred) = self.deferred.take() {
+        if let Some(deferred) = self.deferred.take()
+            && (self.dtype() != dtype || deferred.scale() != 1.0)
+        {
             self.primitive = deferred.apply::<B>(self.primitive);
         }
         if self.dtype() == dtype {
             return self.primitive;
+        }
+        if dtype == DType::F32
+            && let Some(wide) = self.wide()
+        {
+            return wide;
         }
         if is_half(dtype)
             && let Some(shared) = self.shared.get()
@@ -225,10 +249,35 @@ impl<B: Backend> AmpTensor<B> {
         self.share().used_in_half.store(false, Ordering::Relaxed);
     }
 
-    /// The FP32 values that a half gradient was rounded from, if they are kept.
+    /// The FP32 values that a half gradient was rounded from, if they are kept or can be computed.
     pub(crate) fn wide(&self) -> Option<FloatTensor<B>> {
         let shared = self.shared.get().filter(|_| is_half(self.dtype()))?;
-        shared.f32.get().map(|wide| (**wide).clone())
+        let kept = shared.f32.get();
+        // No lock is held while a kernel runs.
+        let wide = kept.or_else(|| {
+            let computed = shared.formula.get()?.values();
+            Some(shared.f32.get_or_init(|| computed.into()))
+        });
+        wide.map(|wide| (**wide).clone())
+    }
+
+    /// Whether [`wide`](Self::wide) returns values.
+    pub(crate) fn is_rounded_from_wide(&self) -> bool {
+        let has_wide = |s: &Arc<Shared<B>>| s.f32.get().is_some() || s.formula.get().is_some();
+        is_half(self.dtype()) && self.shared.get().is_some_and(has_wide)
+    }
+
+    /// The formula of the FP32 values that a half gradient was rounded from, if they have not been
+    /// computed.
+    pub(crate) fn formula(&self) -> Option<&Formula<B>> {
+        let shared = self.shared.get().filter(|s| s.f32.get().is_none())?;
+        shared.formula.get().map(|formula| &**formula)
+    }
+
+    /// Keeps, for a half gradient, what computes the FP32 values that it was rounded from.
+    pub(crate) fn with_formula(self, formula: Formula<B>) -> Self {
+        self.share().formula.set(formula.into()).ok();
+        self
     }
 
     /// The nodes that serve the uses of an FP32 leaf in half. `None` before the first clone.
@@ -284,6 +333,7 @@ impl<B: Backend> Shared<B> {
             f32: OnceLock::new(),
             f16: OnceLock::new(),
             bf16: OnceLock::new(),
+            formula: OnceLock::new(),
             used_in_half: AtomicBool::new(false),
             in_half: OnceLock::new(),
             scaled,

@@ -3,17 +3,18 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{DType, Distribution, Tensor};
+use burn::tensor::{DType, Distribution, Tensor, TensorData};
 use burn_amp::{Amp, AmpAutodiff, LossScaleConfig, Precision, full_precision};
 use burn_backend::Backend;
 
 use crate::checked::{self, Checked, CheckedDevice};
 use crate::common::{HALVES, assert_close};
 use crate::configured;
-use crate::steps::{KINDS, input};
+use crate::steps::{KINDS, input, param};
 use crate::training::assert_like;
 
 type Trained = AmpAutodiff<Checked>;
@@ -33,6 +34,18 @@ fn every_kind_of_step_has_the_gradients_of_plain_burn() {
                 let step = run(&fused_in(precision));
                 assert_like(&format!("{}, {how}", kind.name), precision, &step, &plain);
             }
+        }
+    }
+}
+
+/// Only the order of some sums differs, and what is rounded after them.
+#[test]
+fn every_kind_of_step_has_the_gradients_of_one_that_is_not_fused() {
+    for kind in KINDS {
+        for precision in HALVES {
+            let fused = (kind.keeping)(&fused_in(precision)).grads;
+            let plain = (kind.keeping)(&configured(CheckedDevice::new(), precision)).grads;
+            assert_close(kind.name, precision, &fused, &plain, 1.0);
         }
     }
 }
@@ -89,6 +102,81 @@ fn the_gradient_of_a_bias_is_a_sum_in_fp32() {
         let device = fused_in(precision);
         assert_eq!(bias_gradient(&device, [4097, 8]), [4097.0; 4]);
         assert_eq!(bias_gradient(&device, [1, 4097, 8]), [4097.0; 4]);
+    }
+}
+
+/// The gradient of a GELU is rounded for the products, and the bias before it is not. All rows are the
+/// same, so the sum of rounded rows would be a half number.
+#[test]
+fn the_bias_before_a_gelu_gets_gradients_that_were_not_rounded() {
+    const ROWS: usize = 64;
+    fn bias_gradient<const D: usize>(device: &CheckedDevice, rows: [usize; D]) -> Vec<f32> {
+        let of = |mut shape: [usize; D], features| {
+            shape[D - 1] = features;
+            shape
+        };
+        <Trained as Backend>::seed(device, 1);
+        let layer: Linear<Trained> = LinearConfig::new(3, 4).init(device);
+        let x = input::<Trained, D>(of([1; D], 3), 1, device).expand(of(rows, 3));
+        let out = gelu(layer.forward(x)) * input(of([1; D], 4), 2, device);
+        let bias = layer.bias.unwrap().val();
+        let gradient = bias.grad(&out.sum().backward()).unwrap();
+        gradient.into_data().into_vec().unwrap()
+    }
+    fn compare<const D: usize>(rows: [usize; D]) {
+        for precision in HALVES {
+            let fused = bias_gradient(&fused_in(precision), rows);
+            let plain = bias_gradient(&configured(CheckedDevice::new(), precision), rows);
+            assert_close("bias", Precision::F32, &fused, &plain, ROWS as f64);
+            let half = precision.compute_dtype().unwrap();
+            let data = TensorData::from(fused.as_slice());
+            let rounded = data.clone().convert_dtype(half).convert_dtype(DType::F32);
+            assert_ne!(data, rounded, "{precision}");
+        }
+    }
+    compare([ROWS, 0]);
+    compare([2, ROWS / 2, 0]);
+}
+
+/// A sum reads the values that were not rounded.
+#[test]
+fn two_gradients_of_gelu_add_up() {
+    let gradients = |device: &CheckedDevice| {
+        let x = param::<Trained, 2>([5, 4], 1, device).val();
+        let half = x.clone().cast(DType::F16);
+        let out = gelu(half.clone()) * 3.0 + gelu(half * 0.5);
+        let grads = (out * input([5, 4], 2, device)).sum().backward();
+        let gradient = x.grad(&grads).unwrap().into_data();
+        gradient.into_vec::<f32>().unwrap()
+    };
+    let fused = gradients(&fused_in(Precision::F16));
+    let plain = gradients(&configured(CheckedDevice::new(), Precision::F16));
+    assert_eq!(fused, plain);
+}
+
+#[test]
+fn the_softmax_of_half_scores_is_that_of_one_that_is_not_fused() {
+    let softmax_of = |device: &CheckedDevice, dtype: DType, dim| {
+        let scores = TensorData::from([
+            [[0.1, 7.0, -3.0], [-65504.0, 60000.0, 59990.0]],
+            [[1.0, 1.0, 1.0], [f32::NEG_INFINITY, 0.0, -9.0]],
+        ]);
+        let scores = Tensor::<Trained, 3>::from_data(scores, (device, dtype)).require_grad();
+        let out = softmax(scores.clone(), dim);
+        assert_eq!(out.dtype(), DType::F32);
+        let grads = (out.clone() * input([2, 2, 3], 1, device)).sum().backward();
+        let gradient = scores.grad(&grads).unwrap().cast(DType::F32).into_data();
+        [out.into_data(), gradient].map(|data| data.into_vec::<f32>().unwrap())
+    };
+    for precision in HALVES {
+        let half = precision.compute_dtype().unwrap();
+        for dim in 0..3 {
+            let [fused, gradient] = softmax_of(&fused_in(precision), half, dim);
+            let device = configured(CheckedDevice::new(), precision);
+            let [plain, plain_gradient] = softmax_of(&device, half, dim);
+            assert_close("softmax", Precision::F32, &fused, &plain, 4.0);
+            assert_close("gradient", precision, &gradient, &plain_gradient, 1.0);
+        }
     }
 }
 

@@ -6,9 +6,6 @@ use crate::precision::in_kernel;
 impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     pub(super) fn record_cast(tensor: TapeTensor<B>, dtype: DType) -> TapeTensor<B> {
         let from = tensor.dtype();
-        // The optimizer reads the gradient of a parameter.
-        let is_parameter =
-            from == DType::F32 && Autodiff::<Amp<B>, C>::float_is_require_grad(&tensor);
         Self::record(
             [tensor],
             move |[tensor]| cast(tensor, dtype),
@@ -16,8 +13,9 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             None::<fn(_) -> _>,
             move |ops, grads| {
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    let is_rounded = is_half(grad.dtype()) && grad.wide().is_none();
-                    if is_parameter && is_rounded && device::is_fused::<B>(&grad.device()) {
+                    let is_cast = is_half(grad.dtype()) && !grad.is_rounded_from_wide();
+                    // The operations that read the gradient cast it, as the optimizer for a parameter.
+                    if from == DType::F32 && is_cast && device::is_fused::<B>(&grad.device()) {
                         grad.cast_later()
                     } else {
                         cast(grad, from)
@@ -81,18 +79,14 @@ pub(super) fn rows<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     Amp::<B>::float_reshape(tensor, rows).with_wide(wide)
 }
 
-/// Whether [`fused_row_sum`] serves a gradient: on a device that fuses, and not for an empty one. In Burn's
-/// shapes for a view, a 0 is the dimension of the tensor.
-pub(super) fn sums_fused<B: Backend>(grad: &AmpTensor<B>) -> bool {
-    grad.shape().num_elements() > 0 && device::is_fused::<B>(&grad.device())
+/// Whether a reduction of a tensor may be [`fused_reduction`]: on a device that fuses, and not for an empty
+/// one. In Burn's shapes for a view, a 0 is the dimension of the tensor.
+pub(super) fn reduces_fused<B: Backend>(tensor: &AmpTensor<B>) -> bool {
+    tensor.shape().num_elements() > 0 && device::is_fused::<B>(&tensor.device())
 }
 
 /// The sum over all rows, in FP32, of what `summand` makes of the tensors, each with its rows in one
-/// dimension. Fusion makes one kernel of the views, the operations of `summand` and the sum, since
-///
-/// - the views are not of a lower rank than the tensors, and
-/// - an operation follows the sum: Burn 0.21 counts the sum as a tensor that is written, so that a
-///   kernel without the sum would be worth as much, and be chosen.
+/// dimension.
 pub(super) fn fused_row_sum<B: Backend, const N: usize>(
     tensors: [&AmpTensor<B>; N],
     summand: impl FnOnce([AmpTensor<B>; N]) -> AmpTensor<B>,
@@ -102,11 +96,36 @@ pub(super) fn fused_row_sum<B: Backend, const N: usize>(
     let mut view = vec![1; rank + 1];
     view[rank - 1] = shape.num_elements() / features;
     view[rank] = features;
+    let sum = |views| Amp::<B>::float_sum_dim(widened(summand(views)), rank - 1);
+    fused_reduction(tensors, view, sum, [features])
+}
+
+/// The largest values along a dimension, in FP32.
+pub(super) fn fused_max_dim<B: Backend>(tensor: &AmpTensor<B>, dim: usize) -> AmpTensor<B> {
+    let mut shape = tensor.shape().to_vec();
+    let mut view = shape.clone();
+    view.insert(dim, 1);
+    shape[dim] = 1;
+    let largest = |[view]: [_; 1]| Amp::<B>::float_max_dim(widened(view), dim + 1);
+    fused_reduction([tensor], view, largest, shape)
+}
+
+/// A reduction of views of the tensors. Fusion makes one kernel of the views, the operations of `reduce`
+/// and the reduction at its end, since
+///
+/// - the views are not of a lower rank than the tensors, and
+/// - an operation follows the reduction: Burn 0.21 counts its result as a tensor that is written, so that a
+///   kernel without the reduction would be worth as much, and be chosen.
+fn fused_reduction<B: Backend, const N: usize>(
+    tensors: [&AmpTensor<B>; N],
+    view: Vec<usize>,
+    reduce: impl FnOnce([AmpTensor<B>; N]) -> AmpTensor<B>,
+    shape: impl Into<Shape>,
+) -> AmpTensor<B> {
     let view = Shape::from(view);
-    let views = tensors.map(|t| Amp::<B>::float_reshape(t.unshared(), view.clone()));
-    let sum = Amp::<B>::float_sum_dim(widened(summand(views)), rank - 1);
-    let sum = Amp::<B>::float_mul_scalar(sum, 1.into());
-    Amp::<B>::float_reshape(sum, Shape::new([features]))
+    let views = tensors.map(|t| t.viewed(view.clone()));
+    let reduced = Amp::<B>::float_mul_scalar(reduce(views), 1.into());
+    Amp::<B>::float_reshape(reduced, shape.into())
 }
 
 /// A half tensor in FP32; any other tensor unchanged.

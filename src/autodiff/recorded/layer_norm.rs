@@ -34,7 +34,7 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                     let product = |[grad, unit]: [_; 2]| A::<B>::float_mul(grad, unit);
                     let shape = gamma.shape();
                     let grad = operand_grad(grad.clone(), gamma_dtype, |grad| {
-                        if sums_fused(&grad) {
+                        if reduces_fused(&grad) {
                             return fused_row_sum([&grad, &unit], product);
                         }
                         let grad =

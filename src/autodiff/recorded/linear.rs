@@ -55,14 +55,22 @@ fn gradients<B: Backend>(
     grads: &mut Gradients,
 ) {
     type A<B> = Amp<B>;
-    let sums_a_cast = is_half(grad.dtype()) && grad.wide().is_none() && sums_fused(&grad);
+    let is_cast = is_half(grad.dtype()) && !grad.is_rounded_from_wide();
+    let formula = grad.formula().filter(|_| reduces_fused(&grad));
+    let sums_a_cast = is_cast && reduces_fused(&grad);
     // One sum over all rows.
-    let of_rows = rows(grad.clone());
+    let of_rows = match formula {
+        Some(_) => rows(grad.unshared()),
+        None => rows(grad.clone()),
+    };
     let of_bias = |grads: &mut Gradients| {
         let Some(node) = to_bias else { return };
-        let grad = match sums_a_cast {
-            true => fused_row_sum([&grad], |[grad]| grad),
-            false => A::<B>::linear_bias_backward(of_rows.clone()),
+        let grad = match formula {
+            Some(formula) => fused_row_sum(formula.operands(), |operands| {
+                AmpTensor::plain(formula.of(operands))
+            }),
+            None if sums_a_cast => fused_row_sum([&grad], |[grad]| grad),
+            None => A::<B>::linear_bias_backward(of_rows.clone()),
         };
         grads.register::<A<B>>(node, grad);
     };

@@ -37,7 +37,7 @@ use crate::device;
 use crate::policy::is_half;
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
-use cast::{cast, fused_row_sum, operand_grad, rows, sums_fused, widened};
+use cast::{cast, fused_max_dim, fused_row_sum, operand_grad, reduces_fused, rows, widened};
 pub(crate) use softmax::masked_softmax;
 use sum::reduced;
 

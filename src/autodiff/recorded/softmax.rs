@@ -69,10 +69,22 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
 
 fn softmax<B: Backend>(kind: Softmax, tensor: AmpTensor<B>, dim: usize) -> AmpTensor<B> {
     match kind {
+        Softmax::Plain if is_half(tensor.dtype()) && reduces_fused(&tensor) => {
+            fused_softmax(tensor, dim)
+        }
         Softmax::Plain => Amp::<B>::softmax(tensor, dim),
         Softmax::Log => Amp::<B>::log_softmax(tensor, dim),
         Softmax::Masked => masked_softmax::<Amp<B>>(tensor, dim),
     }
+}
+
+/// The softmax of half scores, in FP32. Each kernel reads the half scores: no FP32 scores are written.
+fn fused_softmax<B: Backend>(scores: AmpTensor<B>, dim: usize) -> AmpTensor<B> {
+    type A<B> = Amp<B>;
+    let largest = fused_max_dim(&scores, dim);
+    let exps = A::<B>::float_exp(A::<B>::float_sub(widened(scores.unshared()), largest));
+    let sums = A::<B>::float_sum_dim(exps.clone(), dim);
+    A::<B>::float_div(exps, sums)
 }
 
 /// The softmax over a dimension, in FP32. A row of minus infinities gives zeros.

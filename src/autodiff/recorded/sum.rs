@@ -11,17 +11,26 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             move |[lhs, rhs]| ((), sum(sign, lhs, rhs)),
             None::<fn(_) -> _>,
             move |ops, grads| {
-                binary::<Amp<B>, _, _>(
-                    ops.parents,
-                    ops.node,
-                    grads,
-                    |grad| reduced(grad, &left),
+                let mut grad = grads.consume::<Amp<B>>(&ops.node);
+                let [to_left, to_right] = ops.parents;
+                // Only a sum of rows is one kernel with its cast.
+                let from = grad.shape();
+                let sums_rows = [&left, &right].iter().any(|shape| is_row(shape, &from));
+                if grad.is_cast_later() && !sums_rows {
+                    let flags = grad.flags();
+                    grad = AmpTensor::new(grad.into_primitive(), flags);
+                }
+                if let Some(node) = to_left {
+                    grads.register::<Amp<B>>(node.id, reduced(grad.clone(), &left));
+                }
+                if let Some(node) = to_right {
                     // The sign comes last: the sum is the smaller tensor.
-                    |grad| match sign {
+                    let grad = match sign {
                         Sign::Plus => reduced(grad, &right),
                         Sign::Minus => Amp::<B>::float_neg(reduced(grad, &right)),
-                    },
-                );
+                    };
+                    grads.register::<Amp<B>>(node.id, grad);
+                }
             },
         )
     }
@@ -34,12 +43,22 @@ fn sum<B: Backend>(sign: Sign, lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTenso
     }
 }
 
+/// Whether a tensor of `shape` was broadcast as one row of a tensor of the shape `to`.
+fn is_row(shape: &Shape, to: &Shape) -> bool {
+    let last = shape.num_dims() - 1;
+    shape != to && shape[last] == to[last] && shape.num_elements() == shape[last]
+}
+
 /// The gradient of an operand that was broadcast from `shape`. Neighbouring dimensions are summed
 /// together; autodiff sums each one by itself.
 pub(super) fn reduced<B: Backend>(grad: AmpTensor<B>, shape: &Shape) -> AmpTensor<B> {
     let from = grad.shape();
     if from == *shape {
         return grad;
+    }
+    if grad.is_cast_later() && is_row(shape, &from) && reduces_fused(&grad) {
+        let sum = fused_row_sum([&grad], |[grad]| grad);
+        return Amp::<B>::float_reshape(sum, shape.clone());
     }
     let mut folded: Vec<(usize, bool)> = Vec::new();
     for dim in 0..from.num_dims() {
