@@ -391,6 +391,7 @@ macro_rules! activation_operations {
             leaky_relu([tensor], {negative_slope}) -> FloatTensor;
             hard_sigmoid([tensor], {alpha}, {beta}) -> FloatTensor;
             relu_backward([output], [grad]) -> FloatTensor;
+            gelu_backward([x], [grad]) -> FloatTensor;
             sigmoid_backward([output], [grad]) -> FloatTensor;
             log_sigmoid_backward([x], [grad]) -> FloatTensor;
         }

@@ -7,9 +7,7 @@ use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 use super::arithmetic::kept;
 use super::{Call, float_ops, op, own_ops};
 use crate::autodiff::tape::{Sigmoidal, Softmax};
-use crate::device;
 use crate::policy::{Op, is_half};
-use crate::tensor::Formula;
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend> ActivationOps<Self> for Amp<B> {
@@ -19,7 +17,6 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
         softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Plain, op!(softmax), tensor, dim, B::softmax);
         log_softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Log, op!(log_softmax), tensor, dim, B::log_softmax);
         softmin([tensor], dim: usize) -> FloatTensor => softmin(tensor, dim);
-        gelu_backward([x], [grad]) -> FloatTensor => gelu_backward(x, grad);
     }
 
     burn_amp_core::activation_operations! { float_ops }
@@ -45,21 +42,6 @@ pub(super) fn sigmoidal<B: Backend>(kind: Sigmoidal, op: Op, tensor: AmpTensor<B
         (_, Sigmoidal::Sigmoid) => B::sigmoid(tensor),
         (_, Sigmoidal::Tanh) => B::float_tanh(tensor),
     }))
-}
-
-/// With fusion, the FP32 values of a half gradient are computed in the kernel that reads them.
-fn gelu_backward<B: Backend>(x: AmpTensor<B>, grad: AmpTensor<B>) -> AmpTensor<B> {
-    let operands = [x, grad];
-    let call = Call::new(op!(gelu_backward), operands.each_ref());
-    let run = |[x, grad]: [_; 2]| B::gelu_backward(x, grad);
-    let computes_again = call.decision.keeps_wide && device::is_fused::<B>(&operands[0].device());
-    let formula = computes_again.then(|| Formula::new(operands.each_ref(), run));
-    let operands = operands.map(|operand| call.operand(operand));
-    let out = call.run(|| run(operands));
-    match formula {
-        Some(formula) => call.rounded(out).with_formula(formula),
-        None => call.result(out),
-    }
 }
 
 fn softmin<B: Backend>(tensor: AmpTensor<B>, dim: usize) -> AmpTensor<B> {

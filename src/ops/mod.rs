@@ -134,13 +134,8 @@ impl Call {
     fn result<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
         let is_wide = self.decision.keeps_wide && primitive.dtype() == DType::F32;
         let wide = is_wide.then(|| primitive.clone());
-        self.rounded(primitive).with_wide(wide)
-    }
-
-    /// As [`result`](Call::result), without FP32 values beside a half gradient.
-    #[inline(always)]
-    fn rounded<B: Backend>(&self, primitive: FloatTensor<B>) -> AmpTensor<B> {
         self.recorded(self.in_result_dtype::<B>(primitive))
+            .with_wide(wide)
     }
 
     /// Casts a result to the dtype that the policy gives it.

@@ -17,12 +17,10 @@ use crate::scaler::ScaledLoss;
 
 mod amp;
 mod deferred;
-mod formula;
 mod uses;
 
 pub use amp::Amp;
 use deferred::Deferred;
-pub(crate) use formula::Formula;
 pub(crate) use uses::{Use, Uses};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
@@ -45,8 +43,6 @@ pub(crate) struct Shared<B: Backend> {
     f32: Copied<B>,
     f16: Copied<B>,
     bf16: Copied<B>,
-    /// What computes the FP32 values of a half gradient, if they are not kept.
-    formula: OnceLock<Box<Formula<B>>>,
     /// Whether an operation took the tensor in half.
     used_in_half: AtomicBool,
     /// With autodiff, the nodes for the uses of a leaf in half.
@@ -201,11 +197,6 @@ impl<B: Backend> AmpTensor<B> {
         if self.dtype() == dtype {
             return self.primitive;
         }
-        if dtype == DType::F32
-            && let Some(wide) = self.wide()
-        {
-            return wide;
-        }
         if is_half(dtype)
             && let Some(shared) = self.shared.get()
         {
@@ -249,35 +240,10 @@ impl<B: Backend> AmpTensor<B> {
         self.share().used_in_half.store(false, Ordering::Relaxed);
     }
 
-    /// The FP32 values that a half gradient was rounded from, if they are kept or can be computed.
+    /// The FP32 values that a half gradient was rounded from, if they are kept.
     pub(crate) fn wide(&self) -> Option<FloatTensor<B>> {
         let shared = self.shared.get().filter(|_| is_half(self.dtype()))?;
-        let kept = shared.f32.get();
-        // No lock is held while a kernel runs.
-        let wide = kept.or_else(|| {
-            let computed = shared.formula.get()?.values();
-            Some(shared.f32.get_or_init(|| computed.into()))
-        });
-        wide.map(|wide| (**wide).clone())
-    }
-
-    /// Whether [`wide`](Self::wide) returns values.
-    pub(crate) fn is_rounded_from_wide(&self) -> bool {
-        let has_wide = |s: &Arc<Shared<B>>| s.f32.get().is_some() || s.formula.get().is_some();
-        is_half(self.dtype()) && self.shared.get().is_some_and(has_wide)
-    }
-
-    /// The formula of the FP32 values that a half gradient was rounded from, if they have not been
-    /// computed.
-    pub(crate) fn formula(&self) -> Option<&Formula<B>> {
-        let shared = self.shared.get().filter(|s| s.f32.get().is_none())?;
-        shared.formula.get().map(|formula| &**formula)
-    }
-
-    /// Keeps, for a half gradient, what computes the FP32 values that it was rounded from.
-    pub(crate) fn with_formula(self, formula: Formula<B>) -> Self {
-        self.share().formula.set(formula.into()).ok();
-        self
+        shared.f32.get().map(|wide| (**wide).clone())
     }
 
     /// The nodes that serve the uses of an FP32 leaf in half. `None` before the first clone.
@@ -333,7 +299,6 @@ impl<B: Backend> Shared<B> {
             f32: OnceLock::new(),
             f16: OnceLock::new(),
             bf16: OnceLock::new(),
-            formula: OnceLock::new(),
             used_in_half: AtomicBool::new(false),
             in_half: OnceLock::new(),
             scaled,

@@ -13,9 +13,9 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
             None::<fn(_) -> _>,
             move |ops, grads| {
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    let is_cast = is_half(grad.dtype()) && !grad.is_rounded_from_wide();
+                    let is_rounded = is_half(grad.dtype()) && grad.wide().is_none();
                     // The operations that read the gradient cast it, as the optimizer for a parameter.
-                    if from == DType::F32 && is_cast && device::is_fused::<B>(&grad.device()) {
+                    if from == DType::F32 && is_rounded && device::is_fused::<B>(&grad.device()) {
                         grad.cast_later()
                     } else {
                         cast(grad, from)
@@ -86,18 +86,19 @@ pub(super) fn reduces_fused<B: Backend>(tensor: &AmpTensor<B>) -> bool {
 }
 
 /// The sum over all rows, in FP32, of what `summand` makes of the tensors, each with its rows in one
-/// dimension.
+/// dimension. The result has this shape.
 pub(super) fn fused_row_sum<B: Backend, const N: usize>(
     tensors: [&AmpTensor<B>; N],
     summand: impl FnOnce([AmpTensor<B>; N]) -> AmpTensor<B>,
+    shape: Shape,
 ) -> AmpTensor<B> {
-    let (shape, rank) = (tensors[0].shape(), tensors[0].rank());
-    let features = shape[rank - 1];
+    let (of, rank) = (tensors[0].shape(), tensors[0].rank());
+    let features = of[rank - 1];
     let mut view = vec![1; rank + 1];
-    view[rank - 1] = shape.num_elements() / features;
+    view[rank - 1] = of.num_elements() / features;
     view[rank] = features;
     let sum = |views| Amp::<B>::float_sum_dim(widened(summand(views)), rank - 1);
-    fused_reduction(tensors, view, sum, [features])
+    fused_reduction(tensors, view, sum, shape)
 }
 
 /// The largest values along a dimension, in FP32.
@@ -107,7 +108,7 @@ pub(super) fn fused_max_dim<B: Backend>(tensor: &AmpTensor<B>, dim: usize) -> Am
     view.insert(dim, 1);
     shape[dim] = 1;
     let largest = |[view]: [_; 1]| Amp::<B>::float_max_dim(widened(view), dim + 1);
-    fused_reduction([tensor], view, largest, shape)
+    fused_reduction([tensor], view, largest, shape.into())
 }
 
 /// A reduction of views of the tensors. Fusion makes one kernel of the views, the operations of `reduce`
@@ -120,12 +121,12 @@ fn fused_reduction<B: Backend, const N: usize>(
     tensors: [&AmpTensor<B>; N],
     view: Vec<usize>,
     reduce: impl FnOnce([AmpTensor<B>; N]) -> AmpTensor<B>,
-    shape: impl Into<Shape>,
+    shape: Shape,
 ) -> AmpTensor<B> {
     let view = Shape::from(view);
     let views = tensors.map(|t| t.viewed(view.clone()));
     let reduced = Amp::<B>::float_mul_scalar(reduce(views), 1.into());
-    Amp::<B>::float_reshape(reduced, shape.into())
+    Amp::<B>::float_reshape(reduced, shape)
 }
 
 /// A half tensor in FP32; any other tensor unchanged.

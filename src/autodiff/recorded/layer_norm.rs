@@ -35,7 +35,7 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                     let shape = gamma.shape();
                     let grad = operand_grad(grad.clone(), gamma_dtype, |grad| {
                         if reduces_fused(&grad) {
-                            return fused_row_sum([&grad, &unit], product);
+                            return fused_row_sum([&grad, &unit], product, shape);
                         }
                         let grad =
                             A::<B>::float_sum_dim(product([grad, unit.clone()].map(rows)), 0);

@@ -14,11 +14,13 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         // A frozen operand has no gradient, so the other operand is not kept.
         let [keeps_weight, keeps_x] = [x, weight].map(|operand| operand.is_tracked());
         let linear = move |[x, weight]: [AmpTensor<B>; 2], bias| {
+            let shape = x.shape();
+            let x = rows(x);
             let kept = [
                 keeps_x.then(|| x.clone()),
                 keeps_weight.then(|| weight.clone()),
             ];
-            (kept, Amp::<B>::linear(x, weight, bias))
+            (kept, of_rows(Amp::<B>::linear(x, weight, bias), shape))
         };
         let [x, weight] = [x, weight].map(TapeTensor::<B>::clone);
         match bias {
@@ -50,38 +52,35 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
 
 fn gradients<B: Backend>(
     [to_x, to_weight, to_bias]: [Option<NodeId>; 3],
+    // As rows.
     [x, weight]: [Option<AmpTensor<B>>; 2],
     grad: AmpTensor<B>,
     grads: &mut Gradients,
 ) {
     type A<B> = Amp<B>;
-    let is_cast = is_half(grad.dtype()) && !grad.is_rounded_from_wide();
-    let formula = grad.formula().filter(|_| reduces_fused(&grad));
-    let sums_a_cast = is_cast && reduces_fused(&grad);
-    // One sum over all rows.
-    let of_rows = match formula {
-        Some(_) => rows(grad.unshared()),
-        None => rows(grad.clone()),
-    };
+    let sums_a_cast = is_half(grad.dtype()) && grad.wide().is_none() && reduces_fused(&grad);
+    let shape = grad.shape();
+    let grad_rows = rows(grad.clone());
     let of_bias = |grads: &mut Gradients| {
         let Some(node) = to_bias else { return };
-        let grad = match formula {
-            Some(formula) => fused_row_sum(formula.operands(), |operands| {
-                AmpTensor::plain(formula.of(operands))
-            }),
-            None if sums_a_cast => fused_row_sum([&grad], |[grad]| grad),
-            None => A::<B>::linear_bias_backward(of_rows.clone()),
+        let grad = match sums_a_cast {
+            true => {
+                let features = shape[shape.num_dims() - 1];
+                fused_row_sum([&grad], |[grad]| grad, Shape::new([features]))
+            }
+            // One sum over all rows.
+            false => A::<B>::linear_bias_backward(grad_rows.clone()),
         };
         grads.register::<A<B>>(node, grad);
     };
     let of_weight = |grads: &mut Gradients| {
         if let (Some(node), Some(x)) = (to_weight, x) {
-            let grad = A::<B>::linear_weight_backward(rows(x), of_rows.clone());
+            let grad = A::<B>::linear_weight_backward(x, grad_rows.clone());
             grads.register::<A<B>>(node, grad);
         }
     };
     // The cast of a matrix would end up in the product's block, and be a kernel of its own.
-    if sums_a_cast && grad.shape().num_dims() == 2 {
+    if sums_a_cast && shape.num_dims() == 2 {
         of_bias(grads);
         of_weight(grads);
     } else {
@@ -89,6 +88,17 @@ fn gradients<B: Backend>(
         of_bias(grads);
     }
     if let (Some(node), Some(weight)) = (to_x, weight) {
-        grads.register::<A<B>>(node, A::<B>::linear_x_backward(weight, grad));
+        let grad = A::<B>::linear_x_backward(weight, grad_rows);
+        grads.register::<A<B>>(node, of_rows(grad, shape));
     }
+}
+
+/// Rows in place of those of a tensor of this shape.
+fn of_rows<B: Backend>(rows: AmpTensor<B>, mut shape: Shape) -> AmpTensor<B> {
+    let last = shape.num_dims() - 1;
+    if last == 1 {
+        return rows;
+    }
+    shape[last] = rows.shape()[1];
+    Amp::<B>::float_reshape(rows, shape)
 }

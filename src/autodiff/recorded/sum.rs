@@ -57,8 +57,7 @@ pub(super) fn reduced<B: Backend>(grad: AmpTensor<B>, shape: &Shape) -> AmpTenso
         return grad;
     }
     if grad.is_cast_later() && is_row(shape, &from) && reduces_fused(&grad) {
-        let sum = fused_row_sum([&grad], |[grad]| grad);
-        return Amp::<B>::float_reshape(sum, shape.clone());
+        return fused_row_sum([&grad], |[grad]| grad, shape.clone());
     }
     let mut folded: Vec<(usize, bool)> = Vec::new();
     for dim in 0..from.num_dims() {

@@ -1,5 +1,5 @@
-//! The launches of a training step on a device of CubeCL's, where fusion makes one kernel of several
-//! operations. Counted from CubeCL's own log.
+//! The operations and the launches of a training step on a device of CubeCL's, where fusion makes one
+//! kernel of several operations. Counted from the logs of Burn and CubeCL.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,6 +8,8 @@ use std::sync::{Condvar, Mutex};
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_amp::{AmpAutodiff, AmpConfig, LossScaleConfig, Precision};
+use burn_std::config::BurnConfig;
+use burn_std::config::fusion::FusionLogLevel;
 use cubecl::config::autotune::AutotuneLevel;
 use cubecl::config::memory::MemoryLogLevel;
 use cubecl::config::profiling::ProfilingLogLevel;
@@ -27,9 +29,11 @@ const WARM_UP: usize = 2;
 /// The batch is smaller than elsewhere by this factor: a device in software takes minutes for it.
 const SMALLER: usize = 8;
 
-/// The counts of CubeCL's log.
+/// The counts of the logs.
 #[derive(Debug, Clone)]
 struct Launches {
+    /// The operations that fusion got.
+    operations: usize,
     /// How often each kernel was launched, by name.
     kernels: BTreeMap<String, usize>,
     /// The bytes of the buffers that kernels write, except for those that they write in place.
@@ -41,8 +45,12 @@ struct Launches {
 static LAUNCHES: Mutex<Launches> = Mutex::new(Launches::NONE);
 static LOGGED: Condvar = Condvar::new();
 
-/// Makes CubeCL log its launches. Call it before CubeCL runs in the process.
+/// Makes CubeCL log its launches and Burn what it fuses. Call it before either runs in the process.
 pub fn watch() {
+    let mut burn = BurnConfig::from_current_dir();
+    burn.fusion.logger.log = Some(Default::default());
+    burn.fusion.logger.level = FusionLogLevel::Full;
+    BurnConfig::set(burn);
     let mut config = CubeClRuntimeConfig::from_current_dir();
     config.profiling.logger.log = Some(Default::default());
     config.profiling.logger.level = ProfilingLogLevel::Minimal;
@@ -55,7 +63,7 @@ pub fn watch() {
     log::set_max_level(LevelFilter::Info);
 }
 
-/// Counts the lines of CubeCL's log.
+/// Counts the lines of the logs.
 struct Reader;
 
 impl Log for Reader {
@@ -76,6 +84,7 @@ impl Log for Reader {
 
 impl Launches {
     const NONE: Self = Self {
+        operations: 0,
         kernels: BTreeMap::new(),
         bytes: 0.0,
         cleanups: 0,
@@ -88,6 +97,8 @@ impl Launches {
     fn read(&mut self, line: &str) {
         if let Some((_, name)) = line.split_once("Executing ") {
             *self.kernels.entry(name.trim().into()).or_default() += 1;
+        } else if line.contains("\nidx ") {
+            self.operations += line.lines().filter(|row| is_operation(row)).count();
         } else if line.contains("Manual memory cleanup") {
             self.cleanups += 1;
         } else if line.contains("[Main GPU Memory] Reserved memory")
@@ -96,6 +107,12 @@ impl Launches {
             self.bytes += bytes;
         }
     }
+}
+
+/// Whether a row of a table such as `7  ▸ fused  BaseFloat::Cast  t1:f16[4]  t2:f32[4]` is an operation. A
+/// tensor that is dropped has a row too.
+fn is_operation(row: &str) -> bool {
+    row.starts_with(|first: char| first.is_ascii_digit()) && !row.contains(" Drop ")
 }
 
 /// The bytes of a line such as `[Main GPU Memory] Reserved memory 4.10 KB using dynamic pool`.
@@ -131,8 +148,9 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
     let backend = B::name(&device);
     println!(
         "\na training step of the small models, with an eighth of the batch, on {backend}, after fusion:\n\
-         kernels launched, MB of buffers that they write\n{:<12} {:<12} {:>8} {:>8} {:>10} {:>8}",
-        "model", "precision", "kernels", "of FP32", "MB", "of FP32"
+         operations, kernels launched, MB of buffers that they write\n\
+         {:<12} {:<12} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8}",
+        "model", "precision", "operations", "of FP32", "kernels", "of FP32", "MB", "of FP32"
     );
     let mut rows = Vec::new();
     for model in options.models() {
@@ -141,9 +159,12 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
         let plain = step::<B, Autodiff<B>>(model, dims);
         let mut row = |precision: &str, counted: &Launches| {
             let (model, kernels, bytes) = (model.name(), counted.total(), counted.bytes);
+            let operations = counted.operations;
+            let operations_ratio = operations as f64 / plain.operations as f64;
             let (ratio, bytes_ratio) = (kernels as f64 / plain.total() as f64, bytes / plain.bytes);
             println!(
-                "{model:<12} {precision:<12} {kernels:>8} {ratio:>8.2} {:>10.1} {bytes_ratio:>8.2}",
+                "{model:<12} {precision:<12} {operations:>10} {operations_ratio:>8.2} {kernels:>8} \
+                 {ratio:>8.2} {:>8.1} {bytes_ratio:>8.2}",
                 bytes / 1e6
             );
             if options.detail {
@@ -153,6 +174,8 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
                 "backend": backend,
                 "model": model,
                 "precision": precision,
+                "operations": operations,
+                "operations_ratio": operations_ratio,
                 "kernels": kernels,
                 "kernels_ratio": ratio,
                 "bytes": bytes,
@@ -213,11 +236,16 @@ mod tests {
             "[Main GPU Memory] Reserved memory 2048 using persistent memory",
             "[Staging CPU Memory] Reserved memory 9.00 MB using dynamic pool",
             "Manual memory cleanup ...",
+            "fusion trace (2 ops, 1 block)\n\
+             idx  block              op               inputs  outputs\n\
+             ---  -----------------  ---------------  ------  -------\n\
+             0    ▸ un-fused (2 ops)  BaseFloat::Cast  t0:f32  t1:f16\n\
+             1                        Drop             t0:f32",
         ] {
             launches.read(line);
         }
         assert_eq!(launches.kernels["matmul::Kernel<f32>"], 1);
-        assert_eq!(launches.cleanups, 1);
+        assert_eq!((launches.operations, launches.cleanups), (1, 1));
         assert_eq!(launches.bytes, 4_100.0 + 512.0 + 2_048.0);
     }
 }
