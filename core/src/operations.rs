@@ -296,7 +296,6 @@ macro_rules! float_operations {
             float_flip([tensor], axes: &[usize]) -> FloatTensor;
             float_reshape([tensor], shape: Shape) -> FloatTensor;
             float_expand([tensor], shape: Shape) -> FloatTensor;
-            float_slice([tensor], slices: &[Slice]) -> FloatTensor;
             float_select([tensor], dim: usize, indices: IntTensor<Self>) -> FloatTensor;
             float_gather_nd([data], indices: IntTensor<Self>) -> FloatTensor;
             float_gather(dim: usize, [tensor], indices: IntTensor<Self>) -> FloatTensor;

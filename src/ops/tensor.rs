@@ -10,7 +10,7 @@ use burn_backend::{
 
 use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
-use super::{Call, by_policy, float_ops, is_watched, op, own_ops};
+use super::{Call, by_policy, checked, float_ops, is_watched, op, own_ops};
 use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign, registered};
 use crate::autodiff::{leaves, master, reuse, seed};
 use crate::device::DeviceContext;
@@ -181,6 +181,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_mean([tensor]) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean), tensor, None, B::float_mean);
         float_mean_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean_dim), tensor, Some(dim), |t| B::float_mean_dim(t, dim));
         float_tanh([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Tanh, op!(float_tanh), tensor);
+        float_slice([tensor], slices: &[Slice]) -> FloatTensor => slice(tensor, slices);
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => scatter(data, indices, values, reduction);
     }
 
@@ -207,6 +208,17 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     burn_amp_core::float_operations! { float_ops }
+}
+
+/// A slice. The gradient of a concatenation has many.
+fn slice<B: Backend>(tensor: AmpTensor<B>, slices: &[Slice]) -> AmpTensor<B> {
+    if tensor.is_cast_later() {
+        return tensor.moved(|half| B::float_slice(half, slices));
+    }
+    let [slice] = checked(op!(float_slice), [tensor], |[t]| {
+        [B::float_slice(t, slices)]
+    });
+    slice
 }
 
 /// Whether anomaly detection checks a cast to half, of a gradient or by the user.

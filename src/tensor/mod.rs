@@ -92,10 +92,10 @@ impl<B: Backend> AmpTensor<B> {
         self.primitive.clone()
     }
 
-    /// The tensor in another shape. What is deferred stays so.
-    pub(crate) fn viewed(&self, shape: Shape) -> Self {
+    /// The tensor after an operation that moves its values. What is deferred stays so.
+    pub(crate) fn moved(&self, op: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> Self {
         Self {
-            primitive: in_kernel(|| B::float_reshape(self.primitive.clone(), shape)),
+            primitive: in_kernel(|| op(self.primitive.clone())),
             ..self.unshared()
         }
     }

@@ -7,14 +7,14 @@ use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{DType, Distribution, Tensor, TensorData};
+use burn::tensor::{DType, Distribution, Tensor, TensorData, Tolerance};
 use burn_amp::{Amp, AmpAutodiff, LossScaleConfig, Precision, full_precision};
 use burn_backend::Backend;
 
 use crate::checked::{self, Checked, CheckedDevice};
 use crate::common::{HALVES, assert_close};
 use crate::configured;
-use crate::steps::{KINDS, input, param};
+use crate::steps::{KINDS, input};
 use crate::training::assert_like;
 
 type Trained = AmpAutodiff<Checked>;
@@ -138,34 +138,61 @@ fn the_bias_before_a_gelu_gets_gradients_that_were_not_rounded() {
     compare([2, ROWS / 2, 0]);
 }
 
-/// A sum reads the values that were not rounded.
+/// An FP32 tensor that is cast twice: its gradients are half, and their sum is not. In bf16 both uses share
+/// a cast.
 #[test]
-fn two_gradients_of_gelu_add_up() {
-    let gradients = |device: &CheckedDevice| {
-        let x = param::<Trained, 2>([5, 4], 1, device).val();
-        let half = x.clone().cast(DType::F16);
-        let out = gelu(half.clone()) * 3.0 + gelu(half * 0.5);
-        let grads = (out * input([5, 4], 2, device)).sum().backward();
-        let gradient = x.grad(&grads).unwrap().into_data();
-        gradient.into_vec::<f32>().unwrap()
-    };
-    let fused = gradients(&fused_in(Precision::F16));
-    let plain = gradients(&configured(CheckedDevice::new(), Precision::F16));
-    assert_eq!(fused, plain);
+fn f16_gradients_of_an_fp32_tensor_add_up_in_fp32() {
+    let device = fused_in(Precision::F16);
+    let x = Tensor::<Trained, 2>::ones([1, 3], &device).require_grad();
+    let between = x.clone() * 2.0;
+    let [one, other] = [(); 2].map(|()| between.clone().cast(DType::F16));
+    let small = 2f32.powi(-12);
+    let loss = one.sum() + other.sum() * small;
+    let gradient = x.grad(&loss.backward()).unwrap();
+    let expected = TensorData::from([[2.0 + 2.0 * small; 3]]);
+    assert_eq!(gradient.into_data(), expected);
+}
+
+/// Each part of the gradient is cast, and not the whole for each part.
+#[test]
+fn the_gradient_of_a_concatenation_is_cast_once() {
+    for precision in HALVES {
+        let half = precision.compute_dtype().unwrap();
+        let device = fused_in(precision);
+        let parts: Vec<Tensor<Trained, 2>> = (0..8)
+            .map(|seed| input([3, 4], seed + 1, &device).require_grad())
+            .collect();
+        // In FP32: not the gradients of parameters.
+        let joined = Tensor::cat(parts.iter().map(|part| part.clone() * 2.0).collect(), 0);
+        let factors = input::<Trained, 2>([24, 4], 9, &device);
+        let loss = (joined.matmul(Tensor::eye(4, &device)) * factors.clone()).sum();
+        device.reset();
+        let grads = loss.backward();
+        let rounded: Tensor<Trained, 2> = factors.cast(half);
+        let whole: Tensor<Trained, 2> = rounded.cast(DType::F32) * 2.0;
+        for (part, expected) in parts.iter().zip(whole.chunk(8, 0)) {
+            let gradient = part.grad(&grads).unwrap();
+            let [gradient, expected] = [gradient.into_data(), expected.into_data()];
+            gradient.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-6, 0.0));
+        }
+        let casts = device.counts().casts_between(half, DType::F32);
+        assert!(casts.elements <= 3 * 96, "{precision}: {casts:?}");
+    }
 }
 
 #[test]
 fn the_softmax_of_half_scores_is_that_of_one_that_is_not_fused() {
     let softmax_of = |device: &CheckedDevice, dtype: DType, dim| {
         let scores = TensorData::from([
-            [[0.1, 7.0, -3.0], [-65504.0, 60000.0, 59990.0]],
+            [[0.1, 7.0, -3.0], [-65504.0, 60000.0, 59968.0]],
             [[1.0, 1.0, 1.0], [f32::NEG_INFINITY, 0.0, -9.0]],
         ]);
-        let scores = Tensor::<Trained, 3>::from_data(scores, (device, dtype)).require_grad();
-        let out = softmax(scores.clone(), dim);
+        let leaf = Tensor::<Trained, 3>::from_data(scores, (device, DType::F32)).require_grad();
+        let scores = leaf.clone().cast(dtype);
+        let out = softmax(scores, dim);
         assert_eq!(out.dtype(), DType::F32);
         let grads = (out.clone() * input([2, 2, 3], 1, device)).sum().backward();
-        let gradient = scores.grad(&grads).unwrap().cast(DType::F32).into_data();
+        let gradient = leaf.grad(&grads).unwrap().into_data();
         [out.into_data(), gradient].map(|data| data.into_vec::<f32>().unwrap())
     };
     for precision in HALVES {

@@ -152,6 +152,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         float_div([lhs], [rhs]) -> FloatTensor;
         float_hypot([lhs], [rhs]) -> FloatTensor;
         float_powi_scalar([lhs], rhs: Scalar) -> FloatTensor;
+        float_slice([tensor], slices: &[Slice]) -> FloatTensor;
         float_tanh([tensor]) -> FloatTensor;
         float_sum([tensor]) -> FloatTensor;
         float_sum_dim([tensor], dim: usize) -> FloatTensor;

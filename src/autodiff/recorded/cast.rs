@@ -124,7 +124,7 @@ fn fused_reduction<B: Backend, const N: usize>(
     shape: Shape,
 ) -> AmpTensor<B> {
     let view = Shape::from(view);
-    let views = tensors.map(|t| t.viewed(view.clone()));
+    let views = tensors.map(|t| t.moved(|t| B::float_reshape(t, view.clone())));
     let reduced = Amp::<B>::float_mul_scalar(reduce(views), 1.into());
     Amp::<B>::float_reshape(reduced, shape)
 }

@@ -82,7 +82,7 @@ fn softmax<B: Backend>(kind: Softmax, tensor: AmpTensor<B>, dim: usize) -> AmpTe
 fn fused_softmax<B: Backend>(scores: AmpTensor<B>, dim: usize) -> AmpTensor<B> {
     type A<B> = Amp<B>;
     let largest = fused_max_dim(&scores, dim);
-    let exps = A::<B>::float_exp(A::<B>::float_sub(widened(scores.unshared()), largest));
+    let exps = A::<B>::float_exp(A::<B>::float_sub(widened(scores), largest));
     let sums = A::<B>::float_sum_dim(exps.clone(), dim);
     A::<B>::float_div(exps, sums)
 }
