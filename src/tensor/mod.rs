@@ -39,7 +39,8 @@ pub struct AmpTensor<B: Backend> {
 
 /// State that the clones of a tensor share, dropped with the last clone.
 pub(crate) struct Shared<B: Backend> {
-    /// The cast cache: half copies of an FP32 tensor and, with autodiff, the FP32 copy of a half one.
+    /// The cast cache: half copies of an FP32 tensor and, with autodiff, the FP32 copy of a half one. For a
+    /// small gradient of which something is deferred, `f32` is the result of that.
     f32: Copied<B>,
     f16: Copied<B>,
     bf16: Copied<B>,
@@ -122,15 +123,18 @@ impl<B: Backend> AmpTensor<B> {
     pub(crate) fn into_primitive(self) -> FloatTensor<B> {
         let Self {
             primitive,
+            flags,
             shared,
             deferred,
-            ..
         } = self;
         // Take the shared state out: the compiler then leaves the primitive where it is.
-        drop(shared.into_inner());
+        let shared = shared.into_inner();
         match deferred {
-            None => primitive,
-            Some(deferred) => deferred.apply::<B>(primitive),
+            None => {
+                drop(shared);
+                primitive
+            }
+            Some(deferred) => deferred.applied(primitive, flags, shared),
         }
     }
 
@@ -192,7 +196,8 @@ impl<B: Backend> AmpTensor<B> {
         if let Some(deferred) = self.deferred.take()
             && (self.dtype() != dtype || deferred.scale() != 1.0)
         {
-            self.primitive = deferred.apply::<B>(self.primitive);
+            let shared = self.shared.take();
+            self.primitive = deferred.applied(self.primitive, self.flags, shared);
         }
         if self.dtype() == dtype {
             return self.primitive;
