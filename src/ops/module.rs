@@ -12,6 +12,7 @@ use super::arithmetic::kept;
 use super::attention::attention;
 use super::{Call, checked, float_ops, op, own_ops, present};
 use crate::autodiff::tape::Sign;
+use crate::device;
 use crate::policy::{Op, is_half};
 use crate::{Amp, AmpTensor};
 
@@ -21,7 +22,7 @@ macro_rules! conv_ops {
         own_ops! {
             $conv([x], [weight], [?bias], options: $options) -> FloatTensor =>
                 contraction(op!($conv), 1, x, weight, bias, |_, x, weight, bias| {
-                    B::$conv(x, weight, bias, options)
+                    B::$conv(x, apart::<B>(weight), bias, options)
                 });
         }
 
@@ -236,6 +237,20 @@ fn along<B: Backend>(dim: usize, rank: usize, tensor: AmpTensor<B>) -> AmpTensor
     let mut shape = vec![1; rank];
     shape[dim] = tensor.shape().num_elements();
     Amp::<B>::float_reshape(tensor, shape.into())
+}
+
+/// The half weight of a convolution, after an operation that changes nothing and is no kernel.
+///
+/// With fusion, the operations before and after a convolution wait together while any of them could still be
+/// joined with a later one, and those behind it then run one by one. If the convolution depends on two rows of
+/// operations that cannot be joined, everything before it runs at once, and those behind it are joined.
+fn apart<B: Backend>(weight: FloatTensor<B>) -> FloatTensor<B> {
+    let device = B::float_device(&weight);
+    if is_half(weight.dtype()) && !B::ad_enabled(&device) && device::is_fused::<B>(&device) {
+        B::float_swap_dims(weight, 0, 0)
+    } else {
+        weight
+    }
 }
 
 /// The gradient of a convolution's bias. Only the shapes of `x` and the bias matter: the output

@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::module::attention;
-use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::module::{attention, conv2d};
+use burn::tensor::ops::{AttentionModuleOptions, ConvOptions};
 use burn::tensor::{DType, Distribution, Tensor, TensorData, Tolerance};
 use burn_amp::{Amp, AmpAutodiff, LossScaleConfig, Precision, full_precision};
 use burn_backend::Backend;
@@ -86,6 +86,26 @@ fn a_linear_layer_of_any_rank_has_the_gradients_of_one_that_is_not_fused() {
     compare([30, 0]);
     compare([1, 30, 0]);
     compare([2, 3, 5, 0]);
+}
+
+/// The operation that sets a convolution apart from what is before it: a move that changes nothing.
+#[test]
+fn the_weight_of_a_half_convolution_is_moved_first() {
+    let moves = |device: &CheckedDevice| {
+        let [x, weight] =
+            [[2, 3, 8, 8], [4, 3, 3, 3]].map(|shape| input::<Trained, 4>(shape, 1, device));
+        device.reset();
+        let options = ConvOptions::new([1, 1], [1, 1], [1, 1], 1);
+        let out = conv2d(x, weight, None, options).into_data();
+        (device.counts().ran("float_swap_dims"), out)
+    };
+    for precision in HALVES {
+        let (before, plain) = moves(&configured(CheckedDevice::new(), precision));
+        let (fused, out) = moves(&fused_in(precision));
+        assert_eq!((before, fused), (0, 1));
+        assert_eq!(out, plain);
+    }
+    assert_eq!(moves(&fused_in(Precision::F32)).0, 0);
 }
 
 /// Neither half dtype holds 4,097: the sum is FP32, in a matrix as in a batch of one.
