@@ -83,6 +83,8 @@ const STAGES: &[Stage] = &[
     ("small-transformer", 120, SPEED, "--model transformer"),
     ("small-cnn", 90, SPEED, "--model cnn"),
     ("small-lstm", 90, SPEED, "--model lstm"),
+    ("host-mlp", 60, SPEED, "--size tiny --model mlp"),
+    ("host-transformer", 90, SPEED, "--size tiny --model transformer"),
     ("kernels", 120, "xtask bench casts --backend {b}", "--detail --json {r}/measurements.json"),
     ("digits", 60, "digits --backend {b}", "--epochs 5 --out {r}/digits"),
     ("learner", 120, "learner --backend {b}", "--precision bf16 --epochs 2 --output {r}/learner"),

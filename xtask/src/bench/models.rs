@@ -36,6 +36,9 @@ pub enum Size {
     Small,
     /// Fills a GPU.
     Large,
+    /// As many operations as in `small`, on so few values that a step takes the time that a host needs to
+    /// queue them.
+    Tiny,
 }
 
 /// The dimensions of a model and of its batch.
@@ -95,12 +98,16 @@ impl Model {
         let (batch, length, width, layers) = match (self, size) {
             (Self::Transformer, Size::Small) => (8, 256, 256, 4),
             (Self::Transformer, Size::Large) => (16, 1024, 768, 12),
+            (Self::Transformer, Size::Tiny) => (2, 8, 64, 4),
             (Self::Cnn, Size::Small) => (32, 32, 32, 3),
             (Self::Cnn, Size::Large) => (256, 64, 128, 3),
+            (Self::Cnn, Size::Tiny) => (2, 8, 4, 3),
             (Self::Mlp, Size::Small) => (4096, 1, 512, 6),
             (Self::Mlp, Size::Large) => (16384, 1, 4096, 8),
+            (Self::Mlp, Size::Tiny) => (16, 1, 16, 6),
             (Self::Lstm, Size::Small) => (64, 64, 128, 1),
             (Self::Lstm, Size::Large) => (256, 128, 1024, 1),
+            (Self::Lstm, Size::Tiny) => (2, 64, 16, 1),
         };
         Dims {
             batch,
