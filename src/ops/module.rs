@@ -243,7 +243,8 @@ fn along<B: Backend>(dim: usize, rank: usize, tensor: AmpTensor<B>) -> AmpTensor
 ///
 /// With fusion, the operations before and after a convolution wait together while any of them could still be
 /// joined with a later one, and those behind it then run one by one. If the convolution depends on two rows of
-/// operations that cannot be joined, everything before it runs at once, and those behind it are joined.
+/// operations that cannot be joined, everything before it runs at once, and those behind it are joined. Fusion may
+/// join a weight of `[.., .., 1, 1]` with what is before: then nothing is gained.
 fn apart<B: Backend>(weight: FloatTensor<B>) -> FloatTensor<B> {
     let device = B::float_device(&weight);
     if is_half(weight.dtype()) && !B::ad_enabled(&device) && device::is_fused::<B>(&device) {

@@ -12,9 +12,10 @@ use super::{Shared, TensorFlags, at_least_f32};
 use crate::policy::is_half;
 use crate::precision::{in_kernel, want_half};
 
-/// The most elements of a small gradient, 4 MB in FP32. An H100 writes and reads so many bytes in 3 us; its host
-/// takes 9 us for an operation (see the guide's measurements).
-const SMALL: usize = 1 << 20;
+/// The most elements of a small gradient, 256 KiB in FP32. An H100 writes and reads so many bytes in 0.2 us; its
+/// host takes 9 us for an operation (see the guide's measurements). A model's larger gradients stay half while
+/// a loop holds them.
+const SMALL: usize = 1 << 16;
 
 /// A cast to FP32, if the values are half, and a division by a loss scale: the bits of the scale, which fit
 /// beside a tensor's flags.
@@ -44,7 +45,7 @@ impl Deferred {
         self,
         values: FloatTensor<B>,
         flags: TensorFlags,
-        shared: Option<Arc<Shared<B>>>,
+        shared: Option<&Arc<Shared<B>>>,
     ) -> FloatTensor<B> {
         let is_small = || values.shape().num_elements() <= SMALL;
         let Some(shared) = shared.filter(|_| flags.contains(TensorFlags::GRADIENT) && is_small())
@@ -55,7 +56,7 @@ impl Deferred {
             return (**applied).clone();
         }
         let applied = self.apply::<B>(values);
-        if Arc::strong_count(&shared) > 1 {
+        if Arc::strong_count(shared) > 1 {
             shared.f32.set(applied.clone().into()).ok();
         }
         applied

@@ -134,7 +134,7 @@ impl<B: Backend> AmpTensor<B> {
                 drop(shared);
                 primitive
             }
-            Some(deferred) => deferred.applied(primitive, flags, shared),
+            Some(deferred) => deferred.applied(primitive, flags, shared.as_ref()),
         }
     }
 
@@ -196,8 +196,7 @@ impl<B: Backend> AmpTensor<B> {
         if let Some(deferred) = self.deferred.take()
             && (self.dtype() != dtype || deferred.scale() != 1.0)
         {
-            let shared = self.shared.take();
-            self.primitive = deferred.applied(self.primitive, self.flags, shared);
+            self.primitive = deferred.applied(self.primitive, self.flags, self.shared.get());
         }
         if self.dtype() == dtype {
             return self.primitive;

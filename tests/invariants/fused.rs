@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::{attention, conv2d};
@@ -86,6 +86,25 @@ fn a_linear_layer_of_any_rank_has_the_gradients_of_one_that_is_not_fused() {
     compare([30, 0]);
     compare([1, 30, 0]);
     compare([2, 3, 5, 0]);
+}
+
+/// Adam reads a gradient twice.
+#[test]
+fn adam_casts_a_small_gradient_once() {
+    for (features, casts) in [(256, 1), (257, 2)] {
+        let device = fused_in(Precision::F16);
+        let layer: Linear<Trained> = LinearConfig::new(features, features)
+            .with_bias(false)
+            .init(&device);
+        let x = input::<Trained, 2>([4, features], 1, &device);
+        let grads = layer.forward(x).mean().backward();
+        let grads = GradientsParams::from_grads(grads, &layer);
+        assert_eq!(grads.len(), 1);
+        device.reset();
+        AdamConfig::new().init().step(1e-3, layer, grads);
+        let widened = device.counts().casts_between(DType::F16, DType::F32);
+        assert_eq!(widened.count, casts);
+    }
 }
 
 /// The operation that sets a convolution apart from what is before it: a move that changes nothing.

@@ -36,7 +36,7 @@ pub enum Size {
     Small,
     /// Fills a GPU.
     Large,
-    /// As many operations as in `small`, on so few values that a step takes the time that a host needs to
+    /// About as many operations as in `small`, on so few values that a step takes the time that a host needs to
     /// queue them.
     Tiny,
 }
