@@ -36,8 +36,7 @@ pub enum Size {
     Small,
     /// Fills a GPU.
     Large,
-    /// About as many operations as in `small`, on so few values that a step takes the time that a host needs to
-    /// queue them.
+    /// About as many operations as in `small`, on nearly no values: to time what the CPU does for a GPU.
     Tiny,
 }
 
