@@ -389,7 +389,6 @@ macro_rules! activation_operations {
             log_sigmoid([tensor]) -> FloatTensor;
             leaky_relu([tensor], {negative_slope}) -> FloatTensor;
             hard_sigmoid([tensor], {alpha}, {beta}) -> FloatTensor;
-            relu_backward([output], [grad]) -> FloatTensor;
             gelu_backward([x], [grad]) -> FloatTensor;
             sigmoid_backward([output], [grad]) -> FloatTensor;
             log_sigmoid_backward([x], [grad]) -> FloatTensor;

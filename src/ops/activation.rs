@@ -17,6 +17,7 @@ impl<B: Backend> ActivationOps<Self> for Amp<B> {
         softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Plain, op!(softmax), tensor, dim, B::softmax);
         log_softmax([tensor], dim: usize) -> FloatTensor => probabilities(Softmax::Log, op!(log_softmax), tensor, dim, B::log_softmax);
         softmin([tensor], dim: usize) -> FloatTensor => softmin(tensor, dim);
+        relu_backward([output], [grad]) -> FloatTensor => relu_backward(output, grad);
     }
 
     burn_amp_core::activation_operations! { float_ops }
@@ -29,6 +30,21 @@ fn relu<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     call.result(call.run(|| match tape {
         Some((tape, _)) => tape.relu(tensor),
         None => B::relu(tensor),
+    }))
+}
+
+fn relu_backward<B: Backend>(output: AmpTensor<B>, grad: AmpTensor<B>) -> AmpTensor<B> {
+    let call = Call::new(op!(relu_backward), [&output, &grad]);
+    let (output, grad) = (call.operand(output), call.operand(grad));
+    call.result(call.run(|| {
+        // FP32 stays Burn's own to the last bit.
+        #[cfg(feature = "tch")]
+        if is_half(output.dtype())
+            && let Some(grad) = super::libtorch::relu_backward::<B>(&output, &grad)
+        {
+            return grad;
+        }
+        B::relu_backward(output, grad)
     }))
 }
 

@@ -62,6 +62,23 @@ fn epsilons_keep_zeros_finite() {
     }
 }
 
+/// A root has an infinite gradient at zero. Behind a ReLU, nothing of it is passed on there, as in
+/// PyTorch.
+#[test]
+fn a_relu_stops_infinite_gradients() {
+    let scaler = GradScaler::new(LossScaleConfig::Disabled).expect("valid");
+    for precision in halves() {
+        let run = || {
+            let x = fp32::<Amp, 1>(&[-1.0, 0.0, 4.0, 16.0], [4]).require_grad();
+            let y = activation::relu(half(x.clone()));
+            assert_eq!(y.dtype(), half_of(precision));
+            values(x.grad(&y.sqrt().sum().backward()).unwrap())
+        };
+        let grad = with_precision(precision, || scaler.scope(run));
+        assert_eq!(grad, [0.0, 0.0, 0.25, 0.125], "{precision}");
+    }
+}
+
 /// How a mask is laid over scores.
 type Masking<B> = fn(Tensor<B, 2>, Tensor<B, 2, Bool>, f32) -> Tensor<B, 2>;
 

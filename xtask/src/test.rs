@@ -38,7 +38,7 @@ pub fn test(options: &Options) -> anyhow::Result<()> {
         bail!("this machine cannot run it:\n- {}", missing.join("\n- "));
     }
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["test", "--package", "burn-amp", "--no-fail-fast"]);
+    cargo.args(["test", "--package", "burn-amp", "--lib", "--no-fail-fast"]);
     cargo.args(["--features", &options.features()]);
     cargo.args(SUITE.iter().flat_map(|name| ["--test", name]));
     if options.release {

@@ -27,6 +27,7 @@ impl<B: Backend, P: Session> ActivationOps<Self> for Amp<B, P> {
         softmax([tensor], dim: usize) -> FloatTensor;
         log_softmax([tensor], dim: usize) -> FloatTensor;
         softmin([tensor], dim: usize) -> FloatTensor;
+        relu_backward([output], [grad]) -> FloatTensor;
     }
 
     burn_amp_core::activation_operations! { float_ops }

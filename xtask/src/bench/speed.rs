@@ -15,7 +15,7 @@ use super::casts::device_in;
 use super::checked::{Checked, CheckedDevice, is_contraction};
 use super::models::{Batch, Dims, Model, Net};
 use super::pytorch::PyTorch;
-use super::time::{Contender, Spread, in_turn, timed};
+use super::time::{Contender, Spread, in_turn, timed, warmed};
 
 /// The least time of a round for plain Burn.
 const ROUND: Duration = Duration::from_millis(100);
@@ -79,6 +79,7 @@ fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) 
             contenders.push(Box::new(move |n| pytorch.timed(model, precision, n)));
         }
     }
+    let contenders = contenders.into_iter().map(warmed).collect();
     let rounds = in_turn(options.rounds.into(), ROUND, contenders);
     let (unit, items) = model.items(dims);
     let row = |precision: &str, seconds: f64, speedup: Spread| {

@@ -26,6 +26,15 @@ pub fn timed<'a>(mut run: impl FnMut() + 'a, sync: impl Fn() + 'a) -> Contender<
     })
 }
 
+/// A contender with an untimed run before the timed ones, which find caches and memory as a row of runs
+/// leaves them, and not as the contender before did.
+pub fn warmed(mut contender: Contender<'_>) -> Contender<'_> {
+    Box::new(move |runs| {
+        contender(1);
+        contender(runs)
+    })
+}
+
 /// Times all of them, in rounds of at least `round` for the first.
 pub fn in_turn(rounds: usize, round: Duration, mut contenders: Vec<Contender>) -> Rounds {
     for contender in &mut contenders {
@@ -100,6 +109,17 @@ mod tests {
         let longer = rounds.difference(1, 0);
         assert_eq!((longer.low, longer.median, longer.high), (0.0, 0.0, 1.0));
         assert_eq!(rounds.seconds(0).times(10.0).median, 30.0);
+    }
+
+    #[test]
+    fn the_run_that_warms_up_is_not_timed() {
+        let mut ran = Vec::new();
+        let contender: Contender = Box::new(|runs| {
+            ran.push(runs);
+            Duration::from_secs(ran.len() as u64)
+        });
+        assert_eq!(warmed(contender)(7), Duration::from_secs(2));
+        assert_eq!(ran, [1, 7]);
     }
 
     #[test]
