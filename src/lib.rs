@@ -32,8 +32,8 @@
 //! - `distributed`: Burn's distributed data parallel, for backends that support it.
 //! - `flex`, `ndarray`, `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu`, `tch`, `cpu`: Burn's
 //!   backends, for the ready-made types of the [`prelude`]. [`Amp`] and [`AmpAutodiff`] take any
-//!   backend without these features. With `tch`, a ReLU's backward pass on LibTorch is one kernel, which
-//!   Burn does not use.
+//!   backend without these features. With `tch`, a half ReLU's backward pass on LibTorch is
+//!   LibTorch's own kernel, which Burn does not use.
 //! - `fusion`, `autotune`: the same features of the enabled backends.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

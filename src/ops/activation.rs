@@ -37,7 +37,8 @@ fn relu_backward<B: Backend>(output: AmpTensor<B>, grad: AmpTensor<B>) -> AmpTen
     let call = Call::new(op!(relu_backward), [&output, &grad]);
     let (output, grad) = (call.operand(output), call.operand(grad));
     call.result(call.run(|| {
-        // FP32 stays Burn's own to the last bit.
+        // In FP32 the result may have another layout than Burn's, which changes the order of later sums:
+        // FP32 is Burn's own to the last bit.
         #[cfg(feature = "tch")]
         if is_half(output.dtype())
             && let Some(grad) = super::libtorch::relu_backward::<B>(&output, &grad)

@@ -6,8 +6,8 @@ use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 use burn_tch::TchTensor;
 
-/// The gradient of a ReLU from its result, by `at::threshold_backward`, if `B` is `LibTorch` and both
-/// tensors have one dtype. Burn's own way compares and calls `masked_fill`, which LibTorch runs value
+/// The gradient of a ReLU from its result, by `at::threshold_backward`, if `B` computes on LibTorch's
+/// tensors and both have one dtype. Burn's own way compares and calls `masked_fill`, which LibTorch runs value
 /// by value on a CPU.
 pub(super) fn relu_backward<B: Backend>(
     output: &FloatTensor<B>,
@@ -35,8 +35,11 @@ mod tests {
 
     use super::relu_backward;
 
+    /// Values enough for LibTorch's vectorized loop, and a rest.
+    const TIMES: usize = 19;
+
     fn tensor<B: Backend>(values: [f32; 4], dtype: FloatDType) -> B::FloatTensorPrimitive {
-        let data = TensorData::from(values);
+        let data = TensorData::new(values.repeat(TIMES), [TIMES, 4]);
         B::float_cast(B::float_from_data(data, &Default::default()), dtype)
     }
 
@@ -45,14 +48,16 @@ mod tests {
         for dtype in [FloatDType::F16, FloatDType::BF16] {
             let output = tensor::<LibTorch>([0.0, 0.0, 2.0, 3.0], dtype);
             let grad = tensor::<LibTorch>([f32::INFINITY, f32::NAN, -1.0, f32::INFINITY], dtype);
-            let grad = relu_backward::<LibTorch>(&output, &grad).unwrap();
-            assert_eq!(grad.dtype(), DType::from(dtype));
-            let data = LibTorch::<f32>::float_into_data(grad);
-            let data = burn_backend::read_sync(data).unwrap();
-            assert_eq!(
-                data.iter::<f32>().collect::<Vec<_>>(),
-                [0.0, 0.0, -1.0, f32::INFINITY]
-            );
+            let passed = relu_backward::<LibTorch>(&output, &grad).unwrap();
+            let swapped = |x| LibTorch::<f32>::float_swap_dims(x, 0, 1);
+            let again = relu_backward::<LibTorch>(&swapped(output), &swapped(grad)).unwrap();
+            for grad in [passed, swapped(again)] {
+                assert_eq!(grad.dtype(), DType::from(dtype));
+                let data = LibTorch::<f32>::float_into_data(grad);
+                let data = burn_backend::read_sync(data).unwrap();
+                let values: Vec<_> = data.iter::<f32>().collect();
+                assert_eq!(values, [0.0, 0.0, -1.0, f32::INFINITY].repeat(TIMES));
+            }
         }
     }
 

@@ -1,4 +1,5 @@
-//! Runs the behaviour suite on one of Burn's backends, if the machine has all that the backend needs.
+//! Runs the behaviour suite and the unit tests on one of Burn's backends, if the machine has all that the
+//! backend needs.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -146,6 +146,7 @@ fn saved<B: Measured>(options: &Options, model: Model, dims: Dims, precision: Pr
         contractions::<Autodiff<Checked<B>>>(model, dims, CheckedDevice::new()),
         contractions::<AmpAutodiff<Checked<B>>>(model, dims, device_in::<B>(precision)),
     ];
+    let contenders = contenders.into_iter().map(warmed).collect();
     let rounds = in_turn(options.rounds.into(), Duration::ZERO, contenders);
     rounds.difference(0, 1).median
 }
