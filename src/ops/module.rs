@@ -60,7 +60,7 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
         let (op, operands) = (op!(linear_x_backward), [weight, output_grad]);
         let [x_grad] = checked(op, operands, |[weight, output_grad]| {
             [by_rows::<B>(output_grad, |grad| {
-                B::linear_x_backward(weight, grad)
+                row_or_column_apart::<B>(B::linear_x_backward(weight, grad))
             })]
         });
         x_grad
@@ -73,10 +73,10 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
     ) -> FloatTensor<Self> {
         let (op, operands) = (op!(linear_weight_backward), [x, output_grad]);
         let [weight_grad] = checked(op, operands, |[x, output_grad]| {
-            [B::linear_weight_backward(
+            [row_or_column_apart::<B>(B::linear_weight_backward(
                 rows::<B>(x),
                 rows::<B>(output_grad),
-            )]
+            ))]
         });
         weight_grad
     }
@@ -148,8 +148,27 @@ fn linear<B: Backend>(
         let recording = call.recording::<B>();
         recording
             .and_then(|(tape, _)| tape.linear(&x, &weight, bias.as_ref()))
-            .unwrap_or_else(|| by_rows::<B>(x, |x| B::linear(x, weight, bias)))
+            .unwrap_or_else(|| by_rows::<B>(x, |x| product_of_rows::<B>(x, weight, bias)))
     })
+}
+
+/// A linear layer on rows. The bias of one row or column is added apart from the product.
+fn product_of_rows<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    let (rank, columns) = (x.rank(), weight.shape()[1]);
+    let is_thin = columns == 1 || rank < 2 || x.shape()[rank - 2] == 1;
+    match bias {
+        Some(bias) if is_thin && is_apart::<B>(&x) => {
+            let product = row_or_column_apart::<B>(B::linear(x, weight, None));
+            let mut row = vec![1; rank];
+            row[rank - 1] = columns;
+            B::float_add(product, B::float_reshape(bias, row.into()))
+        }
+        bias => row_or_column_apart::<B>(B::linear(x, weight, bias)),
+    }
 }
 
 /// The real and the imaginary part.
@@ -239,19 +258,38 @@ fn along<B: Backend>(dim: usize, rank: usize, tensor: AmpTensor<B>) -> AmpTensor
     Amp::<B>::float_reshape(tensor, shape.into())
 }
 
-/// The half weight of a convolution, after an operation that changes nothing and is no kernel.
+/// The half weight of a convolution, kept apart from what is before it.
 ///
 /// With fusion, the operations before and after a convolution wait together while any of them could still be
 /// joined with a later one, and those behind it then run one by one. If the convolution depends on two rows of
 /// operations that cannot be joined, everything before it runs at once, and those behind it are joined. Fusion may
 /// join a weight of `[.., .., 1, 1]` with what is before: then nothing is gained.
 fn apart<B: Backend>(weight: FloatTensor<B>) -> FloatTensor<B> {
-    let device = B::float_device(&weight);
-    if is_half(weight.dtype()) && !B::ad_enabled(&device) && device::is_fused::<B>(&device) {
-        B::float_swap_dims(weight, 0, 0)
-    } else {
-        weight
+    match is_apart::<B>(&weight) {
+        true => B::float_swap_dims(weight, 0, 0),
+        false => weight,
     }
+}
+
+/// A half product of one row or one column, kept apart from what is behind it.
+///
+/// With fusion and autotune, Burn 0.21 multiplies a row with a transposed matrix, and a matrix with a column, by a
+/// kernel for a row and a matrix (burn#5122, burn#5257): the result is wrong, in any precision. Fusion does not
+/// join a product with an operation that moves its dimensions, and the product alone has a kernel that is right.
+pub(super) fn row_or_column_apart<B: Backend>(product: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = product.shape();
+    let is_thin = shape.iter().rev().take(2).any(|&length| length == 1);
+    match is_thin && shape.num_dims() > 1 && is_apart::<B>(&product) {
+        true => B::float_swap_dims(product, 0, 0),
+        false => product,
+    }
+}
+
+/// Whether a tensor is kept apart, by an operation that changes nothing and is no kernel: in half, with fusion, below
+/// autodiff.
+fn is_apart<B: Backend>(tensor: &FloatTensor<B>) -> bool {
+    let device = B::float_device(tensor);
+    is_half(tensor.dtype()) && !B::ad_enabled(&device) && device::is_fused::<B>(&device)
 }
 
 /// The gradient of a convolution's bias. Only the shapes of `x` and the bias matter: the output

@@ -10,6 +10,7 @@ use burn_backend::{
 
 use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
+use super::module::row_or_column_apart;
 use super::{Call, by_policy, checked, float_ops, is_watched, op, own_ops};
 use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign, registered};
 use crate::autodiff::{leaves, master, reuse, seed};
@@ -189,7 +190,13 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_scatter_add(dim: usize, [tensor], indices: IntTensor<Self>, [value]) -> FloatTensor;
         float_select_add([tensor], dim: usize, indices: IntTensor<Self>, [value]) -> FloatTensor;
         float_clamp([tensor], {min}, {max}) -> FloatTensor;
-        float_matmul([lhs], [rhs]) -> FloatTensor;
+    }
+
+    fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [product] = checked(op!(float_matmul), [lhs, rhs], |[lhs, rhs]| {
+            [row_or_column_apart::<B>(B::float_matmul(lhs, rhs))]
+        });
+        product
     }
 
     #[inline(never)]

@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::module::{attention, conv2d};
+use burn::tensor::module::{attention, conv2d, linear};
 use burn::tensor::ops::{AttentionModuleOptions, ConvOptions};
 use burn::tensor::{DType, Distribution, Tensor, TensorData, Tolerance};
 use burn_amp::{Amp, AmpAutodiff, LossScaleConfig, Precision, full_precision};
@@ -84,6 +84,7 @@ fn a_linear_layer_of_any_rank_has_the_gradients_of_one_that_is_not_fused() {
         }
     }
     compare([30, 0]);
+    compare([1, 0]);
     compare([1, 30, 0]);
     compare([2, 3, 5, 0]);
 }
@@ -125,6 +126,34 @@ fn the_weight_of_a_half_convolution_is_moved_first() {
         assert_eq!(out, plain);
     }
     assert_eq!(moves(&fused_in(Precision::F32)).0, 0);
+}
+
+/// The operation that sets a product apart from what is behind it, where Burn's fused kernels are wrong.
+#[test]
+fn a_half_product_of_one_row_or_one_column_is_moved() {
+    let moves = |device: &CheckedDevice, rows: usize, columns: usize| {
+        let x = input::<Amp<Checked>, 2>([rows, 8], 1, device);
+        let weight = input::<Amp<Checked>, 2>([8, columns], 2, device);
+        let bias = input::<Amp<Checked>, 1>([columns], 3, device);
+        device.reset();
+        let product = x.clone().matmul(weight.clone());
+        let by_product = device.counts().ran("float_swap_dims");
+        let layer = linear(x, weight, Some(bias));
+        let moves = [
+            by_product,
+            device.counts().ran("float_swap_dims") - by_product,
+        ];
+        (moves, product.into_data(), layer.into_data())
+    };
+    for precision in HALVES {
+        for (rows, columns, moved) in [(1, 4, 1), (4, 1, 1), (1, 1, 1), (4, 4, 0)] {
+            let fused = moves(&fused_in(precision), rows, columns);
+            let plain = moves(&configured(CheckedDevice::new(), precision), rows, columns);
+            assert_eq!((plain.0, fused.0), ([0; 2], [moved; 2]));
+            assert_eq!((fused.1, fused.2), (plain.1, plain.2));
+        }
+    }
+    assert_eq!(moves(&fused_in(Precision::F32), 1, 4).0, [0; 2]);
 }
 
 /// Neither half dtype holds 4,097: the sum is FP32, in a matrix as in a batch of one.

@@ -31,6 +31,17 @@ cases! {
         let linear = lab.module(LinearConfig::new(8, 4).init(&lab.device));
         linear.forward(lab.input([2, 2048, 8]))
     };
+    // Products of one row, and of one column, with a bias behind them.
+    linear_of_one_row(3.0, 3.0) |lab| {
+        let first = lab.module(LinearConfig::new(16, 12).init(&lab.device));
+        let second = lab.module(LinearConfig::new(12, 16).init(&lab.device));
+        second.forward(first.forward(lab.input([1, 16])))
+    };
+    linear_to_one_column(3.0, 3.0) |lab| {
+        let first = lab.module(LinearConfig::new(16, 3).init(&lab.device));
+        let second = lab.module(LinearConfig::new(3, 1).init(&lab.device));
+        second.forward(first.forward(lab.input([8, 16])))
+    };
     linear_in_columns(1.5, 1.5) |lab| {
         let config = LinearConfig::new(16, 12)
             .with_layout(LinearLayout::Col)
