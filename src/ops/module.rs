@@ -152,19 +152,20 @@ fn linear<B: Backend>(
     })
 }
 
-/// A linear layer on rows. The bias of one row or column is added apart from the product.
+/// A linear layer on rows. The bias is added apart from a product of one row or one column.
 fn product_of_rows<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     bias: Option<FloatTensor<B>>,
 ) -> FloatTensor<B> {
-    let (rank, columns) = (x.rank(), weight.shape()[1]);
-    let is_thin = columns == 1 || rank < 2 || x.shape()[rank - 2] == 1;
+    let (last, columns) = (x.rank() - 1, weight.shape()[1]);
+    let mut shape = x.shape();
+    shape[last] = columns;
     match bias {
-        Some(bias) if is_thin && is_apart::<B>(&x) => {
-            let product = row_or_column_apart::<B>(B::linear(x, weight, None));
-            let mut row = vec![1; rank];
-            row[rank - 1] = columns;
+        Some(bias) if is_row_or_column(&shape) && is_apart::<B>(&x) => {
+            let product = apart::<B>(B::linear(x, weight, None));
+            let mut row = vec![1; last + 1];
+            row[last] = columns;
             B::float_add(product, B::float_reshape(bias, row.into()))
         }
         bias => row_or_column_apart::<B>(B::linear(x, weight, bias)),
@@ -258,16 +259,17 @@ fn along<B: Backend>(dim: usize, rank: usize, tensor: AmpTensor<B>) -> AmpTensor
     Amp::<B>::float_reshape(tensor, shape.into())
 }
 
-/// The half weight of a convolution, kept apart from what is before it.
+/// A tensor kept apart from the operations on its other side by one that changes nothing and is no kernel, where
+/// [`is_apart`] wants it.
 ///
-/// With fusion, the operations before and after a convolution wait together while any of them could still be
-/// joined with a later one, and those behind it then run one by one. If the convolution depends on two rows of
-/// operations that cannot be joined, everything before it runs at once, and those behind it are joined. Fusion may
-/// join a weight of `[.., .., 1, 1]` with what is before: then nothing is gained.
-fn apart<B: Backend>(weight: FloatTensor<B>) -> FloatTensor<B> {
-    match is_apart::<B>(&weight) {
-        true => B::float_swap_dims(weight, 0, 0),
-        false => weight,
+/// For the weight of a convolution: with fusion, the operations before and after a convolution wait together while any
+/// of them could still be joined with a later one, and those behind it then run one by one. If the convolution depends
+/// on two rows of operations that cannot be joined, everything before it runs at once, and those behind it are joined.
+/// Fusion may join a weight of `[.., .., 1, 1]` with what is before: then nothing is gained.
+fn apart<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match is_apart::<B>(&tensor) {
+        true => B::float_swap_dims(tensor, 0, 0),
+        false => tensor,
     }
 }
 
@@ -277,16 +279,17 @@ fn apart<B: Backend>(weight: FloatTensor<B>) -> FloatTensor<B> {
 /// kernel for a row and a matrix (burn#5122, burn#5257): the result is wrong, in any precision. Fusion does not
 /// join a product with an operation that moves its dimensions, and the product alone has a kernel that is right.
 pub(super) fn row_or_column_apart<B: Backend>(product: FloatTensor<B>) -> FloatTensor<B> {
-    let shape = product.shape();
-    let is_thin = shape.iter().rev().take(2).any(|&length| length == 1);
-    match is_thin && shape.num_dims() > 1 && is_apart::<B>(&product) {
-        true => B::float_swap_dims(product, 0, 0),
+    match is_half(product.dtype()) && is_row_or_column(&product.shape()) {
+        true => apart::<B>(product),
         false => product,
     }
 }
 
-/// Whether a tensor is kept apart, by an operation that changes nothing and is no kernel: in half, with fusion, below
-/// autodiff.
+fn is_row_or_column(product: &Shape) -> bool {
+    product.iter().rev().take(2).any(|&length| length == 1)
+}
+
+/// Whether tensors like this one are kept apart: in half, with fusion, below autodiff.
 fn is_apart<B: Backend>(tensor: &FloatTensor<B>) -> bool {
     let device = B::float_device(tensor);
     is_half(tensor.dtype()) && !B::ad_enabled(&device) && device::is_fused::<B>(&device)

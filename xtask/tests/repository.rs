@@ -56,7 +56,7 @@ fn package(names: &[&str], args: &[&str]) -> String {
 fn the_packages_are_small_and_hold_sources_and_texts() {
     let names = PACKAGES.map(|(name, _)| name);
     let files = package(&names, &["--list"]);
-    let known = ["rs", "md", "svg", "toml", "lock", "orig", "json", "patch"];
+    let known = ["rs", "md", "svg", "toml", "lock", "orig", "json"];
     for file in files.lines().filter(|file| !file.starts_with("LICENSE-")) {
         let end = Path::new(file).extension().and_then(|end| end.to_str());
         assert!(end.is_some_and(|end| known.contains(&end)), "{file}");
