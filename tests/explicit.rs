@@ -11,7 +11,7 @@ use burn::backend::{Autodiff, Flex, NdArray};
 use burn::module::{AutodiffModule, Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{Adam, AdamConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, FloatDType};
@@ -705,6 +705,36 @@ fn a_part_of_the_gradients_may_be_unscaled_before_the_step() {
     assert!(stepped);
     scaler.update().unwrap();
     assert_eq!(all(&optimizer, &model), expected);
+}
+
+/// Whether a step is taken with the gradients of a first loss, which are unscaled, and of a second.
+fn is_taken_with<B: AutodiffBackend>(second: impl Fn(&Net<B>) -> Tensor<B, 1>) -> bool {
+    let (scaler, mut optimizer, model) = (scaler(1024.0), adam(), Net::<B>::new());
+    let before = all(&optimizer, &model);
+    let mut window = GradientsAccumulator::new();
+    let mut grads = scaler.backward(model.loss(), &model);
+    scaler.unscale(&model, &mut grads).unwrap();
+    window.accumulate(&model, grads);
+    window.accumulate(&model, scaler.backward(second(&model), &model));
+    let (model, taken) = unwrapped(scaler.step(&mut optimizer, 1e-2, model, window.grads()));
+    scaler.update().unwrap();
+    assert_eq!(all(&optimizer, &model) != before, taken);
+    let counted = (scaler.state().taken_steps(), scaler.skipped_steps());
+    assert_eq!(counted, if taken { (1, 0) } else { (0, 1) });
+    taken
+}
+
+#[test]
+fn gradients_that_are_added_after_unscale_are_checked_again() {
+    with_precision(Precision::F16, || {
+        assert!(is_taken_with::<A>(Net::loss));
+        assert!(!is_taken_with::<A>(Net::planted_loss));
+        assert!(!is_taken_with::<A>(|model| model.loss() * 1e7));
+        assert!(!is_taken_with::<A>(|model| model.loss() * f32::NAN));
+    });
+    assert!(is_taken_with::<Plain>(Net::loss));
+    assert!(!is_taken_with::<Plain>(Net::planted_loss));
+    assert!(!is_taken_with::<Plain>(|model| model.loss() * f32::NAN));
 }
 
 /// A generator and a discriminator, each with an optimizer and a scaler. `overflows` selects, for each

@@ -25,6 +25,9 @@ static LINES: Mutex<Vec<(Level, String)>> = Mutex::new(Vec::new());
 /// The fields of the errors.
 static FIELDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
+/// The logger reads its scale at each line.
+static READ: Mutex<Option<GradScaler>> = Mutex::new(None);
+
 /// The fields of a line as text.
 #[derive(Default)]
 struct Fields(String);
@@ -42,6 +45,7 @@ impl Log for Kept {
     }
 
     fn log(&self, record: &Record) {
+        READ.lock().unwrap().as_ref().map(GradScaler::loss_scale);
         let line = record.args().to_string();
         if line.starts_with("burn-amp: ") {
             LINES.lock().unwrap().push((record.level(), line));
@@ -171,6 +175,7 @@ fn the_log_is_told_once_and_why() {
 
     // A loop that scales its losses and leaves the step to the optimizer.
     let unstepped = GradScaler::new(LossScaleConfig::Fixed(8.0)).unwrap();
+    *READ.lock().unwrap() = Some(unstepped.clone());
     (0..2500).for_each(|_| {
         let loss = Tensor::<Autodiff<Flex>, 1>::ones([1], &Default::default());
         unstepped.scale(loss);

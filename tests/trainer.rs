@@ -681,6 +681,47 @@ fn a_loss_that_reaches_no_parameter_is_an_error() {
     }
 }
 
+/// Its gradients may carry another scale than those of the next losses.
+#[test]
+fn a_window_whose_step_the_scaler_discards_is_dropped() {
+    fn trains_from_anew<B: AutodiffBackend>(discard: fn(&GradScaler)) {
+        let new = || sgd::<B, _>(f16(1024.0).with_grads_accumulation(2), 0.5);
+        let step = |trainer: &mut Trainer<B, _>| {
+            assert_eq!(train(trainer, 1, 1.0).progress, Accumulated);
+            assert_eq!(train(trainer, 2, 1.0).progress, Stepped);
+            parameters(trainer.model())
+        };
+        let expected = step(&mut new());
+        let (mut trainer, mut saved, mut loaded) = (new(), new(), new());
+        for trainer in [&mut trainer, &mut saved] {
+            assert_eq!(train(trainer, 0, 1.0).progress, Accumulated);
+            discard(trainer.scaler());
+        }
+        let close =
+            |actual: &[f32]| assert_close("parameters", Precision::F16, actual, &expected, 4.0);
+        close(&step(&mut trainer));
+        loaded.load_record(saved.to_record());
+        close(&step(&mut loaded));
+    }
+    let discards: [fn(&GradScaler); 3] = [GradScaler::discard_step, GradScaler::reset, |scaler| {
+        scaler.load_state(LossScaler::new(dynamic(8.0)).unwrap())
+    }];
+    for discard in discards {
+        trains_from_anew::<A>(discard);
+        trains_from_anew::<Plain>(discard);
+    }
+}
+
+#[test]
+fn a_window_keeps_the_scale_of_its_first_loss() {
+    let mut trainer = sgd::<A, _>(f16(1024.0).with_grads_accumulation(2), 0.5);
+    assert_eq!(train(&mut trainer, 0, 1.0).scale, 1024.0);
+    trainer.scaler().set_scale(8.0).unwrap();
+    assert_eq!(trainer.loss_scale(), 1024.0);
+    assert_eq!(train(&mut trainer, 1, 1.0).scale, 1024.0);
+    assert_eq!(train(&mut trainer, 2, 1.0).scale, 8.0);
+}
+
 #[test]
 fn a_panic_in_the_loss_leaves_a_trainer_that_goes_on() {
     let mut trainer = adam::<A, _>(f16(1024.0), 1e-3);

@@ -119,17 +119,17 @@ impl GradScaler {
     /// Then call [`step`](GradScaler::step), and not the optimizer itself: the gradients are multiplied by
     /// the scale. The log warns once 1,000 losses were scaled without an [`update`](GradScaler::update).
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
-        let (scale, many) = {
+        let scale = {
             let shared = &mut *self.shared.lock();
             let scale = shared.pending.scale(&shared.scaler);
             if !shared.scaler.is_enabled() {
                 return loss;
             }
             shared.pending.set_scaled();
-            (scale, shared.pending.has_many_losses(""))
+            scale
         };
         UNSCALED.scaled();
-        if many {
+        if self.shared.has_many_losses("") {
             self.read_losses();
         }
         let loss = at_least_f32(loss);
@@ -195,7 +195,8 @@ impl GradScaler {
     }
 
     /// Unscales the gradients in FP32 or wider, to inspect or clip them before [`step`](GradScaler::step).
-    /// Without this call, `step` unscales them. Each gradient keeps its shape, dtype and device. Costs the
+    /// Without this call, `step` unscales them. As in PyTorch, call it only once all micro-batches are
+    /// accumulated: a gradient that is added afterwards still carries the scale. Each gradient keeps its shape, dtype and device. Costs the
     /// step's one read-back, plus a second read-back after an overflow. The counterpart of PyTorch's
     /// `GradScaler.unscale_`.
     ///
@@ -235,15 +236,16 @@ impl GradScaler {
         }
     }
 
-    /// Unscales the gradients and checks them. Gradients that are already unscaled stay unchanged.
+    /// Unscales the gradients and checks them. Those that were already unscaled keep their values; they are
+    /// checked again if a loss was scaled since.
     fn unscaled<'a>(
         &self,
         model: &impl Module,
         grads: &mut GradientsParams,
         found: &'a [Parameter],
     ) -> Result<Checked<'a>, Error> {
-        let to_unscale = self.shared.lock().pending.to_unscale(found);
-        let Some((scale, parameters)) = to_unscale else {
+        let to_check = self.shared.lock().pending.to_check(found);
+        let Some(to_check) = to_check else {
             // Where nothing is scaled, the gradients still have their marks.
             gradients::unmark(model, grads);
             return Ok(Checked {
@@ -253,13 +255,15 @@ impl GradScaler {
             });
         };
         let mut unscale = Unscale {
-            scale,
+            scale: to_check.scale,
             factor: None,
             device: None,
             check: std::mem::take(&mut self.shared.lock().pending.losses),
         };
         // Without the lock: the module's code may call this scaler.
-        gradients::replace(parameters.iter().copied(), model, grads, &mut unscale);
+        gradients::replace(to_check.left.iter().copied(), model, grads, &mut unscale);
+        (unscale.scale, unscale.factor) = (1.0, None);
+        gradients::replace(to_check.again.iter().copied(), model, grads, &mut unscale);
         let finite = unscale.check.read();
         let pending = &mut self.shared.lock().pending;
         // Losses that cannot be read count as not finite.
@@ -267,6 +271,7 @@ impl GradScaler {
         if let Some(device) = unscale.device.filter(|_| is_watched()) {
             pending.anomalies.extend(local::anomalies(&device));
         }
+        let parameters = to_check.parameters();
         let outcome = pending.found(&parameters, &finite);
         Ok(Checked {
             parameters,

@@ -99,7 +99,8 @@ impl<E: EachGradient> ModuleVisitor for Replace<'_, E> {
 /// `min(1, max_norm / (norm + 1e-6))`, like PyTorch's `torch.nn.utils.clip_grad_norm_`. Reads nothing back
 /// from the device. With a scaler, call it between [`GradScaler::unscale`](crate::GradScaler::unscale) and
 /// [`step`](crate::GradScaler::step). One non-finite gradient spoils all of them: an infinite gradient, for
-/// example, sets the finite ones to 0. Gradients keep their shape and dtype.
+/// example, sets the finite ones to 0. So does, as in PyTorch, a gradient beyond 1.8e19, whose square is
+/// infinite in FP32. Gradients keep their shape and dtype.
 ///
 /// Returns the total norm before clipping, an FP32 tensor of shape `[1]`, on the device of the first
 /// gradient; 0 if there are no gradients.

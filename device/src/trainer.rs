@@ -214,6 +214,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         target: T,
         loss_fn: impl FnOnce(&M, I, T) -> Tensor<1>,
     ) -> Result<StepMetrics, Error> {
+        self.forget_dropped();
         let model = present(&self.model);
         let loss = loss_fn(model, input, target);
         let given = loss.dims().to_vec();
@@ -253,6 +254,13 @@ impl<M: Module> MixedPrecisionTrainer<M> {
             skipped_steps: self.skipped_steps(),
             precision: self.precision(),
         })
+    }
+
+    /// Drops a window whose step the scaler no longer has.
+    fn forget_dropped(&mut self) {
+        if self.scaler.shared.has_dropped(self.micro_batches) {
+            self.forget_window();
+        }
     }
 
     /// Drops the accumulation window.
@@ -341,7 +349,8 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         self.scaler.skipped_steps()
     }
 
-    /// The scaler.
+    /// The scaler. Where it discards the step under way, as in `load_state` and `discard_step`, the trainer
+    /// drops its incomplete accumulation window, and the log has a warning.
     pub fn scaler(&self) -> &GradScaler {
         &self.scaler
     }
@@ -352,6 +361,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     ///
     /// [`Error::Read`] when the device gives no answer.
     pub fn to_record(&mut self) -> Result<TrainerRecord, Error> {
+        self.forget_dropped();
         let model = present(&self.model);
         end_running_statistics(model);
         let grads = self.accumulator.grads();

@@ -7,7 +7,7 @@ mod client;
 
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_device::{
     AmpError, DynamicLossScale, Error, GradScaler, LossScaleConfig, Precision, StepOutcome,
@@ -242,6 +242,28 @@ fn a_batch_that_the_loop_leaves_out_is_no_part_of_the_next_step() {
         assert_eq!(step(&scaler, &mut model, 0.25).0, discarded);
     }
     assert_eq!(scaler.state().taken_steps(), 1);
+}
+
+#[test]
+fn gradients_that_are_added_after_unscale_are_checked_again() {
+    let taken_with = |second: f32| {
+        let scaler = scaler(DynamicLossScale::new().with_init_scale(16.0));
+        let model = Weight::new(&plain());
+        let mut window = GradientsAccumulator::new();
+        let mut grads = scaler.backward(model.loss(0.25), &model);
+        scaler.unscale(&model, &mut grads).unwrap();
+        window.accumulate(&model, grads);
+        window.accumulate(&model, scaler.backward(model.loss(second), &model));
+        let mut sgd = SgdConfig::new().init();
+        let (model, stepped) = scaler.step(&mut sgd, 1.0, model, window.grads());
+        scaler.update().unwrap();
+        let taken = stepped.unwrap();
+        assert_eq!(model.values() != [1.0; 4], taken);
+        taken
+    };
+    assert!(taken_with(0.25));
+    assert!(!taken_with(OVERFLOW));
+    assert!(!taken_with(f32::NAN));
 }
 
 #[test]

@@ -421,6 +421,31 @@ fn a_window_of_another_accumulation_is_dropped_and_trainers_share_no_window() {
     assert_eq!(parameters(first.model()), expected);
 }
 
+/// Its gradients carry the old scale.
+#[test]
+fn a_window_whose_step_the_scaler_discards_is_dropped() {
+    let device = device(Precision::F16);
+    let new = || in_windows(&device, 1024.0, 2);
+    let step = |trainer: &mut Trainer| {
+        assert_eq!(train(trainer, 1, 1.0).progress, Accumulated);
+        assert_eq!(train(trainer, 2, 1.0).progress, Stepped);
+        parameters(trainer.model())
+    };
+    let expected = step(&mut new());
+    for discard in [GradScaler::discard_step, |own: &GradScaler| {
+        own.load_state(scaler(1024.0).state());
+    }] {
+        let (mut trainer, mut saved, mut loaded) = (new(), new(), new());
+        for trainer in [&mut trainer, &mut saved] {
+            assert_eq!(train(trainer, 0, 1.0).progress, Accumulated);
+            discard(trainer.scaler());
+        }
+        assert_eq!(step(&mut trainer), expected);
+        loaded.load_record(saved.to_record().unwrap()).unwrap();
+        assert_eq!(step(&mut loaded), expected);
+    }
+}
+
 #[test]
 fn settings_that_make_no_sense_are_errors() {
     let device = device(Precision::F16);

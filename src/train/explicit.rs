@@ -39,13 +39,12 @@ impl GradScaler {
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
         let device = loss.device();
         // One scale for the whole accumulation window, even if the scale is set within it.
-        let (scale, many) = {
+        let scale = {
             let shared = &mut *self.shared.lock();
-            let scale = shared.pending.scale(&shared.scaler);
-            let or = ", or on AmpAutodiff loss.backward() without scaler.scale(..)";
-            (scale, shared.pending.has_many_losses(or))
+            shared.pending.scale(&shared.scaler)
         };
-        if many {
+        let or = ", or on AmpAutodiff loss.backward() without scaler.scale(..)";
+        if self.shared.has_many_losses(or) {
             self.read_losses();
         }
         if is_amp::<B>(&device) {
@@ -112,7 +111,9 @@ impl GradScaler {
     }
 
     /// Unscales the gradients, to inspect or clip them before [`step`](GradScaler::step). Without
-    /// this call, [`step`](GradScaler::step) unscales them. Gradients are divided in FP32 or wider,
+    /// this call, [`step`](GradScaler::step) unscales them. As in PyTorch, call it only once all
+    /// micro-batches are accumulated: on a plain `Autodiff` a gradient that is added afterwards still carries
+    /// the scale. Gradients are divided in FP32 or wider,
     /// and each keeps its shape, dtype and device. Costs the step's one read-back, plus a second
     /// one after an overflow. The counterpart of PyTorch's `GradScaler.unscale_`.
     ///
@@ -162,24 +163,27 @@ impl GradScaler {
         }
     }
 
-    /// Unscales the gradients. Those that were already unscaled stay as they are.
+    /// Unscales the gradients and checks them. Those that were already unscaled keep their values; they are
+    /// checked again if a loss was scaled since.
     fn unscale_found<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         model: &M,
         grads: &mut GradientsParams,
         found: &Found<B>,
     ) {
-        let (to_unscale, replicas) = {
+        let (to_check, replicas) = {
             let pending = &self.shared.lock().pending;
             let replicas = pending.losses.replicas.clone();
-            (pending.to_unscale(&found.parameters), replicas)
+            (pending.to_check(&found.parameters), replicas)
         };
-        let Some((scale, scaled)) = to_unscale else {
+        let Some(to_check) = to_check else {
             return;
         };
+        let (scale, scaled) = (to_check.scale, to_check.parameters());
         let factor = (!is_amp::<B>(&found.device)).then(|| 1.0 / f64::from(scale));
         let mut check = scaled_loss::take_check::<B::InnerBackend>(self, &found.device);
-        gradients::unscale(&scaled, grads, factor, &mut check);
+        gradients::unscale(&to_check.left, grads, factor, &mut check);
+        gradients::unscale(&to_check.again, grads, None, &mut check);
         let finite = check.read();
         // Also read the checks of losses on other backends.
         self.read_losses();
@@ -329,12 +333,16 @@ impl GradScaler {
         scale.filter(|_| !is_amp::<B>(at)).unwrap_or(1.0)
     }
 
-    /// The factor on a loss on this device: 1 where nothing is scaled.
+    /// The factor on the next loss on this device: that of the step under way, if there is one. 1 where
+    /// nothing is scaled.
     pub(crate) fn scale_at<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
-        let scaler = self.state();
+        let (scaler, given) = {
+            let shared = self.shared.lock();
+            (shared.scaler, shared.pending.scale_given())
+        };
         let is_f16 = || DeviceContext::of::<B>(at).mode == Mode::On(DType::F16);
         if scaler.is_enabled() && (!is_amp::<B>(at) || is_f16()) {
-            scaler.scale()
+            given.unwrap_or(scaler.scale())
         } else {
             1.0
         }

@@ -139,7 +139,8 @@ pub(super) fn unscale<I: Backend>(
 /// `min(1, max_norm / (norm + 1e-6))`, like PyTorch's `torch.nn.utils.clip_grad_norm_`. Reads
 /// nothing back from the device. With the explicit protocol, call it between
 /// [`GradScaler::unscale`](crate::GradScaler::unscale) and [`step`](crate::GradScaler::step). One
-/// non-finite gradient spoils all of them: an infinite gradient, for example, sets the finite ones to 0.
+/// non-finite gradient spoils all of them: an infinite gradient, for example, sets the finite ones to 0. So
+/// does, as in PyTorch, a gradient beyond 1.8e19, whose square is infinite in FP32.
 /// Gradients keep their shape and dtype.
 ///
 /// Returns the total norm before clipping, an FP32 tensor of shape `[1]`; 0 if there are no

@@ -29,6 +29,10 @@ use crate::GradScaler;
 /// drops an incomplete accumulation at the end of an epoch. An overflow in the dropped part skips the
 /// next batch.
 ///
+/// While it lives, its scalers count as followed by an optimizer that reports whole batches. Drop it before
+/// another optimizer trains with the same scalers: otherwise an
+/// [`AmpLrScheduler`](crate::AmpLrScheduler) advances over that optimizer's skipped steps.
+///
 /// A clone observes passes on its own.
 #[derive(Debug, Clone)]
 pub struct AmpOptimizer<O> {

@@ -216,6 +216,7 @@ where
         target: T,
         loss_fn: impl FnOnce(&M, I, T) -> Tensor<B, 1>,
     ) -> Result<StepMetrics, AmpError> {
+        self.forget_dropped();
         let model = present(&self.model);
         let (value, scale, grads) = self.mixed.forward_context(|| {
             let loss = loss_fn(model, input, target);
@@ -249,6 +250,13 @@ where
             skipped_steps: self.skipped_steps(),
             precision: self.precision(),
         })
+    }
+
+    /// Drops a window whose step the scaler no longer has.
+    fn forget_dropped(&mut self) {
+        if self.scaler().shared.has_dropped(self.micro_batches) {
+            self.forget_window();
+        }
     }
 
     /// Drops the accumulation window.
@@ -339,7 +347,8 @@ where
         self.mixed.scaler().skipped_steps()
     }
 
-    /// The scaler.
+    /// The scaler. Where it discards the step under way, as in `load_state` and `discard_step`, the trainer
+    /// drops its incomplete accumulation window, and the log has a warning.
     pub fn scaler(&self) -> &GradScaler {
         self.mixed.scaler()
     }
@@ -347,6 +356,7 @@ where
     /// Everything needed to resume exactly, even within an accumulation window, for any of Burn's
     /// recorders. To resume exactly, use a full-precision recorder.
     pub fn to_record(&mut self) -> TrainerRecord<B, M, O, S> {
+        self.forget_dropped();
         let model = self.model().clone();
         let grads = self.accumulator.grads();
         let accumulation = AccumulationRecord {

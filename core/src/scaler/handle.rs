@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::protocol::MANY_LOSSES;
 use super::{
     Findings, LastStep, LossScaler, PendingStep, RecordedStep, ScaleHistory, StepOutcome,
     Transition,
@@ -61,8 +62,10 @@ impl<L: Default> From<LossScaler> for SharedScaler<L> {
     }
 }
 
+/// A run that was reported as stuck is reported again after as many steps more.
 impl<L: Default> From<LossScaler> for Shared<L> {
-    fn from(scaler: LossScaler) -> Self {
+    fn from(mut scaler: LossScaler) -> Self {
+        scaler.forget_reported();
         Self {
             history: ScaleHistory::from(&scaler),
             scaler,
@@ -97,6 +100,34 @@ impl<L: Default> SharedScaler<L> {
         } else {
             shared.scaler.scale()
         }
+    }
+
+    /// Whether the caller must read back the checks of the losses now: after every 1,000 losses of a step.
+    /// Logs a warning after the first 1,000. `or` is a further remedy. Empty, or starts with a comma.
+    pub fn has_many_losses(&self, or: &str) -> bool {
+        // Not under the lock: the program's logger may call this scaler.
+        let given = self.lock().pending.many_losses();
+        if given == Some(MANY_LOSSES) {
+            log::warn!(
+                "burn-amp: {MANY_LOSSES} losses were scaled since the last update. If the loop calls the \
+                 optimizer itself, its gradients are not checked, and the first overflow reaches the \
+                 parameters: call scaler.step(..) and scaler.update(){or}"
+            );
+        }
+        given.is_some()
+    }
+
+    /// Whether the window of a trainer, of `micro_batches`, has lost its step, as after
+    /// `scaler.load_state(..)`: its gradients may carry another scale than the next ones. Logs a warning.
+    pub fn has_dropped(&self, micro_batches: usize) -> bool {
+        let dropped = micro_batches > 0 && self.lock().pending.losses_given() == 0;
+        if dropped {
+            log::warn!(
+                "burn-amp: {micro_batches} micro-batches of the trainer's window are dropped: its scaler \
+                 has discarded the step, or has ended it"
+            );
+        }
+        dropped
     }
 
     /// Sets the scale, and records a change in the history.
@@ -263,7 +294,8 @@ macro_rules! scaler_handle {
                 self.shared.lock().history.clone()
             }
 
-            /// Sets the scale. The counts are kept, and the growth interval starts over.
+            /// Sets the scale. The counts are kept, and the growth interval starts over. A step under way
+            /// keeps the scale of its first loss.
             ///
             /// # Errors
             ///
@@ -448,6 +480,31 @@ mod tests {
         let history = scaler.history();
         assert_eq!((history.first_step, history.first_scale), (2, 2.0));
         assert!(history.entries.is_empty());
+    }
+
+    #[test]
+    fn a_run_that_continues_from_a_stuck_one_is_reported_too() {
+        let stuck_after_two = DynamicLossScale::new()
+            .with_init_scale(1.0)
+            .with_min_scale(1.0)
+            .with_stuck_after(2);
+        let stuck = |scaler: &GradScaler| {
+            let findings = Findings::default();
+            let recorded = scaler
+                .shared
+                .record(1.0, StepOutcome::Overflow, findings, true, "");
+            matches!(recorded, Transition::Stuck(_))
+        };
+        let first = scaler(stuck_after_two);
+        assert_eq!([(); 3].map(|_| stuck(&first)), [false, true, false]);
+        let next = GradScaler::from(first.state());
+        assert_eq!([(); 2].map(|_| stuck(&next)), [false, true]);
+        first.load_state(next.state());
+        assert_eq!([(); 2].map(|_| stuck(&first)), [false, true]);
+        // Half of a count goes on.
+        let half = scaler(stuck_after_two);
+        assert!(!stuck(&half));
+        assert!(stuck(&GradScaler::from(half.state())));
     }
 
     #[test]

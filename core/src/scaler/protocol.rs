@@ -12,7 +12,7 @@ use crate::AmpError;
 pub type Parameter = (u64, String);
 
 /// After this many losses of one step, the losses' checks are read back from the device and freed.
-const MANY_LOSSES: u32 = 1000;
+pub(super) const MANY_LOSSES: u32 = 1000;
 
 /// A step, from its first scaled loss to `update`.
 ///
@@ -28,6 +28,7 @@ const MANY_LOSSES: u32 = 1000;
 /// step(grads):      NothingScaled, ForeignGradients as above
 ///                   AlreadyStepped    if one of them is
 ///                   unscale those that are left
+///                   check those again that were unscaled before the last loss, which may be in them
 ///                   take the step if every loss and each finite[id] of these is finite
 /// update():         NothingStepped    if there was no step
 ///                   if gradients were checked, update the scaler with
@@ -52,14 +53,43 @@ pub struct PendingStep<L> {
     pub losses: L,
     /// Whether any loss read so far was not finite.
     non_finite_loss: bool,
-    /// The unscaled gradients: whether each is finite, here and on all replicas.
-    finite: HashMap<u64, bool>,
+    /// The unscaled gradients.
+    finite: HashMap<u64, Checked>,
     /// The parameters that a step was taken or skipped with.
     stepped: HashSet<u64>,
     /// The paths of the unscaled parameters, each with whether its gradient is finite here.
     parameters: Vec<(String, bool)>,
     /// What anomaly detection found in the passes.
     pub anomalies: Vec<Anomaly>,
+}
+
+/// An unscaled gradient.
+#[derive(Debug)]
+struct Checked {
+    /// Whether it is finite, here and on all replicas.
+    finite: bool,
+    /// How many losses had been given.
+    losses: u32,
+    /// Where it stands in `parameters`.
+    named: usize,
+}
+
+/// The gradients of a step to check.
+#[derive(Debug, PartialEq)]
+pub struct ToCheck<'a> {
+    /// What those of `left` are divided by.
+    pub scale: f32,
+    /// To unscale and to check.
+    pub left: Vec<&'a Parameter>,
+    /// To check again: they were unscaled before the last loss.
+    pub again: Vec<&'a Parameter>,
+}
+
+impl<'a> ToCheck<'a> {
+    /// All of them, in the order of the check: first those to unscale.
+    pub fn parameters(&self) -> Vec<&'a Parameter> {
+        [&self.left[..], &self.again].concat()
+    }
 }
 
 /// The part of a [`PendingStep`] that a record saves: the losses given, and what is known about
@@ -84,18 +114,10 @@ impl<L: Default> PendingStep<L> {
         self.losses_given
     }
 
-    /// Whether the caller must read back the checks of the losses now: after every 1,000 losses of a step.
-    /// Logs a warning after the first 1,000. `or` is a further remedy. Empty, or starts with a comma.
-    pub fn has_many_losses(&self, or: &str) -> bool {
+    /// The number of losses at every 1,000 losses of a step.
+    pub(super) fn many_losses(&self) -> Option<u32> {
         let given = self.losses_given;
-        if given == MANY_LOSSES && self.scaled {
-            log::warn!(
-                "burn-amp: {given} losses were scaled since the last update. If the loop calls the \
-                 optimizer itself, its gradients are not checked, and the first overflow reaches the \
-                 parameters: call scaler.step(..) and scaler.update(){or}"
-            );
-        }
-        self.scaled && given.is_multiple_of(MANY_LOSSES)
+        (self.scaled && given.is_multiple_of(MANY_LOSSES)).then_some(given)
     }
 
     /// Notes that a loss was multiplied by the scale.
@@ -166,14 +188,16 @@ impl<L: Default> PendingStep<L> {
         Ok(())
     }
 
-    /// The scale, and the parameters whose gradients are to be divided by it and checked. `None` if
-    /// there is nothing to do.
-    pub fn to_unscale<'a>(&self, parameters: &'a [Parameter]) -> Option<(f32, Vec<&'a Parameter>)> {
-        let is_left = |(id, _): &&Parameter| !self.finite.contains_key(id);
-        let left: Vec<_> = parameters.iter().filter(is_left).collect();
+    /// The gradients that are to be checked before a step with these parameters. `None` if there is nothing
+    /// to do.
+    pub fn to_check<'a>(&self, parameters: &'a [Parameter]) -> Option<ToCheck<'a>> {
+        let is_checked = |(id, _): &&Parameter| self.finite.contains_key(id);
+        let (checked, left): (Vec<_>, Vec<_>) = parameters.iter().partition(is_checked);
+        let is_older = |(id, _): &&Parameter| self.finite[id].losses < self.losses_given;
+        let again: Vec<_> = checked.into_iter().filter(is_older).collect();
         self.scale_in_use()
-            .filter(|_| !left.is_empty())
-            .map(|scale| (scale, left))
+            .filter(|_| !left.is_empty() || !again.is_empty())
+            .map(|scale| ToCheck { scale, left, again })
     }
 
     /// The outcome of a check. `finite` has the losses first, then the gradients of `parameters`.
@@ -195,9 +219,18 @@ impl<L: Default> PendingStep<L> {
         self.non_finite_loss |= outcome == StepOutcome::NonFiniteLoss;
         // Another replica overflowed, and this replica did not.
         let elsewhere = outcome == StepOutcome::Overflow && !gradients.contains(&false);
-        for ((id, path), finite) in parameters.iter().zip(gradients) {
-            self.finite.insert(*id, *finite && !elsewhere);
-            self.parameters.push((path.clone(), *finite));
+        for ((id, path), &finite) in parameters.iter().zip(gradients) {
+            let checked = self.finite.entry(*id).or_insert_with(|| {
+                self.parameters.push((path.clone(), finite));
+                Checked {
+                    finite: true,
+                    losses: 0,
+                    named: self.parameters.len() - 1,
+                }
+            });
+            checked.finite &= finite && !elsewhere;
+            checked.losses = self.losses_given;
+            self.parameters[checked.named].1 &= finite;
         }
     }
 
@@ -209,7 +242,7 @@ impl<L: Default> PendingStep<L> {
 
     /// The outcome of a step with these parameters, as far as known.
     pub fn outcome(&self, parameters: &[Parameter]) -> StepOutcome {
-        let is_finite = |(id, _): &Parameter| self.finite.get(id) != Some(&false);
+        let is_finite = |(id, _): &Parameter| self.finite.get(id).is_none_or(|c| c.finite);
         StepOutcome::of(!self.non_finite_loss, parameters.iter().all(is_finite))
     }
 
@@ -220,7 +253,7 @@ impl<L: Default> PendingStep<L> {
             return Err(AmpError::NothingStepped);
         }
         let ended = std::mem::take(self);
-        let all_finite = ended.finite.values().all(|finite| *finite);
+        let all_finite = ended.finite.values().all(|checked| checked.finite);
         let outcome = StepOutcome::of(!ended.non_finite_loss, all_finite);
         let findings = Findings {
             parameters: ended.parameters,
@@ -292,10 +325,11 @@ mod tests {
     /// Unscales the gradients that are not unscaled yet, with the check's result for the losses and for each
     /// gradient.
     fn unscale(step: &mut Step, parameters: &[Parameter], finite: &[bool]) -> Option<f32> {
-        let (scale, left) = step.to_unscale(parameters)?;
-        let outcome = step.found(&left, finite);
-        step.set_unscaled(&left, finite, outcome);
-        Some(scale)
+        let to_check = step.to_check(parameters)?;
+        let checked = to_check.parameters();
+        let outcome = step.found(&checked, finite);
+        step.set_unscaled(&checked, finite, outcome);
+        Some(to_check.scale)
     }
 
     /// The outcome of a whole step with two parameters.
@@ -332,8 +366,8 @@ mod tests {
         let many = (2..=2500).filter(|_| {
             step.scale(&fixed(8.0));
             unscaled.scale(&fixed(8.0));
-            assert!(!unscaled.has_many_losses(""));
-            step.has_many_losses("")
+            assert_eq!(unscaled.many_losses(), None);
+            step.many_losses().is_some()
         });
         assert_eq!(many.collect::<Vec<_>>(), [1000, 2000]);
     }
@@ -342,11 +376,12 @@ mod tests {
     fn each_gradient_is_unscaled_once_wherever_it_is_named_first() {
         let (mut step, all) = (scaled(), model([1, 2, 3]));
         unscale(&mut step, &all[..1], &[true, true]);
-        let (_, left) = step.to_unscale(&all).unwrap();
-        assert_eq!(left, [&all[1], &all[2]]);
+        let to_check = step.to_check(&all).unwrap();
+        assert_eq!(to_check.left, [&all[1], &all[2]]);
+        assert!(to_check.again.is_empty());
         // The first call has read the loss.
         unscale(&mut step, &all, &[true, false]);
-        assert_eq!(step.to_unscale(&all), None);
+        assert_eq!(step.to_check(&all), None);
         assert!(!step.step(&all));
         let (_, outcome, found) = step.update().unwrap().unwrap();
         assert_eq!((outcome, found.non_finite_gradients()), (Overflow, 1));
@@ -355,6 +390,26 @@ mod tests {
             found.parameters,
             named.map(|(path, finite)| (path.into(), finite))
         );
+    }
+
+    /// Their loop may have added that loss's gradients.
+    #[test]
+    fn gradients_that_were_unscaled_before_the_last_loss_are_checked_again() {
+        let (mut step, all) = (scaled(), model([1, 2]));
+        unscale(&mut step, &all[..1], &[true, true]);
+        step.scale(&fixed(8.0));
+        let to_check = step.to_check(&all).unwrap();
+        assert_eq!(
+            (to_check.left, to_check.again),
+            (vec![&all[1]], vec![&all[0]])
+        );
+        assert_eq!(unscale(&mut step, &all, &[true, true, false]), Some(8.0));
+        assert_eq!(step.to_check(&all), None);
+        assert!(!step.step(&all));
+        let (_, outcome, found) = step.update().unwrap().unwrap();
+        assert_eq!(outcome, Overflow);
+        let named = [("p1".to_string(), false), ("p2".to_string(), true)];
+        assert_eq!(found.parameters, named);
     }
 
     #[test]
@@ -384,7 +439,7 @@ mod tests {
     fn what_is_not_finite_on_a_replica_skips_the_step_here_and_names_nothing() {
         for outcome in [Overflow, NonFiniteLoss] {
             let (mut step, model) = (scaled(), model([1, 2]));
-            let (_, left) = step.to_unscale(&model).unwrap();
+            let left = step.to_check(&model).unwrap().left;
             let finite = [true; 3];
             assert_eq!(step.found(&left, &finite), Finite);
             step.set_unscaled(&left, &finite, outcome);
@@ -401,7 +456,7 @@ mod tests {
         for (scaler, scale) in [(disabled, 1.0), (fixed(8.0), 8.0)] {
             let mut step = Step::default();
             assert_eq!(step.scale(&scaler), scale);
-            assert_eq!(step.to_unscale(&model), None);
+            assert_eq!(step.to_check(&model), None);
             assert_eq!(step.check_unscale(1, &model), Ok(()));
             assert!(step.step(&model));
             assert!(step.update().unwrap().is_none());

@@ -172,6 +172,22 @@ impl LossScaler {
         self.state.stuck = 0;
     }
 
+    /// Restarts the count if it was reported: a run that continues from this state is reported itself.
+    pub(super) fn forget_reported(&mut self) {
+        if self.stuck_after().is_some_and(|n| self.state.stuck >= n) {
+            self.forget_stuck();
+        }
+    }
+
+    /// How many skipped steps in a row, that leave the scale as it is, make a run stuck.
+    fn stuck_after(&self) -> Option<u32> {
+        match self.state.config {
+            LossScaleConfig::Dynamic(dynamic) => Some(dynamic.stuck_after),
+            LossScaleConfig::Fixed(_) => Some(DynamicLossScale::default().stuck_after),
+            LossScaleConfig::Disabled => None,
+        }
+    }
+
     fn count(&mut self, outcome: StepOutcome) {
         let state = &mut self.state;
         if outcome == StepOutcome::Finite {
@@ -213,10 +229,8 @@ impl LossScaler {
 
     /// Counts a skipped step that leaves the scale as it is.
     fn stuck(&mut self, reason: StuckReason) -> Transition {
-        let stuck_after = match self.state.config {
-            LossScaleConfig::Dynamic(dynamic) => dynamic.stuck_after,
-            LossScaleConfig::Fixed(_) => DynamicLossScale::default().stuck_after,
-            LossScaleConfig::Disabled => return Transition::Kept,
+        let Some(stuck_after) = self.stuck_after() else {
+            return Transition::Kept;
         };
         self.state.stuck = self.state.stuck.saturating_add(1);
         if self.state.stuck == stuck_after {
