@@ -12,13 +12,23 @@ pub(crate) struct End {
 /// The connections of this process. `None` if the operating system does not list them.
 #[cfg(unix)]
 pub(crate) fn of_this_process() -> Option<Vec<End>> {
+    // On Linux, /dev/fd is a link to /proc/self/fd, which other systems lack.
+    listed(std::fs::read_dir("/proc/self/fd").or_else(|_| std::fs::read_dir("/dev/fd")))
+}
+
+/// The connections among these descriptors. None is known where there is no descriptor left to read the list.
+#[cfg(unix)]
+fn listed(descriptors: std::io::Result<std::fs::ReadDir>) -> Option<Vec<End>> {
     use std::os::fd::BorrowedFd;
 
     use socket2::SockRef;
 
-    // On Linux, /dev/fd is a link to /proc/self/fd, which other systems lack.
-    let listed = std::fs::read_dir("/proc/self/fd").or_else(|_| std::fs::read_dir("/dev/fd"));
-    let descriptors = listed.ok()?.filter_map(|entry| {
+    let descriptors = match descriptors {
+        Ok(descriptors) => descriptors,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(_) => return Some(Vec::new()),
+    };
+    let descriptors = descriptors.filter_map(|entry| {
         let name = entry.ok()?.file_name();
         name.to_str()?.parse().ok()
     });
@@ -52,12 +62,14 @@ pub(crate) fn is_within(own: SocketAddr, peer: SocketAddr) -> Option<bool> {
     Some(of_this_process()?.contains(&other))
 }
 
-/// Whether this process has accepted connections only of these peers at an address. Also true if the
-/// operating system does not list connections.
+/// Whether this process has accepted the connections of these peers at an address, and no other. Also true if
+/// the operating system does not list connections.
 pub(crate) fn accepted_only(own: SocketAddr, peers: &[SocketAddr]) -> bool {
-    let ends = of_this_process().unwrap_or_default();
-    let mut accepted = ends.iter().filter(|end| end.own == own);
-    accepted.all(|end| peers.contains(&end.peer))
+    let Some(ends) = of_this_process() else {
+        return true;
+    };
+    let accepted: Vec<_> = ends.iter().filter(|end| end.own == own).collect();
+    accepted.len() == peers.len() && accepted.iter().all(|end| peers.contains(&end.peer))
 }
 
 #[cfg(all(test, unix))]
@@ -90,5 +102,14 @@ mod tests {
         assert!(!accepted_only(own, &peers));
         drop((stranger, accepted));
         assert!(accepted_only(own, &peers));
+        assert!(!accepted_only(own, &[]) && !accepted_only(own, &[own, peers[0]]));
+    }
+
+    #[test]
+    fn without_a_free_descriptor_no_connection_is_known() {
+        let failed = |kind: std::io::ErrorKind| listed(Err(kind.into()));
+        assert_eq!(failed(std::io::ErrorKind::NotFound), None);
+        // "Too many open files" has no kind of its own.
+        assert_eq!(failed(std::io::ErrorKind::Other), Some(vec![]));
     }
 }
