@@ -17,7 +17,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::{attention, max_pool2d};
 use burn::tensor::ops::{AttentionModuleOptions, FloatTensor, FloatTensorOps};
 use burn::tensor::{DType, Distribution, TensorMetadata, TensorPrimitive, activation};
-use burn_amp::{Amp, AmpAutodiff, Precision, with_precision};
+use burn_amp::{Amp, AmpAutodiff, Precision, full_precision, with_precision};
 
 use common::mlp::{in_scope, numbers, scaler};
 use common::{HALVES, roundoff};
@@ -482,6 +482,12 @@ functions! {
         let (x, temperature) = (lab.input([16, 2, 2]), lab.leaf_of([1, 1, 1], divisor));
         activation::softmax((x + mask) * temperature, 2)
     };
+    a_learned_bias_with_a_mask_before_a_learned_temperature(FP32, 2.0) |lab| {
+        let mask = lab.tensor(vec![0.0, f32::MIN.into(), 0.0, 0.0], [1, 2, 2]);
+        let (x, bias) = (lab.input([16, 2, 2]), lab.leaf([1, 2, 2]));
+        let temperature = lab.leaf_of([1, 1, 1], divisor);
+        activation::softmax((x + (bias + mask)) * temperature, 2)
+    };
     residual_block(2.0, 2.0) |lab| {
         lab.clear_of_kinks(3820);
         let (norm, first, second) = (lab.layer_norm(6), lab.linear(6, 8), lab.linear(8, 6));
@@ -817,6 +823,18 @@ everywhere! {
         }
     }
 
+    a_gated_state_from_zeros_is_half_and_one_from_data_fp32<B>(half_dtype) {
+        let (one, device) = (half::<B>(1.0).abs(), Default::default());
+        let grown = |state| (0..4096).fold(state, |s, _| s * one.clone() + one.clone());
+        let from_zeros = grown(Tensor::zeros([16, 16], &device));
+        assert_eq!(from_zeros.dtype(), half_dtype);
+        let stops = if half_dtype == DType::F16 { 2048.0 } else { 256.0 };
+        assert_eq!(values(from_zeros.max()), [stops]);
+        let from_data = grown(Tensor::from_floats([[0.0; 16]; 16], &device));
+        assert_eq!(from_data.dtype(), DType::F32);
+        assert_eq!(values(from_data.max()), [4096.0]);
+    }
+
     what_half_does_not_hold_is_no_constant<B>(_half_dtype) {
         let (x, device) = (half::<B>(3.0), Default::default());
         for value in [-1e9, 1e-8] {
@@ -871,6 +889,32 @@ everywhere! {
         let x = half::<B>(300.0);
         let factor = Tensor::<B, 2>::from_floats([[1000.0]], &x.device());
         assert_eq!(values(activation::relu(x * factor).max()), [3e5]);
+    }
+
+    a_large_constant_factor_does_not_overflow<B>(_half_dtype) {
+        let x = half::<B>(300.0);
+        let factor = Tensor::<B, 2>::full(x.dims(), 1000.0, &x.device());
+        assert_eq!(values((x * factor).max()), [3e5]);
+    }
+
+    one_over_a_small_number_does_not_overflow<B>(_half_dtype) {
+        let x = half::<B>(1.0 / 131_072.0);
+        let quotient = Tensor::<B, 2>::ones(x.dims(), &x.device()) / x;
+        assert_eq!(values(quotient.max()), [131_072.0]);
+    }
+
+    what_a_region_computes_in_fp32_does_not_overflow_behind_it<B>(_half_dtype) {
+        let x = widened::<B>(40_960.0);
+        let sum = full_precision(|| x.clone() + x.clone());
+        assert_eq!(values(activation::relu(sum).max()), [81_920.0]);
+        let scaled = full_precision(|| x * 100.0);
+        assert_eq!(values(activation::relu(scaled).max()), [4_096_000.0]);
+    }
+
+    a_large_scale_does_not_overflow_in_the_relu_behind_it<B>(_half_dtype) {
+        let x = widened::<B>(300.0) * 1000.0;
+        let largest = values(activation::relu(x).max())[0];
+        assert!((largest / 3e5 - 1.0).abs() <= roundoff(Precision::Bf16), "{largest}");
     }
 
     a_small_factor_does_not_vanish_in_the_relu_behind_it<B>(_half_dtype) {

@@ -155,6 +155,23 @@ fn losses_that_share_a_weight_have_their_own_gradients() {
     within::<Recomputed>(2.0, losses::<Recomputed>);
 }
 
+/// More uses than copies are kept for: the copy that all others come from is kept.
+#[test]
+fn losses_of_very_many_uses_have_their_own_gradients() {
+    fn losses() -> Vec<Vec<f32>> {
+        let weight = positive::<Kept, 2>([1, 1]).require_grad();
+        let loss = |uses: usize| {
+            let once = |_| positive::<Kept, 2>([1, 1]).matmul(weight.clone());
+            Tensor::cat((0..uses).map(once).collect(), 0).sum()
+        };
+        let losses = [loss(8200), loss(8200)];
+        losses
+            .map(|loss| gradient(&weight, &loss.backward()))
+            .into()
+    }
+    within::<Kept>(2.0, losses);
+}
+
 #[derive(Module, Debug)]
 struct Tied<B: Backend> {
     embedding: Embedding<B>,

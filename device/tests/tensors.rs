@@ -148,6 +148,13 @@ fn the_bias_of_a_linear_layer_is_added_in_half_and_no_other_row_is() {
         let sum = values::<A>(sum);
         assert_eq!(sum[0], -1.25);
         assert!(sum[1] < -1e4 && sum[1].is_finite(), "{sum:?}");
+        let lost = f32s::<A>(&[f32::NAN, f32::NEG_INFINITY], &[2]);
+        let sum = A::float_add(product.clone(), A::float_reshape(lost, [1, 2].into()));
+        let sum = values::<A>(sum);
+        assert!(
+            sum[0].is_nan() && sum[1] < -1e4 && sum[1].is_finite(),
+            "{sum:?}"
+        );
         let batched = A::float_matmul(batch(x(), &[3, 1, 2]), batch(weight(), &[1, 2, 2]));
         assert_eq!(A::float_add(batched, row(&[1, 1, 2])).dtype(), half);
 
@@ -385,13 +392,16 @@ fn fp32_that_fits_in_half_returns_to_it_at_an_activation() {
         );
         assert_eq!(A::relu(A::float_add(centered(), x())).dtype(), DType::F32);
         assert_eq!(A::relu(x()).dtype(), DType::F32);
-        let small = A::float_mul_scalar(centered(), 1e-6.into());
+        // Scaled values may leave f16.
         let expected = if precision == Precision::F16 {
             DType::F32
         } else {
             half
         };
-        assert_eq!(A::relu(small).dtype(), expected);
+        for scale in [1e-6, 4096.0] {
+            let scaled = A::float_mul_scalar(centered(), scale.into());
+            assert_eq!(A::relu(scaled).dtype(), expected);
+        }
     }
 }
 

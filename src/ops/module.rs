@@ -111,10 +111,10 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
 /// A half tensor with its leading dimensions folded into one, unless autodiff records them.
 fn rows<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let shape = tensor.shape();
-    let features = shape[shape.num_dims() - 1];
-    let folds = shape.num_dims() > 2 && is_half(tensor.dtype());
+    let (leading, features) = shape.split_at(shape.num_dims() - 1);
+    let folds = leading.len() > 1 && is_half(tensor.dtype());
     if folds && !B::ad_enabled(&B::float_device(&tensor)) {
-        let rows = shape.num_elements() / features.max(1);
+        let (rows, features) = (leading.iter().product(), features[0]);
         B::float_reshape(tensor, Shape::new([rows, features]))
     } else {
         tensor

@@ -25,10 +25,9 @@ struct State<T> {
     /// The last nodes. If nothing held a node that two losses share, the backward pass of one loss
     /// would free the other.
     nodes: VecDeque<T>,
-    /// How many nodes were made.
-    made: usize,
-    /// How many nodes were made before the last pass: the index of the first node after it.
-    root: usize,
+    /// The first node since the last pass. All later nodes come from it, so it is kept as long as they are
+    /// made.
+    root: Option<T>,
 }
 
 /// The node that serves a use.
@@ -46,8 +45,7 @@ impl<T> Default for Uses<T> {
             passes: 0,
             count: 0,
             nodes: VecDeque::new(),
-            made: 0,
-            root: 0,
+            root: None,
         }))
     }
 }
@@ -59,15 +57,15 @@ impl<T: Clone> Uses<T> {
         let state = &mut *self.0.lock();
         if state.passes != passes {
             (state.passes, state.count) = (passes, 0);
-            state.root = state.made;
+            state.root = None;
         }
         let nth = state.count;
         state.count = nth.wrapping_add(1);
         match state.nodes.back() {
-            Some(node) if state.has_node() && !nth.is_multiple_of(TERMS.into()) => {
+            Some(node) if state.root.is_some() && !nth.is_multiple_of(TERMS.into()) => {
                 Use::Again(node.clone())
             }
-            _ => Use::New(state.root()),
+            _ => Use::New(state.root.clone()),
         }
     }
 
@@ -81,20 +79,7 @@ impl<T: Clone> Uses<T> {
             _ => {}
         }
         state.nodes.push_back(node.clone());
-        state.made += 1;
-    }
-}
-
-impl<T: Clone> State<T> {
-    /// Whether there is a node since the last pass.
-    fn has_node(&self) -> bool {
-        self.made > self.root
-    }
-
-    /// The first node since the last pass, if there is one and it is still kept.
-    fn root(&self) -> Option<T> {
-        let dropped = self.made - self.nodes.len();
-        self.nodes.get(self.root.checked_sub(dropped)?).cloned()
+        state.root.get_or_insert_with(|| node.clone());
     }
 }
 
@@ -127,11 +112,12 @@ mod tests {
     }
 
     #[test]
-    fn uses_without_a_backward_pass_keep_so_many_nodes() {
+    fn uses_without_a_backward_pass_keep_so_many_nodes_and_the_first() {
         let uses = Uses::default();
-        for _ in 0..20 * KEPT {
-            if let Use::New(_) = uses.next(0) {
-                uses.keep(&0);
+        for nth in 0..20 * KEPT {
+            if let Use::New(root) = uses.next(0) {
+                assert_eq!(root, (nth > 0).then_some(0));
+                uses.keep(&nth);
             }
         }
         assert_eq!(uses.0.lock().nodes.len(), KEPT);

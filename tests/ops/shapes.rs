@@ -1,9 +1,10 @@
 //! Operations along dimensions: sums and products, selections, and moves of data.
 
 use burn::backend::Flex;
+use burn::tensor::module::linear;
 use burn::tensor::ops::PadMode;
 use burn::tensor::{DType, IndexingUpdateOp as Update, Tensor, linalg, s, signal};
-use burn_amp::with_precision;
+use burn_amp::{Amp, with_precision};
 
 use crate::common::{FUSED, ON_LIBTORCH, halves};
 use crate::harness::{
@@ -206,6 +207,19 @@ fn operations_of_inference_alone() {
                     );
                 }
             }
+        });
+    }
+}
+
+#[test]
+fn a_linear_layer_without_features_is_zero() {
+    let device = Default::default();
+    for precision in halves() {
+        with_precision(precision, || {
+            let x = Tensor::<Amp<Flex>, 3>::zeros([2, 3, 0], &device);
+            let out = linear(x, Tensor::zeros([0, 4], &device), None);
+            assert_eq!(out.dims(), [2, 3, 4]);
+            assert_eq!(values(out), [0.0; 24]);
         });
     }
 }

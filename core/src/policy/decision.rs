@@ -212,7 +212,7 @@ fn by_row<D: FloatDType>(
         site,
         mode,
         changed: None,
-        seen: Seen::of(operands, mode, op.row.role),
+        seen: Seen::of(op, operands, mode),
         terms: terms(operands, site),
     };
     call.changed = call.change();
@@ -406,20 +406,26 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             TensorFlags::DEMOTED,
             !all(|o| is_half(o.dtype) && !o.is_demoted()),
         );
+        // Padding adds a constant of its own.
+        let is_held_by_both = || D::HALVES.into_iter().all(|half| self.is_held(half));
         flags.set(
             TensorFlags::CONSTANT,
-            class == Class::Move && all(|o| o.has(TensorFlags::CONSTANT)),
+            class == Class::Move && all(|o| o.has(TensorFlags::CONSTANT)) && is_held_by_both(),
         );
         flags |= self.sigmoid(class, computed);
+        flags.set(
+            TensorFlags::UNBOUNDED,
+            class != Class::LowerPrecision && self.is_unbounded(),
+        );
         for half in D::HALVES {
             flags.set(
                 TensorFlags::fits(half),
-                self.is_held(half) && self.fits(half),
+                self.is_held(half) && self.fits(half, class),
             );
         }
         match self.terms {
             Some(terms) if class == Class::PromoteSum && terms <= TERMS => flags.with_terms(terms),
-            None => flags.with_terms(self.terms_of_multiple()),
+            None => flags.with_terms(self.terms_of_same(class)),
             _ => flags,
         }
     }
@@ -471,33 +477,67 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         }
     }
 
-    /// The number of gradients in a multiple of a sum, such as the momentum of an optimizer, whose gradients
-    /// are half: the momentum becomes FP32 after a few steps. 1 for any other operation.
-    fn terms_of_multiple(&self) -> u8 {
+    /// The number of gradients in a view of a sum, or in a multiple of a sum, such as the momentum of an
+    /// optimizer, whose gradients are half: the momentum becomes FP32 after a few steps. 1 for any other
+    /// operation.
+    fn terms_of_same(&self, class: Class) -> u8 {
         let is_multiple = matches!(self.op.name, "float_mul_scalar" | "float_div_scalar");
         let may_be_gradient = |o: &&Operand<D>| o.is_demoted() && self.site.is_tracked(0).is_none();
         let operand = self.operands.first().filter(may_be_gradient);
         operand
-            .filter(|_| is_multiple)
+            .filter(|_| is_multiple || class == Class::Move)
             .map_or(1, |o| o.flags.terms())
     }
 
-    /// Whether the result fits in `half`, apart from the scalars.
-    fn fits(&self, half: D) -> bool {
+    /// Whether a scalar may take values of the range of f16 beyond it.
+    fn leaves_f16(&self) -> bool {
+        let leaves: fn(f64) -> bool = match self.op.name {
+            "float_mul_scalar" => |by| by.abs() > 1.0,
+            "float_div_scalar" => |by| by.abs() < 1.0,
+            // With less, the largest value of f16 is rounded to itself.
+            "float_add_scalar" | "float_sub_scalar" => |by| by.abs() >= 16.0,
+            _ => return false,
+        };
+        self.scalars.iter().any(|scalar| leaves(*scalar))
+    }
+
+    /// Whether an operand is FP32 data of the user's, or was computed from such data, or a scalar is beyond the
+    /// half dtype in force. A parameter is not data: its values are taken to be moderate.
+    fn is_unbounded(&self) -> bool {
+        let Mode::On(half) = self.mode else {
+            return false;
+        };
+        const BOUNDED: TensorFlags = TensorFlags::FITS
+            .union(TensorFlags::CONSTANT)
+            .union(TensorFlags::BINARY)
+            .union(TensorFlags::EXACT_F16)
+            .union(TensorFlags::EXACT_BF16);
+        let is_data = |i: usize, o: &Operand<D>| {
+            !o.flags.intersects(BOUNDED) && self.site.is_tracked(i) == Some(false)
+        };
+        let is_beyond = |scalar: &f64| scalar.abs() > 1.0 && !holds(half, *scalar);
+        let mut operands = self.operands.iter().enumerate();
+        operands.any(|(i, o)| o.dtype == D::F32 && (o.has(TensorFlags::UNBOUNDED) || is_data(i, o)))
+            || self.scalars.iter().any(is_beyond)
+    }
+
+    /// Whether the result fits in `half`, where `half` holds the scalars.
+    fn fits(&self, half: D, class: Class) -> bool {
         // A result that a configuration sets to FP32 stays FP32 permanently.
         if self.changed.is_some() {
             return false;
         }
-        // Where the policy is off, the FP32 result of half tensors stays FP32 permanently.
+        // Where the policy is off, a result stays FP32 permanently.
         let flag = TensorFlags::fits(half);
         let is_fitting = |o: &Operand<D>| o.dtype == D::F32 && o.has(flag);
-        if self.mode == Mode::Off && !self.operands.iter().any(is_fitting) {
+        if self.mode == Mode::Off && !(class == Class::Move && self.operands.iter().any(is_fitting))
+        {
             return false;
         }
         let all = self.operands.iter().all(|o| o.fits(half));
         match self.op.row.fits {
             Fits::Never => false,
-            Fits::WithOperands => all,
+            Fits::WithOperands => all && !(half == D::F16 && self.leaves_f16()),
             Fits::Mean => all && self.site.is_tracked(0).is_none(),
             Fits::Sum => all || self.is_beside_statistic(half),
             Fits::Product => self.is_beside_statistic(half),
@@ -507,8 +547,14 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// Whether one of two operands fits in `half`, and the other is a statistic.
     fn is_beside_statistic(&self, half: D) -> bool {
         let site = self.site;
+        let is_unbounded = |i: usize| {
+            let operand = self.operands[i];
+            operand.dtype == D::F32 && operand.has(TensorFlags::UNBOUNDED)
+        };
         let is_statistic = |i, beside| {
-            site.elements(i) * SMALL <= site.elements(beside) && site.is_tracked(i) == Some(true)
+            !is_unbounded(i)
+                && site.elements(i) * SMALL <= site.elements(beside)
+                && site.is_tracked(i) == Some(true)
         };
         match (self.operands, self.mode) {
             ([lhs, rhs], Mode::On(_)) => {
@@ -599,7 +645,7 @@ fn bit<D: FloatDType>(dtype: D) -> u8 {
 }
 
 impl<D: FloatDType> Seen<D> {
-    fn of(operands: &[Operand<D>], mode: Mode<D>, role: Role) -> Self {
+    fn of(op: &Op, operands: &[Operand<D>], mode: Mode<D>) -> Self {
         let first = operands[0];
         let fits = match mode {
             Mode::On(half) => first.dtype == D::F32 && first.has(TensorFlags::fits(half)),
@@ -612,15 +658,18 @@ impl<D: FloatDType> Seen<D> {
             fits,
             demoted: operands.iter().any(|o| o.is_demoted()),
         };
+        // The quotient of a constant and a small number may be beyond half.
+        let is_dividend = op.name == "float_div";
         for (i, operand) in operands.iter().enumerate() {
-            let is_constant = operand.has(TensorFlags::CONSTANT) && !(i == 0 && fits);
+            let follows = i > 0 || !fits && !is_dividend;
+            let is_constant = operand.has(TensorFlags::CONSTANT) && follows;
             if is_constant {
                 seen.constants |= bit(operand.dtype);
             } else {
                 seen.others |= bit(operand.dtype);
             }
         }
-        match role {
+        match op.row.role {
             Role::Forward | Role::Composed => seen,
             Role::Backward | Role::ParameterGradient => Self {
                 first: seen.widest(),
@@ -870,7 +919,7 @@ mod tests {
         }
 
         fn is_tracked(&self, operand: usize) -> Option<bool> {
-            self.sizes[operand].1
+            self.sizes.get(operand).and_then(|size| size.1)
         }
 
         fn declared(&self) -> Option<DType> {
@@ -1224,6 +1273,27 @@ mod tests {
         // A result with a scalar beyond f16 no longer fits in f16.
         let fits = add(with(F32, TensorFlags::FITS), -1e9, ON).flags & TensorFlags::FITS;
         assert_eq!(fits, TensorFlags::FITS_BF16);
+        // With a smaller scalar too, a large value may leave the range of f16.
+        let fits = |name, scalar| {
+            let operands = [with(F32, TensorFlags::FITS)];
+            decide(&Op::named(name), &operands, &[scalar], &ON).flags & TensorFlags::FITS
+        };
+        for (name, stays, leaves) in [
+            ("float_mul_scalar", -1.0, 1.5),
+            ("float_div_scalar", 4.0, -0.5),
+            ("float_add_scalar", 1.0, -16.0),
+            ("float_sub_scalar", -8.0, 1000.0),
+        ] {
+            assert!(fits(name, stays).contains(TensorFlags::FITS_F16), "{name}");
+            assert_eq!(fits(name, leaves), TensorFlags::FITS_BF16, "{name}");
+        }
+        // A constant that is padded with a scalar beyond half is none of both halves.
+        let padded = |scalar| {
+            let operands = [with(F32, TensorFlags::CONSTANT)];
+            let flags = decide(&Op::named("float_pad"), &operands, &[scalar], &ON).flags;
+            flags.contains(TensorFlags::CONSTANT)
+        };
+        assert!(padded(0.0) && !padded(-1e9) && !padded(1e-8));
         // A step of a backward formula still returns the gradient's dtype.
         let gradient = add(with(F16, TensorFlags::BACKWARD), 1e-8, BELOW);
         assert_eq!((gradient.operands, gradient.result), (Some(F32), Some(F16)));
@@ -1319,6 +1389,11 @@ mod tests {
             let multiple = named(multiple, &[half(demoted, 16)], untold);
             assert_eq!((multiple.operands, multiple.flags.terms()), (None, 16));
         }
+        // And so does a view of it.
+        for view in ["float_swap_dims", "float_reshape", "float_slice"] {
+            let view = named(view, &[half(demoted, 16)], untold);
+            assert_eq!((view.operands, view.flags.terms()), (None, 16));
+        }
         // Another operation restarts the count.
         let negative = named("float_neg", &[half(demoted, 16)], untold);
         assert_eq!(negative.flags.terms(), 1);
@@ -1347,9 +1422,10 @@ mod tests {
         // A sum of two operands that fit also fits. A product of two operands may be of any size.
         assert_eq!(fits("float_add", &[small, small], ON), both);
         assert_eq!(fits("float_mul", &[small, small], ON), none);
-        // Where the policy is off, the FP32 result of half tensors stays FP32 permanently.
+        // Where the policy is off, the result of arithmetic stays FP32 permanently.
         assert_eq!(fits("float_add", &[f16, f16], OFF), none);
-        assert_eq!(fits("float_add", &[small, small], OFF), both);
+        assert_eq!(fits("float_add", &[small, small], OFF), none);
+        assert_eq!(fits("float_reshape", &[small], OFF), both);
         // A mean is bounded. Where autodiff runs elsewhere, a mean may be a tracked statistic.
         assert_eq!(fits("float_mean", &[small], ON), none);
         let untold = Here {
@@ -1377,6 +1453,30 @@ mod tests {
                 Mode::KeepDtypes
             ));
         }
+        // A statistic with a mask in it, or a mask.
+        let sizes = [(32, Some(false)), (2, Some(true))];
+        let masked = named("float_add", &plain(&[F32, F32]), Here { sizes, ..ON });
+        assert!(masked.flags.contains(TensorFlags::UNBOUNDED));
+        let beside = [operands[0], with(F32, masked.flags)];
+        for name in ["float_add", "float_mul", "float_div"] {
+            let here = Here { sizes, ..ON };
+            let sum = named(name, &beside, here).flags;
+            assert!(!sum.intersects(TensorFlags::FITS), "{name}");
+        }
+        let fill = |scalar| {
+            let here = Here {
+                sizes: [(2, Some(true)); 2],
+                ..ON
+            };
+            let filled = decide(
+                &Op::named("float_mask_fill"),
+                &operands[1..],
+                &[scalar],
+                &here,
+            );
+            filled.flags.contains(TensorFlags::UNBOUNDED)
+        };
+        assert!(fill(-1e9) && !fill(0.0) && !fill(1e-8));
         // Only arithmetic has statistics as operands.
         assert!(!fits(
             "float_atan2",

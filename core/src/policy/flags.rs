@@ -43,6 +43,9 @@ bitflags! {
         const SIGMOID = 1 << 16;
         /// A sigmoid in half times -1, perhaps plus a scalar: where the sigmoid is 1, its logarithm is wrong.
         const MINUS_SIGMOID = 1 << 17;
+        /// FP32, and computed from FP32 data of the user's, such as a mask of -1e9: of any size, even if a gradient
+        /// flows to it.
+        const UNBOUNDED = 1 << 18;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()

@@ -78,7 +78,8 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         let make = |dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create::<B>("float_full", device, dtype, make);
         let value = fill_value.elem::<f64>();
-        if DType::HALVES.iter().all(|half| holds(*half, value)) {
+        // A product with a larger constant may be beyond f16.
+        if value.abs() <= 1.0 && DType::HALVES.iter().all(|half| holds(*half, value)) {
             constant(made)
         } else {
             made
@@ -236,7 +237,8 @@ fn sum<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
 }
 
 /// A bias that was rounded to `dtype`. A tensor that looks like a bias may be a mask for the columns, of -1e9,
-/// which is beyond f16, or of the lowest FP32 value, which is beyond bf16. The clamp keeps the sum finite.
+/// which is beyond f16, or of the lowest FP32 value, which is beyond bf16. The clamp keeps the sum finite, beside
+/// a product above -5,000. NaN stays NaN.
 fn without_minus_infinity<B: Backend>(bias: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     let lowest: f64 = match dtype {
         DType::F16 => -6e4,

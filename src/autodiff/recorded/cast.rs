@@ -68,11 +68,11 @@ pub(super) fn operand_grad<B: Backend>(
 /// a half gradient was rounded from.
 pub(super) fn rows<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     let shape = tensor.shape();
-    let features = shape[shape.num_dims() - 1];
-    if shape.num_dims() == 2 {
+    let (leading, features) = shape.split_at(shape.num_dims() - 1);
+    if leading.len() == 1 {
         return tensor;
     }
-    let rows = Shape::new([shape.num_elements() / features.max(1), features]);
+    let rows = Shape::new([leading.iter().product(), features[0]]);
     let wide = tensor
         .wide()
         .map(|wide| in_kernel(|| B::float_reshape(wide, rows.clone())));
