@@ -11,7 +11,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Amp, AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
 
 use crate::cases::{Case, Comparison, FEEDS, Feed, Seen};
-use crate::common::{Inner, ON_LIBTORCH, possible};
+use crate::common::{Inner, ON_CUBECL, ON_LIBTORCH, possible};
 use crate::values::Rng;
 
 /// A backend that cases run on, for training or for inference.
@@ -372,7 +372,9 @@ fn run_plain<C: Case, B: Run, R: Run>(feed: Feed, precision: Precision) -> Vec<S
         let mut lab = Lab::<R>::new(feed, DType::F32);
         C::run(&mut lab);
         if lab.seeded.is_none() {
-            return lab.finish();
+            let mut seen = lab.finish();
+            seen.iter_mut().for_each(|s| s.unordered |= ON_CUBECL);
+            return seen;
         }
     }
     run::<C, B>(feed, DType::F32)
