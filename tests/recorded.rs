@@ -488,6 +488,13 @@ functions! {
         let temperature = lab.leaf_of([1, 1, 1], divisor);
         activation::softmax((x + (bias + mask)) * temperature, 2)
     };
+    a_bias_with_a_mask_from_a_region_before_a_learned_temperature(FP32, 2.0) |lab| {
+        let mask = lab.tensor(vec![0.0, f32::MIN.into(), 0.0, 0.0], [1, 2, 2]);
+        let (x, bias) = (lab.input([16, 2, 2]), lab.leaf([1, 2, 2]));
+        let temperature = lab.leaf_of([1, 1, 1], divisor);
+        let masked = full_precision(|| bias + mask);
+        activation::softmax((x + masked) * temperature, 2)
+    };
     residual_block(2.0, 2.0) |lab| {
         lab.clear_of_kinks(3820);
         let (norm, first, second) = (lab.layer_norm(6), lab.linear(6, 8), lab.linear(8, 6));
@@ -811,6 +818,7 @@ everywhere! {
             Tensor::zeros(shape, &device),
             Tensor::ones(shape, &device),
             Tensor::full(shape, 0.5, &device),
+            Tensor::full(shape, f32::NEG_INFINITY, &device),
             Tensor::empty(shape, &device),
             positive,
         ] {

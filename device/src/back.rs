@@ -81,7 +81,8 @@ impl Closed {
         let ours = opened.iter().map(|opened| opened.get_ref().local_addr());
         let ours: Vec<_> = ours.collect::<io::Result<_>>().map_err(Error::Listen)?;
         if !sockets::accepted_only(address, &ours) {
-            let reason = "another program connected to a port of this process";
+            let reason = "another program connected to a port of this process, or no file descriptor is \
+                          free to see that none did";
             return Err(Error::Listen(io::Error::other(reason)));
         }
         let opened = opened.try_into().expect("a connection for each route");

@@ -103,10 +103,17 @@ impl Front {
     }
 
     fn greet(&mut self, stream: TcpStream, peer: SocketAddr) {
-        if self.door.private && !self.is_ours(&stream, peer) {
+        // `None` if the operating system does not report it: then the token decides.
+        let is_ours = match stream.local_addr() {
+            Ok(own) => sockets::is_within(own, peer),
+            Err(_) => Some(false),
+        };
+        if self.door.private && is_ours == Some(false) {
             log::debug!("burn-amp-device: {peer} is refused: it is another program");
             return;
         }
+        // Where connections of this process cannot be recognized, no tensor is sent without a token.
+        let data_is_open = self.door.private && is_ours == Some(true);
         self.ages.retain(|greeting| !greeting.is_finished());
         if self.ages.len() >= GREETED
             && let Some(oldest) = self.ages.pop_front()
@@ -115,7 +122,7 @@ impl Front {
         }
         let door = self.door.clone();
         let greeting = self.greetings.spawn(async move {
-            match timeout(PATIENCE, greet(stream, peer, &door)).await {
+            match timeout(PATIENCE, greet(stream, peer, &door, data_is_open)).await {
                 Ok(Ok(guest)) => Some(guest),
                 Ok(Err(reason)) => {
                     log::debug!("burn-amp-device: {peer} is refused: {reason}");
@@ -129,25 +136,21 @@ impl Front {
         });
         self.ages.push_back(greeting);
     }
-
-    /// Whether a connection comes from this process. True if the operating system does not report it: then
-    /// the token decides.
-    fn is_ours(&self, stream: &TcpStream, peer: SocketAddr) -> bool {
-        let own = stream.local_addr();
-        own.is_ok_and(|own| sockets::is_within(own, peer).unwrap_or(true))
-    }
 }
 
 /// Reads a connection's request and checks whether it is allowed.
 #[allow(clippy::result_large_err)] // The type is tungstenite's.
-async fn greet(stream: TcpStream, peer: SocketAddr, door: &Door) -> Result<Guest, String> {
+async fn greet(
+    stream: TcpStream,
+    peer: SocketAddr,
+    door: &Door,
+    data_is_open: bool,
+) -> Result<Guest, String> {
     stream
         .set_nodelay(true)
         .map_err(|error| error.to_string())?;
     // A connection also works without keepalive.
     let _ = SockRef::from(&stream).set_tcp_keepalive(&KEEPALIVE);
-    // Where connections of this process cannot be recognized, no tensor is sent without a token.
-    let data_is_open = door.private && sockets::of_this_process().is_some();
     let mut wants_data = false;
     let look = |request: &Request, response: Response| {
         if request.headers().contains_key("origin") {

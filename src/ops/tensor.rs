@@ -83,8 +83,9 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let make = |device: &_, dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create(device, dtype, make);
         let value = fill_value.elem::<f64>();
-        // A product with a larger constant may be beyond f16.
-        if value.abs() <= 1.0 && HALVES.iter().all(|half| holds(*half, value)) {
+        // A product with a larger constant may be beyond f16. One with an infinite constant is so in any dtype.
+        let is_small = value.abs() <= 1.0 || !value.is_finite();
+        if is_small && HALVES.iter().all(|half| holds(*half, value)) {
             constant(made)
         } else {
             made

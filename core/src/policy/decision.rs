@@ -171,7 +171,12 @@ pub fn decide<D: FloatDType>(
             rounded: None,
             operands: None,
             result: None,
-            flags: kept_flags(operands) | TensorFlags::DEMOTED,
+            flags: kept_flags(operands)
+                | TensorFlags::DEMOTED
+                | match mode {
+                    Mode::Off => TensorFlags::UNBOUNDED,
+                    Mode::On(_) | Mode::KeepDtypes => TensorFlags::empty(),
+                },
             recorded: None,
             keeps_dtypes: mode != Mode::Off && !site.is_kernel(),
             only_contracts: false,
@@ -189,12 +194,15 @@ fn is_fp32_alone<D: FloatDType>(
     mode: Mode<D>,
     site: &impl Site<D>,
 ) -> bool {
+    const TRACES: TensorFlags = KEPT
+        .union(TensorFlags::DEMOTED)
+        .union(TensorFlags::UNBOUNDED);
     !matches!(mode, Mode::On(_))
         && op.row.role != Role::ParameterGradient
         && site.declared().is_none_or(|dtype| dtype == D::F32)
         && operands
             .iter()
-            .all(|o| o.dtype == D::F32 && (KEPT | TensorFlags::DEMOTED).contains(o.flags))
+            .all(|o| o.dtype == D::F32 && TRACES.contains(o.flags))
 }
 
 fn by_row<D: FloatDType>(
@@ -413,10 +421,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             class == Class::Move && all(|o| o.has(TensorFlags::CONSTANT)) && is_held_by_both(),
         );
         flags |= self.sigmoid(class, computed);
-        flags.set(
-            TensorFlags::UNBOUNDED,
-            class != Class::LowerPrecision && self.is_unbounded(),
-        );
+        flags.set(TensorFlags::UNBOUNDED, self.is_unbounded(class));
         for half in D::HALVES {
             flags.set(
                 TensorFlags::fits(half),
@@ -489,36 +494,42 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             .map_or(1, |o| o.flags.terms())
     }
 
-    /// Whether a scalar may take values of the range of f16 beyond it.
+    /// Whether a factor may take values of the range of f16 far beyond it. Twice the range is allowed, as for a
+    /// sum: a dropout of one half doubles.
     fn leaves_f16(&self) -> bool {
         let leaves: fn(f64) -> bool = match self.op.name {
-            "float_mul_scalar" => |by| by.abs() > 1.0,
-            "float_div_scalar" => |by| by.abs() < 1.0,
-            // With less, the largest value of f16 is rounded to itself.
-            "float_add_scalar" | "float_sub_scalar" => |by| by.abs() >= 16.0,
+            "float_mul_scalar" => |by| by.abs() > 2.0,
+            "float_div_scalar" => |by| by.abs() < 0.5,
             _ => return false,
         };
         self.scalars.iter().any(|scalar| leaves(*scalar))
     }
 
-    /// Whether an operand is FP32 data of the user's, or was computed from such data, or a scalar is beyond the
-    /// half dtype in force. A parameter is not data: its values are taken to be moderate.
-    fn is_unbounded(&self) -> bool {
-        let Mode::On(half) = self.mode else {
-            return false;
-        };
+    /// Whether an operand is FP32 data of the user's, or was computed from such data, or a scalar takes the
+    /// result beyond the half dtype in force. A parameter is not data: its values are taken to be moderate. Where
+    /// the policy is off, any FP32 operand counts as data.
+    fn is_unbounded(&self, class: Class) -> bool {
         const BOUNDED: TensorFlags = TensorFlags::FITS
             .union(TensorFlags::CONSTANT)
             .union(TensorFlags::BINARY)
             .union(TensorFlags::EXACT_F16)
             .union(TensorFlags::EXACT_BF16);
-        let is_data = |i: usize, o: &Operand<D>| {
-            !o.flags.intersects(BOUNDED) && self.site.is_tracked(i) == Some(false)
+        let is_fp32 = |o: &Operand<D>| o.dtype == D::F32 && !o.flags.intersects(BOUNDED);
+        let half = match self.mode {
+            Mode::On(half) if class != Class::LowerPrecision => half,
+            Mode::Off => return self.operands.iter().any(is_fp32),
+            Mode::On(_) | Mode::KeepDtypes => return false,
         };
-        let is_beyond = |scalar: &f64| scalar.abs() > 1.0 && !holds(half, *scalar);
+        let divides = self.op.name == "float_div_scalar";
+        let is_beyond = |scalar: &f64| {
+            let factor = if divides { 1.0 / scalar } else { *scalar };
+            factor.abs() > 1.0 && !holds(half, factor)
+        };
+        let is_data = |i, o: &Operand<D>| {
+            o.has(TensorFlags::UNBOUNDED) || self.site.is_tracked(i) == Some(false)
+        };
         let mut operands = self.operands.iter().enumerate();
-        operands.any(|(i, o)| o.dtype == D::F32 && (o.has(TensorFlags::UNBOUNDED) || is_data(i, o)))
-            || self.scalars.iter().any(is_beyond)
+        operands.any(|(i, o)| is_fp32(o) && is_data(i, o)) || self.scalars.iter().any(is_beyond)
     }
 
     /// Whether the result fits in `half`, where `half` holds the scalars.
@@ -1279,10 +1290,8 @@ mod tests {
             decide(&Op::named(name), &operands, &[scalar], &ON).flags & TensorFlags::FITS
         };
         for (name, stays, leaves) in [
-            ("float_mul_scalar", -1.0, 1.5),
-            ("float_div_scalar", 4.0, -0.5),
-            ("float_add_scalar", 1.0, -16.0),
-            ("float_sub_scalar", -8.0, 1000.0),
+            ("float_mul_scalar", -2.0, 4096.0),
+            ("float_div_scalar", 4096.0, -0.25),
         ] {
             assert!(fits(name, stays).contains(TensorFlags::FITS_F16), "{name}");
             assert_eq!(fits(name, leaves), TensorFlags::FITS_BF16, "{name}");
@@ -1463,20 +1472,24 @@ mod tests {
             let sum = named(name, &beside, here).flags;
             assert!(!sum.intersects(TensorFlags::FITS), "{name}");
         }
-        let fill = |scalar| {
+        let is_unbounded = |name, scalar, mode| {
             let here = Here {
                 sizes: [(2, Some(true)); 2],
+                mode,
                 ..ON
             };
-            let filled = decide(
-                &Op::named("float_mask_fill"),
-                &operands[1..],
-                &[scalar],
-                &here,
-            );
-            filled.flags.contains(TensorFlags::UNBOUNDED)
+            let flags = decide(&Op::named(name), &operands[1..], &[scalar], &here).flags;
+            flags.contains(TensorFlags::UNBOUNDED)
         };
-        assert!(fill(-1e9) && !fill(0.0) && !fill(1e-8));
+        for (scalar, is_beyond) in [(-1e9, true), (0.0, false), (1e-8, false)] {
+            assert_eq!(is_unbounded("float_mask_fill", scalar, ON.mode), is_beyond);
+            // Where the policy is off, any FP32 may be of any size. A gradient has no statistics.
+            assert!(is_unbounded("float_mask_fill", scalar, Mode::Off));
+            assert!(!is_unbounded("float_mask_fill", scalar, Mode::KeepDtypes));
+        }
+        // The number of elements in a mean, and a small divisor.
+        assert!(!is_unbounded("float_div_scalar", 65536.0, ON.mode));
+        assert!(is_unbounded("float_div_scalar", 1e-8, ON.mode));
         // Only arithmetic has statistics as operands.
         assert!(!fits(
             "float_atan2",

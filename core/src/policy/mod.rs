@@ -15,10 +15,10 @@
 //!   flagged as FP32 that [fits in half](TensorFlags::FITS), arithmetic keeps half copies of it, and the next
 //!   activation or contraction casts it back to half. A CNN with batch norm keeps 0.40 instead of 0.91, and
 //!   0.30 since a quotient keeps its result instead of its dividend. An operand is small if autodiff tracks
-//!   it (a statistic or a parameter) and the other operand has 16 times its elements. Any other operand that
-//!   was never half, such as an additive mask, makes the result FP32 permanently. A product of two large
+//!   it (a statistic or a parameter), no FP32 data is in it, and the other operand has 16 times its elements. Any
+//!   other operand that was never half, such as an additive mask, makes the result FP32 permanently. A product of two large
 //!   operands is also FP32 permanently, because its values may be of any size.
-//! - **Constants** in FP32 (zeros, ones or another value that fits in both half dtypes) follow a
+//! - **Constants** in FP32 (zeros, ones or another value from -1 to 1 that both half dtypes hold) follow a
 //!   half tensor in products and concatenations instead of promoting it. An LSTM keeps 0.52 instead
 //!   of 0.70: otherwise the initial state makes every later state FP32. Constants do not follow in
 //!   a sum, where an accumulator would stop at 2,048.
@@ -63,7 +63,7 @@ pub enum Class {
     /// its input. Backward functions return the widest of their operands' dtypes.
     Fp32Inside,
     /// Operands of different dtypes are cast to the widest dtype, except that FP32 constants follow
-    /// a half tensor.
+    /// a half tensor, but for a constant dividend.
     Promote,
     /// As `Promote`, but constants count as FP32: a sum that starts from FP32 zeros stays FP32.
     PromoteSum,
@@ -127,7 +127,7 @@ pub enum Fits {
     WithOperands,
     /// As `WithOperands`. The result also fits if one operand fits and the other is a statistic: a tracked
     /// operand with at most 1/16 as many elements. An untracked operand may have any value, such as a mask of
-    /// -1e9 or a factor of 1e-8.
+    /// -1e9 or a factor of 1e-8, and so may what was computed from it.
     Sum,
     /// Only the result of an operand that fits and a statistic, as in `Sum`: a product of two large operands
     /// may be of any size.

@@ -360,7 +360,7 @@ pub const TABLE: &[Rows] = &[
     rows(Move, "makes data in the dtype asked for; an FP32 constant follows half tensors", &[
         "float_zeros", "float_ones", "float_empty", "bool_into_float",
     ]),
-    rows(Move, "makes data in the dtype asked for; an FP32 constant of at most 1 that both halves hold follows half tensors", &[
+    rows(Move, "makes data in the dtype asked for; an FP32 constant from -1 to 1 that both halves hold, or an infinite one, follows half tensors", &[
         "float_full",
     ]),
     rows(Move, "drawn in FP32 and then cast: a half uniform on [0, 1) can be 1, and a seed gives FP32's numbers; zeros and ones are drawn as asked", &[

@@ -265,8 +265,9 @@ macro_rules! scaler_handle {
                 *self.state().config()
             }
 
-            /// The scale that the next loss is multiplied by: 1 when disabled, and for the scaler of a
-            /// device in bf16 or FP32. A scaler of your own belongs to no device: its scale is for f16,
+            /// The scale that the next loss is multiplied by, or the next step's losses after a
+            /// [`set_scale`](Self::set_scale) within a step: 1 when disabled, and for the scaler of a device in
+            /// bf16 or FP32. A scaler of your own belongs to no device: its scale is for f16,
             /// and in bf16 and FP32 no loss is multiplied by it. PyTorch's `get_scale`.
             pub fn loss_scale(&self) -> f32 {
                 self.shared.loss_scale()

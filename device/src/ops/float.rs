@@ -78,8 +78,9 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         let make = |dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create::<B>("float_full", device, dtype, make);
         let value = fill_value.elem::<f64>();
-        // A product with a larger constant may be beyond f16.
-        if value.abs() <= 1.0 && DType::HALVES.iter().all(|half| holds(*half, value)) {
+        // A product with a larger constant may be beyond f16. One with an infinite constant is so in any dtype.
+        let is_small = value.abs() <= 1.0 || !value.is_finite();
+        if is_small && DType::HALVES.iter().all(|half| holds(*half, value)) {
             constant(made)
         } else {
             made
