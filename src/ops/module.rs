@@ -163,7 +163,7 @@ fn product_of_rows<B: Backend>(
     shape[last] = columns;
     match bias {
         Some(bias) if is_row_or_column(&shape) && is_apart::<B>(&x) => {
-            let product = apart::<B>(B::linear(x, weight, None));
+            let product = row_or_column_apart::<B>(B::linear(x, weight, None));
             let mut row = vec![1; last + 1];
             row[last] = columns;
             B::float_add(product, B::float_reshape(bias, row.into()))
@@ -273,14 +273,16 @@ fn apart<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     }
 }
 
-/// A half product of one row or one column, kept apart from what is behind it.
+/// A half product of one row or one column, kept apart from what is behind it by a copy.
 ///
 /// With fusion and autotune, Burn 0.21 multiplies a row with a transposed matrix, and a matrix with a column, by a
-/// kernel for a row and a matrix (burn#5122, burn#5257): the result is wrong, in any precision. Fusion does not
-/// join a product with an operation that moves its dimensions, and the product alone has a kernel that is right.
+/// kernel for a row and a matrix (burn#5122, burn#5257): the result is wrong, in any precision. The product alone has a
+/// kernel that is right. Fusion joins no concatenation. It does join the view of [`apart`] with what is behind: a
+/// decoder's gradient was then wrong in f16.
 pub(super) fn row_or_column_apart<B: Backend>(product: FloatTensor<B>) -> FloatTensor<B> {
-    match is_half(product.dtype()) && is_row_or_column(&product.shape()) {
-        true => apart::<B>(product),
+    let is_one = is_half(product.dtype()) && is_row_or_column(&product.shape());
+    match is_one && is_apart::<B>(&product) {
+        true => B::float_cat(vec![product], 0),
         false => product,
     }
 }

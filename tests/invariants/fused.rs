@@ -130,30 +130,27 @@ fn the_weight_of_a_half_convolution_is_moved_first() {
 
 /// The operation that sets a product apart from what is behind it, where Burn's fused kernels are wrong.
 #[test]
-fn a_half_product_of_one_row_or_one_column_is_moved() {
-    let moves = |device: &CheckedDevice, rows: usize, columns: usize| {
+fn a_half_product_of_one_row_or_one_column_is_copied() {
+    let copies = |device: &CheckedDevice, rows: usize, columns: usize| {
         let x = input::<Amp<Checked>, 2>([rows, 8], 1, device);
         let weight = input::<Amp<Checked>, 2>([8, columns], 2, device);
         let bias = input::<Amp<Checked>, 1>([columns], 3, device);
         device.reset();
         let product = x.clone().matmul(weight.clone());
-        let by_product = device.counts().ran("float_swap_dims");
+        let by_product = device.counts().ran("float_cat");
         let layer = linear(x, weight, Some(bias));
-        let moves = [
-            by_product,
-            device.counts().ran("float_swap_dims") - by_product,
-        ];
-        (moves, product.into_data(), layer.into_data())
+        let copies = [by_product, device.counts().ran("float_cat") - by_product];
+        (copies, product.into_data(), layer.into_data())
     };
     for precision in HALVES {
-        for (rows, columns, moved) in [(1, 4, 1), (4, 1, 1), (1, 1, 1), (4, 4, 0)] {
-            let fused = moves(&fused_in(precision), rows, columns);
-            let plain = moves(&configured(CheckedDevice::new(), precision), rows, columns);
-            assert_eq!((plain.0, fused.0), ([0; 2], [moved; 2]));
+        for (rows, columns, copied) in [(1, 4, 1), (4, 1, 1), (1, 1, 1), (4, 4, 0)] {
+            let fused = copies(&fused_in(precision), rows, columns);
+            let plain = copies(&configured(CheckedDevice::new(), precision), rows, columns);
+            assert_eq!((plain.0, fused.0), ([0; 2], [copied; 2]));
             assert_eq!((fused.1, fused.2), (plain.1, plain.2));
         }
     }
-    assert_eq!(moves(&fused_in(Precision::F32), 1, 4).0, [0; 2]);
+    assert_eq!(copies(&fused_in(Precision::F32), 1, 4).0, [0; 2]);
 }
 
 /// Neither half dtype holds 4,097: the sum is FP32, in a matrix as in a batch of one.
