@@ -88,7 +88,7 @@ pub struct Seen {
     pub is_gradient: bool,
     /// Zero except for rounding.
     pub cancels: bool,
-    /// Added up in another order each time, also by plain Burn, or computed by another backend than AMP's.
+    /// Added up in another order each time, also by plain Burn.
     pub unordered: bool,
 }
 
