@@ -7,11 +7,10 @@
 
 use burn_backend::DType;
 
-use burn_amp_core::FloatDType;
 #[doc(inline)]
 pub use burn_amp_core::policy::{Case, Class, OpPrecision, Row};
 pub(crate) use burn_amp_core::policy::{
-    HalfSupport, Op, OpPrecisions, Site, Support, TERMS, holds, is_half,
+    HalfSupport, Op, OpPrecisions, Site, Support, TERMS, follows_half, is_half,
 };
 
 /// How the policy is applied.
@@ -22,9 +21,6 @@ pub(crate) type Operand = burn_amp_core::policy::Operand<DType>;
 
 /// Everything that happens to an operation.
 pub(crate) type Decision = burn_amp_core::policy::Decision<DType>;
-
-/// The half dtypes.
-pub(crate) const HALVES: [DType; 2] = <DType as FloatDType>::HALVES;
 
 /// The operations of this Burn, in the table's order.
 pub fn rows() -> impl Iterator<Item = Row> {

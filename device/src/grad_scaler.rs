@@ -196,9 +196,9 @@ impl GradScaler {
 
     /// Unscales the gradients in FP32 or wider, to inspect or clip them before [`step`](GradScaler::step).
     /// Without this call, `step` unscales them. As in PyTorch, call it only once all micro-batches are
-    /// accumulated: a gradient that is added afterwards still carries the scale. Each gradient keeps its shape, dtype and device. Costs the
-    /// step's one read-back, plus a second read-back after an overflow. The counterpart of PyTorch's
-    /// `GradScaler.unscale_`.
+    /// accumulated: a gradient that is added afterwards still carries the scale. Each gradient keeps its shape,
+    /// dtype and device. Costs the step's one read-back, plus a second read-back after an overflow. The
+    /// counterpart of PyTorch's `GradScaler.unscale_`.
     ///
     /// # Errors
     ///

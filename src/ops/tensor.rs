@@ -16,7 +16,7 @@ use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign, regist
 use crate::autodiff::{leaves, master, reuse, seed};
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
-use crate::policy::{Class, HALVES, HalfSupport, Mode, holds, is_half};
+use crate::policy::{Class, HalfSupport, Mode, follows_half, is_half};
 use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
 use crate::tensor::{TensorFlags, converted, to_user_data};
 use crate::{Amp, AmpTensor};
@@ -82,10 +82,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     ) -> FloatTensor<Self> {
         let make = |device: &_, dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create(device, dtype, make);
-        let value = fill_value.elem::<f64>();
-        // A product with a larger constant may be beyond f16. One with an infinite constant is so in any dtype.
-        let is_small = value.abs() <= 1.0 || !value.is_finite();
-        if is_small && HALVES.iter().all(|half| holds(*half, value)) {
+        if follows_half::<DType>(fill_value.elem()) {
             constant(made)
         } else {
             made

@@ -838,6 +838,13 @@ pub fn holds<D: FloatDType>(dtype: D, scalar: f64) -> bool {
     scalar == 0.0 || !scalar.is_finite() || range.contains(&scalar.abs())
 }
 
+/// Whether an FP32 tensor of this one value follows half tensors: both halves hold the value, and a product with it
+/// stays in the range of the other factor, or is infinite in any dtype.
+pub fn follows_half<D: FloatDType>(value: f64) -> bool {
+    let is_small = value.abs() <= 1.0 || !value.is_finite();
+    is_small && D::HALVES.into_iter().all(|half| holds(half, value))
+}
+
 /// From the smallest normal value to the largest finite one.
 const F16_RANGE: RangeInclusive<f64> = 6.103515625e-5..=65504.0;
 

@@ -44,7 +44,8 @@ use serde::Serialize;
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
 pub use decision::{
-    Decision, HalfSupport, Mode, Operand, Site, Support, TERMS, decide, holds, is_half, widest,
+    Decision, HalfSupport, Mode, Operand, Site, Support, TERMS, decide, follows_half, holds,
+    is_half, widest,
 };
 pub use flags::TensorFlags;
 pub use op::Op;

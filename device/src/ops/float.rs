@@ -1,7 +1,6 @@
 //! Float operations.
 
-use burn_amp_core::FloatDType as _;
-use burn_amp_core::policy::{HalfSupport, Mode, Op, TensorFlags, holds, is_half};
+use burn_amp_core::policy::{HalfSupport, Mode, Op, TensorFlags, follows_half, is_half};
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
 use burn_backend::{
@@ -77,10 +76,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     ) -> FloatTensor<Self> {
         let make = |dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create::<B>("float_full", device, dtype, make);
-        let value = fill_value.elem::<f64>();
-        // A product with a larger constant may be beyond f16. One with an infinite constant is so in any dtype.
-        let is_small = value.abs() <= 1.0 || !value.is_finite();
-        if is_small && DType::HALVES.iter().all(|half| holds(*half, value)) {
+        if follows_half::<DType>(fill_value.elem()) {
             constant(made)
         } else {
             made
