@@ -1,10 +1,12 @@
-//! `burn::tensor::linalg` composes its functions of products, which run in half. In
-//! `full_precision` they are Burn's own in FP32.
+//! `burn::tensor::linalg` composes its functions of products, which run in half, and image metrics are composed of
+//! convolutions. In `full_precision` they are Burn's own in FP32.
 
 mod common;
 
 use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
 use burn::tensor::{DType, linalg};
 use burn_amp::{Amp, AmpAutodiff, full_precision, with_precision};
 
@@ -16,7 +18,17 @@ fn square<B: Backend>() -> Tensor<B, 2> {
     values::<B, 2>([4, 4], 1) + Tensor::eye(4, &Default::default()) * 2.0
 }
 
-/// Every function of `linalg` that multiplies matrices or vectors, by name.
+/// The variances of windows of an image, as SSIM computes them: a mean of squares less the square of a mean.
+fn variances<B: Backend>() -> Tensor<B, 4> {
+    let image = values::<B, 4>([1, 1, 12, 12], 6) * 0.01 + 0.7;
+    let window = Tensor::ones([1, 1, 3, 3], &Default::default()) / 9.0;
+    let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
+    let mean = |image| conv2d(image, window.clone(), None, options.clone());
+    let of_image = mean(image.clone());
+    mean(image.clone() * image) - of_image.clone() * of_image
+}
+
+/// Every function of `linalg` that multiplies matrices or vectors, by name, and the variances.
 fn results<B: Backend>() -> Vec<(&'static str, Vec<f32>)> {
     let square = square::<B>();
     let wide = values::<B, 2>([6, 9], 2);
@@ -59,6 +71,7 @@ fn results<B: Backend>() -> Vec<(&'static str, Vec<f32>)> {
             floats(linalg::vector_norm(left.clone(), 2.0, 1)),
         ),
         ("trace", data(linalg::trace::<B, 2, 1>(square))),
+        ("variances", data(variances::<B>())),
         ("l2_norm", floats(linalg::l2_norm(right, 1))),
     ]
 }
@@ -97,5 +110,16 @@ fn without_it_the_products_run_in_half() {
         });
         let error = relative_error(&half, &exact);
         assert!(error > roundoff(precision) / 64.0, "{precision}: {error}");
+    }
+}
+
+/// The guide's statement: what cancels in FP32 is lost in half.
+#[test]
+fn without_it_a_variance_is_lost() {
+    let exact = data(variances::<Flex>());
+    for precision in HALVES {
+        let half = with_precision(precision, || data(variances::<Amp<Flex>>()));
+        let error = relative_error(&half, &exact);
+        assert!(error > 0.5, "{precision}: {error}");
     }
 }

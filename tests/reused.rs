@@ -105,6 +105,24 @@ fn the_error_of_a_weights_gradient_does_not_grow_with_its_uses() {
     as_exact_as_a_sum_of_16::<Recomputed, 300>();
 }
 
+/// Each use is of another view of a product, so that autodiff adds one gradient at a time.
+#[test]
+fn views_between_the_uses_change_nothing() {
+    fn views() -> Vec<Vec<f32>> {
+        let device = Default::default();
+        let weight = Tensor::<Kept, 2>::ones([1, 6], &device).require_grad();
+        let mut view = Tensor::<Kept, 2>::ones([4, 1], &device).matmul(weight.clone());
+        let mut loss = view.clone().sum();
+        for _ in 0..256 {
+            let [rows, columns] = view.dims();
+            view = view.reshape([columns, rows]);
+            loss = loss + view.clone().sum() * 1.9375;
+        }
+        vec![gradient(&weight, &loss.backward())]
+    }
+    within::<Kept>(5.0, views);
+}
+
 /// Of numbers that differ, the roundings cancel.
 #[test]
 fn a_weight_of_many_uses_is_within_two_roundings() {

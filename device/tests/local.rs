@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use burn::module::Param;
-use burn::nn::Linear;
+use burn::nn::{Initializer, Linear};
 use burn::optim::{AdamConfig, Optimizer};
 #[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use burn::remote::{ConnectError, RemoteHost};
@@ -137,6 +137,33 @@ fn a_tensor_moves_between_devices() {
     let moved: Tensor<2> = plain.clone().to_device(&flex(Precision::F16).unwrap());
     let moved = moved.to_device(&flex(Precision::Bf16).unwrap());
     assert_eq!(read(moved.to_device(&Device::flex())), read(plain));
+}
+
+/// The README's statement: made on the plain device, an orthogonal weight is exact.
+#[test]
+fn an_orthogonal_weight_is_made_on_the_plain_device() {
+    let weight = |device: &Device| {
+        let weight = Initializer::Orthogonal { gain: 1.0 };
+        weight.init::<2, _>([32, 32], device).val()
+    };
+    let error = |weight: Tensor<2>| {
+        let weight = weight.to_device(&Device::flex());
+        let product = read(weight.clone().matmul(weight.transpose()));
+        let square = product.chunks(32).enumerate().flat_map(|(row, values)| {
+            values
+                .iter()
+                .enumerate()
+                .map(move |(column, value)| (value - f32::from(row == column)).abs())
+        });
+        square.fold(0.0, f32::max)
+    };
+    for precision in HALVES {
+        let half = flex(precision).unwrap();
+        let made_there = error(weight(&half));
+        assert!(made_there > 1e-4, "{precision}: {made_there}");
+        let moved = error(weight(&Device::flex()).to_device(&half));
+        assert!(moved < 1e-5, "{precision}: {moved}");
+    }
 }
 
 #[test]

@@ -415,10 +415,10 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             !all(|o| is_half(o.dtype) && !o.is_demoted()),
         );
         // Padding adds a constant of its own.
-        let is_held_by_both = || D::HALVES.into_iter().all(|half| self.is_held(half));
+        let follow = || self.scalars.iter().all(|scalar| follows_half::<D>(*scalar));
         flags.set(
             TensorFlags::CONSTANT,
-            class == Class::Move && all(|o| o.has(TensorFlags::CONSTANT)) && is_held_by_both(),
+            class == Class::Move && all(|o| o.has(TensorFlags::CONSTANT)) && follow(),
         );
         flags |= self.sigmoid(class, computed);
         flags.set(TensorFlags::UNBOUNDED, self.is_unbounded(class));
@@ -482,13 +482,15 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         }
     }
 
-    /// The number of gradients in a view of a sum, or in a multiple of a sum, such as the momentum of an
-    /// optimizer, whose gradients are half: the momentum becomes FP32 after a few steps. 1 for any other
-    /// operation.
+    /// The number of gradients in a view of a sum, as the backward pass of a reshape is, or in a multiple of a
+    /// sum, such as the momentum of an optimizer, whose gradients are half: the momentum becomes FP32 after a
+    /// few steps. 1 for any other operation.
     fn terms_of_same(&self, class: Class) -> u8 {
         let is_multiple = matches!(self.op.name, "float_mul_scalar" | "float_div_scalar");
-        let may_be_gradient = |o: &&Operand<D>| o.is_demoted() && self.site.is_tracked(0).is_none();
-        let operand = self.operands.first().filter(may_be_gradient);
+        let operand = self
+            .operands
+            .first()
+            .filter(|o| may_be_gradient(o, self.site));
         operand
             .filter(|_| is_multiple || class == Class::Move)
             .map_or(1, |o| o.flags.terms())
@@ -818,11 +820,16 @@ fn terms<D: FloatDType>(operands: &[Operand<D>], site: &impl Site<D>) -> Option<
     let [lhs, rhs] = operands else {
         return None;
     };
-    let both = |is: fn(&Operand<D>) -> bool| is(lhs) && is(rhs);
-    let are_half = is_half(lhs.dtype) && lhs.dtype == rhs.dtype;
-    let are_gradients = both(|o| o.has(TensorFlags::BACKWARD))
-        || both(|o| o.is_demoted()) && site.is_tracked(0).is_none();
-    (are_half && are_gradients).then(|| lhs.flags.terms() + rhs.flags.terms())
+    let are_gradients = [lhs, rhs].into_iter().all(|o| may_be_gradient(o, site));
+    (lhs.dtype == rhs.dtype && are_gradients).then(|| lhs.flags.terms() + rhs.flags.terms())
+}
+
+/// Whether a half tensor is a gradient, or may be one.
+fn may_be_gradient<D: FloatDType>(operand: &Operand<D>, site: &impl Site<D>) -> bool {
+    let is_gradient = || {
+        operand.has(TensorFlags::BACKWARD) || operand.is_demoted() && site.is_tracked(0).is_none()
+    };
+    is_half(operand.dtype) && is_gradient()
 }
 
 /// Whether `dtype` holds `scalar` at its usual precision: `scalar` neither overflows nor falls
@@ -1303,13 +1310,14 @@ mod tests {
             assert!(fits(name, stays).contains(TensorFlags::FITS_F16), "{name}");
             assert_eq!(fits(name, leaves), TensorFlags::FITS_BF16, "{name}");
         }
-        // A constant that is padded with a scalar beyond half is none of both halves.
+        // A constant that is padded with a scalar that does not follow half is no constant.
         let padded = |scalar| {
             let operands = [with(F32, TensorFlags::CONSTANT)];
             let flags = decide(&Op::named("float_pad"), &operands, &[scalar], &ON).flags;
             flags.contains(TensorFlags::CONSTANT)
         };
-        assert!(padded(0.0) && !padded(-1e9) && !padded(1e-8));
+        assert!(padded(0.0) && padded(0.5) && padded(f64::NEG_INFINITY));
+        assert!(!padded(2.0) && !padded(40_000.0) && !padded(-1e9) && !padded(1e-8));
         // A step of a backward formula still returns the gradient's dtype.
         let gradient = add(with(F16, TensorFlags::BACKWARD), 1e-8, BELOW);
         assert_eq!((gradient.operands, gradient.result), (Some(F32), Some(F16)));
@@ -1379,6 +1387,11 @@ mod tests {
             let sum = sum(a, b);
             assert_eq!((sum.operands, sum.result), (Some(F32), None));
             assert_eq!(sum.flags.terms(), 1);
+        }
+        // A view of a sum, and a multiple of it, have its terms.
+        for same in ["float_reshape", "float_swap_dims", "float_mul_scalar"] {
+            let same = named(same, &[gradient(16)], BELOW);
+            assert_eq!((same.operands, same.flags.terms()), (None, 16));
         }
     }
 
