@@ -23,9 +23,6 @@ pub trait Case {
 /// roundings, a thousandth of f16's.
 pub const RECORDED: f64 = 1e-3;
 
-/// One rounding to half: with a smaller tolerance on FP32 inputs, nothing is demoted.
-pub const ROUNDED: f64 = 0.5;
-
 /// Cases, each with its tolerances, in roundoffs, on FP32 inputs and on half ones; the body gives
 /// the module's output. Zero on FP32 inputs: nothing is demoted, and the result is Burn's own.
 ///
