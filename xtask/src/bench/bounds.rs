@@ -15,8 +15,8 @@ enum Limit {
 /// `speed`, only the figures on LibTorch. `launches` has the counts of `casts` on a device of CubeCL's.
 #[rustfmt::skip]
 const BOUNDS: &[(&str, &str, &str, &str, Limit)] = &[
-    // Nanoseconds: a ratio on small operations does not transfer to a GPU.
-    ("overhead", "small_ops", "", "recorded_ns_per_op", AtMost(40.0)),
+    // A share of Burn's time in the same run: the nanoseconds differ between CPUs, and on a busy one.
+    ("overhead", "small_ops", "", "recorded_ratio", AtMost(1.10)),
     ("memory", "transformer", "f16", "ratio", AtMost(0.38)),
     ("memory", "transformer", "bf16", "ratio", AtMost(0.38)),
     ("memory", "cnn", "f16", "ratio", AtMost(0.42)),
@@ -116,7 +116,7 @@ mod tests {
         let report = json!({
             "memory": [{"model": "cnn", "precision": "burn", "ratio": 1.0},
                        {"model": "cnn", "precision": "f16", "ratio": 0.42}],
-            "overhead": [{"model": "small_ops", "recorded_ns_per_op": 40.0}],
+            "overhead": [{"model": "small_ops", "recorded_ratio": 1.1}],
         });
         assert_eq!(check(&report), (2, vec![]));
     }
@@ -140,10 +140,10 @@ mod tests {
     fn a_bound_that_is_missed_is_named() {
         let report = json!({
             "memory": [{"model": "transformer", "precision": "bf16", "ratio": 0.3801}],
-            "overhead": [{"model": "small_ops", "recorded_ns_per_op": null}],
+            "overhead": [{"model": "small_ops", "recorded_ratio": null}],
         });
         let expected = [
-            "overhead: recorded_ns_per_op of small_ops is NaN, above 40",
+            "overhead: recorded_ratio of small_ops is NaN, above 1.1",
             "memory: ratio of transformer in bf16 is 0.3801, above 0.38",
         ];
         assert_eq!(check(&report), (2, expected.map(String::from).into()));

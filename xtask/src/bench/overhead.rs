@@ -38,16 +38,17 @@ pub fn overhead<B: Measured>() -> Vec<Value> {
         let chain = in_turn(ROUNDS, ROUND, chains);
         let [plain, amp] = [0, 1].map(|of| chain.seconds(of).times(1e9 / OPS as f64).median);
         let more = chain.difference(1, 0).times(1e9 / OPS as f64);
+        let ratio = chain.ratio(1, 0);
         println!(
             "{what:<12} an operation: {plain:.0} ns on Burn, {amp:.0} ns on AMP, {:.1} ns more \
-             ({:.1} to {:.1})",
-            more.median, more.low, more.high
+             ({:.1} to {:.1}), ratio {:.3} ({:.3} to {:.3})",
+            more.median, more.low, more.high, ratio.median, ratio.low, ratio.high
         );
-        more.median
+        (more.median, ratio.median)
     };
-    let forward = chain("forward", vec![links_of::<B>(), links_of::<Amp<B>>()]);
+    let (forward, _) = chain("forward", vec![links_of::<B>(), links_of::<Amp<B>>()]);
     let both = vec![recorded::<Autodiff<B>>(), recorded::<AmpAutodiff<B>>()];
-    let recorded = chain("recorded", both);
+    let (recorded, recorded_ratio) = chain("recorded", both);
     vec![json!({
         "model": "small_ops",
         "step_us": plain,
@@ -57,6 +58,7 @@ pub fn overhead<B: Measured>() -> Vec<Value> {
         "step_ratio_high": ratio.high,
         "forward_ns_per_op": forward,
         "recorded_ns_per_op": recorded,
+        "recorded_ratio": recorded_ratio,
     })]
 }
 
