@@ -158,8 +158,8 @@ fn state() {
     assert_says(
         scaler.load_file("Cargo.toml"),
         "cannot read the state from Cargo.toml: expected value at line 1 column 2. Nothing was \
-         changed. Was this file written by `GradScaler::save_file`? If the file is damaged, use an older \
-         copy, or a new scaler, which finds its scale within a few steps",
+         changed. Was this written by the same type, such as by `GradScaler::save_file`? If it is \
+         damaged, use an older copy. A scaler can also start anew, and finds its scale within a few steps",
     );
     assert_says(
         scaler.save_file("missing/scaler.json"),

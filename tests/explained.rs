@@ -211,6 +211,33 @@ fn a_planted_overflow_is_found() {
     assert_eq!(scaler.explain(&plain), None);
 }
 
+/// Encoder and decoder, or several models on one scaler.
+#[test]
+fn each_of_several_modules_has_its_parameters_named() {
+    let _alone = alone();
+    let model = Chain::<B>::planted();
+    let part = |layers: std::ops::Range<usize>| Chain {
+        layers: model.layers[layers].to_vec(),
+    };
+    let scaler = configured(false, 65536.0);
+    let of = |parts: [std::ops::Range<usize>; 2]| {
+        assert!(by_backward(&model, SMALL).is_empty());
+        parts.map(|layers| scaler.explain(&part(layers)).unwrap())
+    };
+    // The gradients of the layers 0 and 1 are not finite.
+    let [upper, both] = of([2..5, 0..2]);
+    assert_eq!(upper.parameters, [""; 0]);
+    assert_eq!(both.parameters, ["layers.1.weight", "layers.0.weight"]);
+    assert_eq!(both.non_finite_gradients, 2);
+    let [one, both] = of([1..3, 0..1]);
+    assert_eq!(one.parameters, ["layers.0.weight"]);
+    assert_eq!(both.parameters, ["layers.0.weight", "layers.0.weight"]);
+    for step in [one, both.clone()] {
+        assert_eq!(step.last_finite.as_deref(), Some("layers.1.weight"));
+    }
+    assert_eq!(scaler.last_step(), Some(both));
+}
+
 /// An overflow in an operation with a scalar, by name.
 fn scalar_overflow(name: &str, op: fn(Tensor<B, 2>) -> Tensor<B, 2>) {
     let scaler = configured(true, 1.0);

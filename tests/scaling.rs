@@ -640,7 +640,7 @@ fn assert_says(error: AmpError, action: &str, place: &str, reason: &str) {
     let (way, rest) = match action {
         "read" => (
             "from",
-            "Nothing was changed. Was this file written by `GradScaler::save_file`?",
+            "Nothing was changed. Was this written by the same type, such as by `GradScaler::save_file`?",
         ),
         _ => ("to", "An existing file there is unchanged"),
     };

@@ -548,6 +548,20 @@ fn the_metrics_say_what_happened() {
     );
 }
 
+/// On this device `Auto` is FP32, and the loss is in a region of its own.
+#[test]
+fn the_metrics_have_the_scale_of_a_loss_from_a_region() {
+    let config = config(Precision::Auto, LossScaleConfig::default());
+    let mut trainer = sgd::<A, _>(config, 0.1);
+    for (precision, scale) in [(Precision::F16, 65536.0), (Precision::Bf16, 1.0)] {
+        let (x, y) = (values([32, 8], 1), values([32, 4], 2));
+        let loss = |model: &Mlp<A>, x, y| with_precision(precision, || model.loss_on(x, y));
+        let metrics = trainer.train_step(x, y, loss).unwrap();
+        assert_eq!((metrics.scale, metrics.progress), (scale, Stepped));
+        assert_eq!(trainer.scaler().taken_steps(), 1);
+    }
+}
+
 #[test]
 fn a_loss_of_any_float_dtype_trains() {
     for dtype in [
@@ -1033,7 +1047,11 @@ fn through_a_file<R: FileRecorder<A>>(recorder: &R, name: &str) {
             "{error}"
         );
         let text = error.to_string();
-        assert!(text.contains(&path.display().to_string()), "{text}");
+        let file = path.with_extension(R::file_extension());
+        assert!(
+            text.contains(&format!("from {}: ", file.display())),
+            "{text}"
+        );
         text
     };
     refused(&path);

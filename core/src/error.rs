@@ -304,8 +304,8 @@ const STUCK_OR: &str = ", or full_precision around the layers that overflow";
 fn remedy(action: &str) -> &'static str {
     match action {
         "read" => {
-            "Nothing was changed. Was this file written by `GradScaler::save_file`? If the file is damaged, use \
-             an older copy, or a new scaler, which finds its scale within a few steps"
+            "Nothing was changed. Was this written by the same type, such as by `GradScaler::save_file`? If it is \
+             damaged, use an older copy. A scaler can also start anew, and finds its scale within a few steps"
         }
         _ => "An existing file there is unchanged",
     }

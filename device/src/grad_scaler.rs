@@ -203,8 +203,8 @@ impl GradScaler {
     /// # Errors
     ///
     /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
-    /// - [`AmpError::AlreadyUnscaled`] when `unscale` was already called for these parameters since
-    ///   the last update.
+    /// - [`AmpError::AlreadyUnscaled`] when `unscale` or `step` was already called for these
+    ///   parameters since the last update, in every precision.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
     /// - [`AmpError::F16Gradient`] when a parameter, and so its gradient, is f16 in the program.
     /// - [`Error::Read`] when the device gives no answer.
@@ -221,6 +221,7 @@ impl GradScaler {
         self.check_dtypes("unscale", &found)?;
         let checked = self.unscaled(model, grads, parameters)?;
         self.note(&checked, checked.outcome);
+        self.shared.lock().pending.unscale(parameters);
         Ok(())
     }
 

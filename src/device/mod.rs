@@ -128,7 +128,8 @@ pub(crate) fn put_in_use<B: Backend>(device: &B::Device) -> Support {
 impl GradScaler {
     /// The scaler of a device: one per process, with the default configuration until the device is
     /// configured. Backends that share a device type (`Cuda`, `Amp<Cuda>`, `AmpAutodiff<Cuda>`)
-    /// share the scaler.
+    /// share the scaler. Until the device is in use or configured, its precision is open, and
+    /// [`loss_scale`](GradScaler::loss_scale) is that of f16.
     pub fn of<B: Backend>(device: &B::Device) -> Self {
         DeviceState::of::<B>(device).scaler().clone()
     }

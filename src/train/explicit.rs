@@ -18,12 +18,14 @@ use crate::{AmpError, GradScaler, LastStep, Transition, full_precision};
 
 impl GradScaler {
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. The
-    /// result keeps the shape, device and dtype of the loss; a half-precision loss becomes FP32.
+    /// result keeps the shape, device and dtype of the loss; on a plain `Autodiff`, a half-precision loss
+    /// becomes FP32.
     ///
     /// On an `AmpAutodiff` the values of the loss do not change; the loss carries this scaler and its
     /// scale. `backward()` on this loss, or on a loss computed from it, applies the scale on any thread
     /// if f16 is involved, and leaves the rest to the protocol. Dropping a scaled loss does not affect
-    /// other backward passes.
+    /// other backward passes. The gradient of an f16 loss is the scale in f16, which ends at 65504: sum losses
+    /// up in FP32, as `mean()` and `sum()` do here, or the scale backs off to 32768 at the first step.
     ///
     /// Then call [`step`](GradScaler::step), and not the optimizer itself: only
     /// [`step`](GradScaler::step) checks the gradients, and on a plain `Autodiff` they still carry
@@ -120,8 +122,8 @@ impl GradScaler {
     /// # Errors
     ///
     /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
-    /// - [`AmpError::AlreadyUnscaled`] when `unscale` was already called for these parameters since
-    ///   the last update.
+    /// - [`AmpError::AlreadyUnscaled`] when `unscale` or `step` was already called for these
+    ///   parameters since the last update, in every precision.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
     /// - [`AmpError::F16Gradient`] when a gradient on a plain `Autodiff` is in f16.
     ///
@@ -143,6 +145,7 @@ impl GradScaler {
             .check_unscale(given, &found.parameters)?;
         self.check_dtypes::<B>("unscale", &found)?;
         self.unscale_found::<B, M>(model, grads, &found);
+        self.shared.lock().pending.unscale(&found.parameters);
         Ok(())
     }
 

@@ -218,20 +218,20 @@ where
     ) -> Result<StepMetrics, AmpError> {
         self.forget_dropped();
         let model = present(&self.model);
-        let (value, scale, grads) = self.mixed.forward_context(|| {
+        let (value, grads) = self.mixed.forward_context(|| {
             let loss = loss_fn(model, input, target);
             let given = loss.dims().to_vec();
             if given != [1] {
                 return Err(AmpError::LossShape { given });
             }
             let value = loss.clone().inner();
-            let scale = self.mixed.scaler().scale_at::<B>(&loss.device());
             let loss = match self.config.grads_accumulation {
                 1 => loss,
                 batches => loss / batches as f64,
             };
-            Ok((value, scale, self.mixed.backward(loss, model)))
+            Ok((value, self.mixed.backward(loss, model)))
         })?;
+        let scale = self.scaler().shared.lock().pending.scale_in_use();
         if grads.is_empty() {
             self.forget_window();
             return Err(AmpError::no_gradients("train_step"));
@@ -245,7 +245,7 @@ where
         };
         Ok(StepMetrics {
             loss: value.into_scalar().elem(),
-            scale,
+            scale: scale.unwrap_or(1.0),
             progress,
             skipped_steps: self.skipped_steps(),
             precision: self.precision(),
@@ -443,8 +443,8 @@ where
         save().map_err(|error| AmpError::unwritten(path.display(), error))
     }
 
-    /// Resumes from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote, with the
-    /// model on `device`.
+    /// Resumes from a file that [`save_file`](MixedPrecisionTrainer::save_file) wrote with the same recorder,
+    /// which sets the file's extension, with the model on `device`.
     ///
     /// # Errors
     ///
@@ -460,9 +460,10 @@ where
         device: &B::Device,
     ) -> Result<(), AmpError> {
         let path = path.into();
+        let file = path.with_extension(R::file_extension());
         let record = recorder
-            .load(path.clone(), device)
-            .map_err(|error| AmpError::unread(path.display(), error))?;
+            .load(path, device)
+            .map_err(|error| AmpError::unread(file.display(), error))?;
         self.load_record(record);
         Ok(())
     }

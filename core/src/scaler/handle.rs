@@ -207,15 +207,16 @@ impl<L: Default> SharedScaler<L> {
         recorded.transition
     }
 
-    /// Names the parameters of the last step, unless they are already named. `nodes` holds the
-    /// module's nodes and paths, in module order.
+    /// Names the parameters of the last step that are a module's, unless they are already named. `nodes` holds
+    /// the module's nodes and paths, in module order.
     pub fn explained(&self, nodes: &[(u64, String)]) -> Option<LastStep> {
         let shared = &mut *self.lock();
-        let leaves = std::mem::take(&mut shared.leaves);
         let step = shared.last_step.as_mut()?;
-        if !leaves.is_empty() {
-            let of = |(node, path): &(u64, String)| Some((path.clone(), *leaves.get(node)?));
-            step.name(&nodes.iter().filter_map(of).collect::<Vec<_>>());
+        let leaves = &mut shared.leaves;
+        let of = |(node, path): &(u64, String)| Some((path.clone(), leaves.remove(node)?));
+        let named: Vec<_> = nodes.iter().filter_map(of).collect();
+        if !named.is_empty() {
+            step.name(&named);
             step.anomalies.iter_mut().for_each(|a| a.place(nodes));
             shared.history.name(step, &shared.scaler);
         }

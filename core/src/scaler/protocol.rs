@@ -21,7 +21,7 @@ pub(super) const MANY_LOSSES: u32 = 1000;
 ///                   loss * S, unless nothing is scaled
 /// unscale(grads):   NothingScaled     if no loss was given
 ///                   ForeignGradients  if there are none, or some are not the model's
-///                   AlreadyUnscaled   if one of them is
+///                   AlreadyUnscaled   if one of them was given to unscale or step
 ///                   if a loss was scaled: for each gradient that is not unscaled yet
 ///                       grad / S
 ///                       finite[id] = whether it is finite, here and on all replicas
@@ -53,6 +53,8 @@ pub struct PendingStep<L> {
     pub losses: L,
     /// Whether any loss read so far was not finite.
     non_finite_loss: bool,
+    /// The parameters whose gradients were given to `unscale`, also where nothing is scaled.
+    unscaled: HashSet<u64>,
     /// The unscaled gradients.
     finite: HashMap<u64, Checked>,
     /// The parameters that a step was taken or skipped with.
@@ -136,7 +138,7 @@ impl<L: Default> PendingStep<L> {
     }
 
     /// The scale of the losses, if any loss was scaled.
-    fn scale_in_use(&self) -> Option<f32> {
+    pub fn scale_in_use(&self) -> Option<f32> {
         self.scale.filter(|_| self.scaled)
     }
 
@@ -149,13 +151,18 @@ impl<L: Default> PendingStep<L> {
     /// among them.
     pub fn check_unscale(&self, given: usize, parameters: &[Parameter]) -> Result<(), AmpError> {
         self.check("unscale", given, parameters)?;
-        let unscaled = parameters
-            .iter()
-            .find(|(id, _)| self.finite.contains_key(id));
+        let mut parameters = parameters.iter();
+        let unscaled =
+            parameters.find(|(id, _)| self.unscaled.contains(id) || self.stepped.contains(id));
         unscaled.map_or(Ok(()), |(_, path)| {
             let parameter = path.clone();
             Err(AmpError::AlreadyUnscaled { parameter })
         })
+    }
+
+    /// Notes an `unscale` with these parameters.
+    pub fn unscale(&mut self, parameters: &[Parameter]) {
+        self.unscaled.extend(parameters.iter().map(|(id, _)| id));
     }
 
     /// Whether `step` may be called with these gradients.
@@ -500,15 +507,31 @@ mod tests {
         assert_eq!(step.check_unscale(2, &model), Ok(()));
     }
 
+    /// Also where nothing is scaled: a wrong loop gets this error in every precision.
     #[test]
-    fn unscaling_twice_is_refused_and_a_step_after_it_is_not() {
-        let (mut step, model) = (scaled(), model([1, 2]));
-        unscale(&mut step, &model[1..], &[true, true]);
-        let parameter = "p2".to_string();
-        let twice = Err(AmpError::AlreadyUnscaled { parameter });
-        assert_eq!(step.check_unscale(2, &model), twice);
-        assert_eq!(step.check_unscale(1, &model[..1]), Ok(()));
-        assert_eq!(step.check_step(2, &model), Ok(()));
+    fn unscaling_twice_or_after_a_step_is_refused_and_a_step_after_it_is_not() {
+        let model = model([1, 2]);
+        for scales in [true, false] {
+            let mut step = Step::default();
+            step.scale(&fixed(8.0));
+            if scales {
+                step.set_scaled();
+                unscale(&mut step, &model[1..], &[true, true]);
+            }
+            step.unscale(&model[1..]);
+            let parameter = "p2".to_string();
+            let twice = Err(AmpError::AlreadyUnscaled { parameter });
+            assert_eq!(step.check_unscale(2, &model), twice);
+            assert_eq!(step.check_unscale(1, &model[..1]), Ok(()));
+            assert_eq!(step.check_step(2, &model), Ok(()));
+            assert!(step.step(&model[..1]));
+            let parameter = "p1".to_string();
+            let late = Err(AmpError::AlreadyUnscaled { parameter });
+            assert_eq!(step.check_unscale(1, &model[..1]), late);
+            step.update().unwrap();
+            step.scale(&fixed(8.0));
+            assert_eq!(step.check_unscale(2, &model), Ok(()));
+        }
     }
 
     /// Also where nothing is scaled: a wrong loop gets this error in every precision.

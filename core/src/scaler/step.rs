@@ -18,7 +18,8 @@ pub struct LastStep {
     /// The paths of these parameters in their module, for example `encoder.layers.2.weight`, in
     /// reverse module order. This is the order of the backward pass if the module declares its
     /// parts in order of use. The explicit protocol, a trainer and an `AmpOptimizer` fill in the
-    /// paths; otherwise `GradScaler::explain` finds them.
+    /// paths; otherwise `GradScaler::explain` finds them. Of several modules, each has its own paths, in the
+    /// order in which they were given.
     pub parameters: Vec<String>,
     /// The parameter with a finite gradient just before the first of `parameters`. The backward pass
     /// overflowed between the two. `None` if there is no such parameter, or without the module.
@@ -68,13 +69,16 @@ impl LastStep {
         }
     }
 
-    /// Names the parameters, given in module order, each with whether its gradient is finite.
+    /// Names the parameters of a module, given in module order, each with whether its gradient is finite. They
+    /// follow those of the modules before.
     pub(super) fn name(&mut self, parameters: &[(String, bool)]) {
         let backward = || parameters.iter().rev();
+        let is_first = self.parameters.is_empty();
         let bad = backward().filter(|(_, finite)| !finite);
-        self.parameters = bad.map(|(path, _)| path.clone()).collect();
-        let before = backward().take_while(|(_, finite)| *finite).last();
-        let before = before.filter(|_| !self.parameters.is_empty());
-        self.last_finite = before.map(|(path, _)| path.clone());
+        self.parameters.extend(bad.map(|(path, _)| path.clone()));
+        if is_first && !self.parameters.is_empty() {
+            let before = backward().take_while(|(_, finite)| *finite).last();
+            self.last_finite = before.map(|(path, _)| path.clone());
+        }
     }
 }
