@@ -60,7 +60,7 @@ type Schedule = AmpLrScheduler<ComposedLrScheduler>;
 type Saved<B> = Checkpoints<B, Model<B>, Optim<B>, Schedule>;
 
 const LEARNING_RATE: f64 = 0.1;
-/// The learning rate rises in the first of so many parts of the steps.
+/// The learning rate rises in the first of so many parts of the training.
 const WARM_UP: usize = 8;
 
 /// Trains a residual network on handwritten digits with Burn's Learner.
@@ -156,19 +156,19 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
         .init();
     // With this optimizer, an overflow in a micro-batch skips the whole step.
     let optimizer: Optim<AmpAutodiff<B>> = AmpOptimizer::new(sgd, [scaler.clone()]);
-    // Burn drops an incomplete step at the end of an epoch.
-    let steps = epochs * (digits.train.len().div_ceil(batch_size) / accumulation);
-    let warm_up = steps.div_ceil(WARM_UP);
+    // Burn requests a learning rate before each micro-batch.
+    let rates = epochs * digits.train.len().div_ceil(batch_size);
+    let warm_up = rates.div_ceil(WARM_UP);
     let schedule = ComposedLrSchedulerConfig::new()
         .linear(LinearLrSchedulerConfig::new(
             1.0 / warm_up as f64,
             1.0,
             warm_up,
         ))
-        .cosine(CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, steps))
+        .cosine(CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, rates))
         .init()?;
-    // With this schedule the learning rate advances once a step, but not over skipped steps, and Burn's
-    // checkpoints hold the loss scale.
+    // With this schedule the learning rate does not advance over skipped steps, and Burn's checkpoints
+    // hold the loss scale.
     let schedule: Schedule = AmpLrScheduler::new(schedule, [scaler]);
 
     let mut training = SupervisedTraining::new(output, Arc::new(train), valid.clone())
