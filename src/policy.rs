@@ -10,7 +10,8 @@ use burn_backend::DType;
 #[doc(inline)]
 pub use burn_amp_core::policy::{Case, Class, OpPrecision, Row};
 pub(crate) use burn_amp_core::policy::{
-    HalfSupport, Op, OpPrecisions, Site, Support, TERMS, follows_half, is_half,
+    HalfSupport, Op, OpPrecisions, Site, Support, TERMS, follows_half, holds, is_half,
+    largest_below,
 };
 
 /// How the policy is applied.

@@ -16,7 +16,7 @@ use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign, regist
 use crate::autodiff::{leaves, master, reuse, seed};
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
-use crate::policy::{Class, HalfSupport, Mode, follows_half, is_half};
+use crate::policy::{Class, HalfSupport, Mode, follows_half, holds, is_half, largest_below};
 use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
 use crate::tensor::{TensorFlags, converted, to_user_data};
 use crate::{Amp, AmpTensor};
@@ -49,7 +49,15 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             let draw = || B::float_random(shape, distribution, device, dtype);
             return AmpTensor::new(in_kernel(draw), flags);
         }
-        let draw = || B::float_random(shape, distribution, device, FloatDType::F32);
+        let below = |high| largest_below(asked, high).into();
+        let draw = || {
+            let drawn = B::float_random(shape, distribution, device, FloatDType::F32);
+            match distribution {
+                Distribution::Default => B::float_clamp_max(drawn, below(1.0)),
+                Distribution::Uniform(_, high) => B::float_clamp_max(drawn, below(high)),
+                Distribution::Normal(..) | Distribution::Bernoulli(_) => drawn,
+            }
+        };
         let drawn = in_kernel(draw);
         AmpTensor::new(converted::<B>(drawn, dtype), flags)
     }
@@ -80,6 +88,11 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         device: &Device<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
+        // The dtype asked for may be that of a tensor that the policy made half, as in `x.full_like(-1e9)`.
+        let dtype = match holds(DType::from(dtype), fill_value.elem()) {
+            true => dtype,
+            false => FloatDType::F32,
+        };
         let make = |device: &_, dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create(device, dtype, make);
         if follows_half::<DType>(fill_value.elem()) {

@@ -178,10 +178,20 @@ everywhere! {
             assert_dtypes("ones", Tensor::<B, 1>::ones([3], options), dtype, dtype);
             assert_dtypes("full", Tensor::<B, 1>::full([3], 0.5, options), dtype, dtype);
             assert_dtypes("empty", Tensor::<B, 1>::empty([3], options), dtype, dtype);
-            let random = Tensor::<B, 1>::random([99], Distribution::Default, options);
+            // Enough that some are close to the bound, which half would round them to.
+            let drawn = |distribution| Tensor::<B, 1>::random([20_000], distribution, options);
+            let random = drawn(Distribution::Default);
             assert_dtypes("random", random.clone(), dtype, dtype);
-            assert!(values(random).iter().all(|x| (0.0..=1.0).contains(x)));
+            assert!(values(random).iter().all(|x| (0.0..1.0).contains(x)));
+            let random = values(drawn(Distribution::Uniform(-3.0, -1.0)));
+            assert!(random.iter().all(|x| (-3.0..-1.0).contains(x)));
         }
+        // A mask of the dtype of half scores: f16 does not hold it.
+        let mask = x.full_like(-1e9);
+        let expected = if half == DType::F16 { DType::F32 } else { half };
+        assert_eq!(mask.dtype(), expected);
+        let masked = act::softmax(x.clone() + mask, 0);
+        assert!(values(masked).iter().all(|x| x.is_finite()));
         assert_dtypes("zeros", Tensor::<B, 1>::zeros([3], &device), DType::F32, DType::F32);
     }
 
@@ -194,6 +204,11 @@ everywhere! {
             assert_dtypes("relu", act::relu(x.clone()), DType::F32, DType::F32);
             assert_dtypes("made + own", x.clone() + own.clone(), DType::F32, DType::F32);
             assert_dtypes("own + own", own.clone() + own.clone(), half, half);
+            let zeros = x.zeros_like();
+            assert_dtypes("zeros", zeros.clone(), half, half);
+            let wide = x.clone() * 1.0;
+            assert_eq!(values(wide.clone() + zeros.clone()), values(x.clone()));
+            assert_eq!(values(zeros.max_pair(wide.neg())), values(act::relu(-x.clone())));
             assert_dtypes("a new one", made_half::<B>(), DType::F32, DType::F32);
         });
     }

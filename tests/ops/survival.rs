@@ -89,6 +89,10 @@ fn masked<B: Backend>() -> Vec<(&'static str, Masking<B>)> {
             let filled = Tensor::full(x.dims(), value, &x.device());
             x.mask_where(mask, filled)
         }),
+        ("mask_where of its own dtype", |x, mask, value| {
+            let filled = x.full_like(value);
+            x.mask_where(mask, filled)
+        }),
         ("a mask from data", |x, mask, value| {
             let mask: Vec<f64> = mask
                 .into_data()

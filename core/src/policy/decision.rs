@@ -671,10 +671,10 @@ impl<D: FloatDType> Seen<D> {
             fits,
             demoted: operands.iter().any(|o| o.is_demoted()),
         };
-        // The quotient of a constant and a small number may be beyond half.
-        let is_dividend = op.name == "float_div";
+        // The quotient of a constant and a small number, or of a number and a small constant, may be beyond half.
+        let is_quotient = op.name == "float_div";
         for (i, operand) in operands.iter().enumerate() {
-            let follows = i > 0 || !fits && !is_dividend;
+            let follows = !is_quotient && (i > 0 || !fits);
             let is_constant = operand.has(TensorFlags::CONSTANT) && follows;
             if is_constant {
                 seen.constants |= bit(operand.dtype);
@@ -721,14 +721,15 @@ impl<D: FloatDType> Seen<D> {
     fn casts(self, class: Class, mode: Mode<D>, computes_in: impl Fn(D) -> bool) -> Casts<D> {
         let is_mixed = !self.all().is_power_of_two();
         if mode == Mode::Off {
-            // Half tensors that the policy made return to FP32. The user's own half tensors stay half.
-            // Operations that only move data also stay in half.
+            // Half tensors that the policy made return to FP32. The user's own half tensors stay half, unless
+            // they meet FP32: `x.zeros_like()` of a half `x` counts as the user's own. Operations that only
+            // move data also stay in half.
             let dtype = if self.widest() == D::F64 {
                 D::F64
             } else {
                 D::F32
             };
-            return Casts::of_if(self.demoted && (class != Class::Move || is_mixed), dtype);
+            return Casts::of_if(self.demoted && class != Class::Move || is_mixed, dtype);
         }
         if let (Mode::On(_), Class::Promote, Some(half)) = (mode, class, self.followed()) {
             return Casts::of(if computes_in(half) { half } else { D::F32 });
@@ -845,11 +846,27 @@ pub fn holds<D: FloatDType>(dtype: D, scalar: f64) -> bool {
     scalar == 0.0 || !scalar.is_finite() || range.contains(&scalar.abs())
 }
 
-/// Whether an FP32 tensor of this one value follows half tensors: both halves hold the value, and a product with it
-/// stays in the range of the other factor, or is infinite in any dtype.
+/// Whether an FP32 tensor of this one value follows half tensors: both halves hold exactly this value, and a product
+/// with it stays in the range of the other factor, or is infinite in any dtype.
 pub fn follows_half<D: FloatDType>(value: f64) -> bool {
     let is_small = value.abs() <= 1.0 || !value.is_finite();
-    is_small && D::HALVES.into_iter().all(|half| holds(half, value))
+    // bf16 has the upper half of FP32's bits, and fewer digits than f16.
+    let is_exact = (value as f32).to_bits() & 0xffff == 0;
+    is_small && is_exact && D::HALVES.into_iter().all(|half| holds(half, value))
+}
+
+/// The largest number of a half dtype below `bound`: random numbers below `bound` stay below it in half.
+pub fn largest_below<D: FloatDType>(half: D, bound: f64) -> f64 {
+    let (digits, range) = if half == D::F16 {
+        (10, F16_RANGE)
+    } else {
+        (7, BF16_RANGE)
+    };
+    let below = bound.next_down().min(*range.end());
+    // The distance of the numbers with this exponent; subnormal numbers have that of the smallest normal one.
+    let exponent = |value: f64| (value.abs().to_bits() >> 52) as i32 - 1023;
+    let step = 2_f64.powi(exponent(below).max(exponent(*range.start())) - digits);
+    (below / step).floor() * step
 }
 
 /// From the smallest normal value to the largest finite one.
@@ -985,8 +1002,9 @@ mod tests {
     #[test]
     fn off_does_nothing_but_to_undo_what_the_policy_did() {
         for class in CLASSES {
-            assert_eq!(casts(class, &[F32, F16], OFF), NONE);
             // The user's own half stays; the policy's returns to FP32, unless the operation only moves data.
+            assert_eq!(casts(class, &[F16, F16], OFF), NONE);
+            assert_eq!(casts(class, &[F32, F16], OFF), (Some(F32), None));
             let demoted = [with(F16, TensorFlags::DEMOTED)];
             let expected = (class != Move).then_some(F32);
             assert_eq!(of(class, &demoted, OFF).operands, expected, "{class:?}");
@@ -1226,6 +1244,11 @@ mod tests {
         assert_eq!(on(&and(&[F16, BF16])), Some(F32));
         assert_eq!(on(&and(&[F32])), None);
         assert_eq!(on(&[constant]), None);
+        // 10 / 1e-4 is beyond f16.
+        for operands in [and(&[F16]), vec![plain(&[F16])[0], constant]] {
+            assert_eq!(named("float_mul", &operands, ON).operands, Some(F16));
+            assert_eq!(named("float_div", &operands, ON).operands, Some(F32));
+        }
         assert_eq!(of(Promote, &and(&[F16]), BELOW).operands, Some(F32));
         assert_eq!(of(Promote, &and(&[BF16]), CONTRACTS).operands, Some(F32));
         // An accumulator that starts from zeros would stop at 2,048.
@@ -1318,6 +1341,8 @@ mod tests {
         };
         assert!(padded(0.0) && padded(0.5) && padded(f64::NEG_INFINITY));
         assert!(!padded(2.0) && !padded(40_000.0) && !padded(-1e9) && !padded(1e-8));
+        // bf16 rounds these to 1 and to 0.0699.
+        assert!(!padded(0.999) && !padded(0.07));
         // A step of a backward formula still returns the gradient's dtype.
         let gradient = add(with(F16, TensorFlags::BACKWARD), 1e-8, BELOW);
         assert_eq!((gradient.operands, gradient.result), (Some(F32), Some(F16)));
@@ -1707,6 +1732,28 @@ mod tests {
         }
         for scalar in [f32::MIN as f64, 1e-40, 1e300] {
             assert!(!holds(BF16, scalar), "{scalar}");
+        }
+    }
+
+    #[test]
+    fn the_largest_number_below_a_bound_is_the_last_before_it() {
+        for (bound, f16, bf16) in [
+            (1.0, 1.0 - 2_f64.powi(-11), 1.0 - 2_f64.powi(-8)),
+            (-1.0, -1.0 - 2_f64.powi(-10), -1.0 - 2_f64.powi(-7)),
+            (0.999, 0.9985351562, 1.0 - 2_f64.powi(-8)),
+            (1000.25, 1000.0, 1000.0),
+            (1e6, 65504.0, 999424.0),
+            (0.0, -2_f64.powi(-24), -2_f64.powi(-133)),
+            (f64::INFINITY, 65504.0, f32::from_bits(0x7f7f_0000).into()),
+        ] {
+            for (half, expected) in [(F16, f16), (BF16, bf16)] {
+                let below = largest_below(half, bound);
+                assert!(
+                    (below - expected).abs() <= 1e-10 * expected.abs(),
+                    "{bound}: {below}"
+                );
+                assert!(below < bound);
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ bitflags! {
         const FITS_BF16 = 1 << 4;
         /// FP32 that fits in a half dtype.
         const FITS = Self::FITS_F16.bits() | Self::FITS_BF16.bits();
-        /// A constant from -1 to 1 that both half dtypes hold, such as an RNN's initial state, or an infinite one:
+        /// A constant from -1 to 1 that both half dtypes hold exactly, such as an RNN's initial state, or an infinite one:
         /// it follows a half operand beside it.
         const CONSTANT = 1 << 5;
         /// Random zeros and ones: the noise of a dropout.

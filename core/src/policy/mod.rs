@@ -45,7 +45,7 @@ pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
 pub use decision::{
     Decision, HalfSupport, Mode, Operand, Site, Support, TERMS, decide, follows_half, holds,
-    is_half, widest,
+    is_half, largest_below, widest,
 };
 pub use flags::TensorFlags;
 pub use op::Op;
@@ -64,7 +64,7 @@ pub enum Class {
     /// its input. Backward functions return the widest of their operands' dtypes.
     Fp32Inside,
     /// Operands of different dtypes are cast to the widest dtype, except that FP32 constants follow
-    /// a half tensor, but for a constant dividend.
+    /// a half tensor, but for those of a quotient.
     Promote,
     /// As `Promote`, but constants count as FP32: a sum that starts from FP32 zeros stays FP32.
     PromoteSum,

@@ -360,10 +360,10 @@ pub const TABLE: &[Rows] = &[
     rows(Move, "makes data in the dtype asked for; an FP32 constant follows half tensors", &[
         "float_zeros", "float_ones", "float_empty", "bool_into_float",
     ]),
-    rows(Move, "makes data in the dtype asked for; an FP32 constant from -1 to 1 that both halves hold, or an infinite one, follows half tensors", &[
+    rows(Move, "makes data in the dtype asked for; an FP32 constant from -1 to 1 that both halves hold exactly, or an infinite one, follows half tensors; FP32 if the half dtype asked for does not hold the value", &[
         "float_full",
     ]),
-    rows(Move, "drawn in FP32 and then cast: a half uniform on [0, 1) can be 1, and a seed gives FP32's numbers; zeros and ones are drawn as asked", &[
+    rows(Move, "drawn in FP32 and then cast: a seed gives FP32's numbers, and a uniform number stays below its upper bound; zeros and ones are drawn as asked", &[
         "float_random",
     ]),
     rows(Move, "data that leaves is FP32 where the policy made the tensor half", &[

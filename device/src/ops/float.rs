@@ -1,6 +1,8 @@
 //! Float operations.
 
-use burn_amp_core::policy::{HalfSupport, Mode, Op, TensorFlags, follows_half, is_half};
+use burn_amp_core::policy::{
+    HalfSupport, Mode, Op, TensorFlags, follows_half, is_half, largest_below,
+};
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
 use burn_backend::{
@@ -52,6 +54,12 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         }
         if is_half(DType::from(dtype)) {
             let drawn = draw(FloatDType::F32);
+            let below = |high| largest_below(DType::from(dtype), high).into();
+            let drawn = match distribution {
+                Distribution::Default => B::float_clamp_max(drawn, below(1.0)),
+                Distribution::Uniform(_, high) => B::float_clamp_max(drawn, below(high)),
+                Distribution::Normal(..) | Distribution::Bernoulli(_) => drawn,
+            };
             AmpTensor::plain(converted::<B>(drawn, dtype.into(), "float_random"))
         } else {
             AmpTensor::plain(draw(dtype))
