@@ -14,11 +14,11 @@ use tokio::io::{AsyncWriteExt, BufReader, copy_buf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
-use tokio_tungstenite::accept_hdr_async_with_config;
 use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 use tokio_tungstenite::tungstenite::http::StatusCode;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
+use tokio_tungstenite::{accept_hdr_async_with_config, tungstenite};
 
 use crate::Error;
 use crate::back::{self, WebSocket};
@@ -86,6 +86,10 @@ impl Front {
             tokio::select! {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, peer)) => self.greet(stream, peer),
+                    // The peer has gone. Linux does not report this.
+                    Err(error) if has_gone(&error) => {
+                        log::debug!("burn-amp-device: a connection has ended: {error}");
+                    }
                     Err(error) => {
                         // For example because no file descriptors are free. Unauthorized connections end soon
                         // and free some.
@@ -103,17 +107,18 @@ impl Front {
     }
 
     fn greet(&mut self, stream: TcpStream, peer: SocketAddr) {
-        // `None` if the operating system does not report it: then the token decides.
+        // `None` if the operating system does not report it, or if nothing depends on it: the token decides.
         let is_ours = match stream.local_addr() {
+            _ if !self.door.private => None,
             Ok(own) => sockets::is_within(own, peer),
             Err(_) => Some(false),
         };
-        if self.door.private && is_ours == Some(false) {
+        if is_ours == Some(false) {
             log::debug!("burn-amp-device: {peer} is refused: it is another program");
             return;
         }
         // Where connections of this process cannot be recognized, no tensor is sent without a token.
-        let data_is_open = self.door.private && is_ours == Some(true);
+        let data_is_open = is_ours == Some(true);
         self.ages.retain(|greeting| !greeting.is_finished());
         if self.ages.len() >= GREETED
             && let Some(oldest) = self.ages.pop_front()
@@ -177,7 +182,8 @@ async fn greet(
     if wants_data {
         return Ok(Guest::Data(client));
     }
-    let first = message(&mut client).await?;
+    // Nothing but the request: tungstenite keeps the answers to pings without a bound.
+    let first = content(client.next().await)?;
     let admitted = Init::decode(&first).and_then(|init| {
         let request = AuthorizationRequest {
             client: ClientId::WebSocket(peer),
@@ -210,16 +216,31 @@ fn refuse(status: StatusCode, reason: &str) -> Result<Response, ErrorResponse> {
     Err(response)
 }
 
+fn has_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset
+    )
+}
+
 /// The next message with content.
 pub(crate) async fn message(socket: &mut WebSocket) -> Result<Bytes, String> {
     loop {
         match socket.next().await {
-            Some(Ok(Message::Binary(content))) => return Ok(content),
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
-            Some(Ok(other)) => return Err(format!("expected a binary message, got {other:?}")),
-            Some(Err(error)) => return Err(error.to_string()),
-            None => return Err("the connection ended".into()),
+            received => return content(received),
         }
+    }
+}
+
+/// The content of a binary message.
+fn content(received: Option<tungstenite::Result<Message>>) -> Result<Bytes, String> {
+    match received {
+        Some(Ok(Message::Binary(content))) => Ok(content),
+        Some(Ok(other)) => Err(format!("expected a binary message, got {other:?}")),
+        Some(Err(error)) => Err(error.to_string()),
+        None => Err("the connection ended".into()),
     }
 }
 

@@ -61,6 +61,7 @@ fn stranger_process() {
             match what.as_str() {
                 "ask" => strangers::ask_for_nothing(address),
                 "send" => open.extend(strangers::send_much(address)),
+                "ping" => open.extend(strangers::ping_much(address)),
                 "announce" => open.extend(strangers::announce_much(address)),
                 "nonsense" => strangers::send_nonsense(address),
                 "half" => open.extend(strangers::half_open(address)),
@@ -82,7 +83,7 @@ fn withstands(
     let before = Held::by(process);
     let mut stranger = Stranger::of(addresses);
     let mut failures = Vec::new();
-    for what in ["ask", "send", "announce", "nonsense", "half"] {
+    for what in ["ask", "send", "ping", "announce", "nonsense", "half"] {
         stranger.tries(what);
         newcomer();
         // While the stranger's connections are open.

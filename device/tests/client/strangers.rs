@@ -112,6 +112,23 @@ fn attempts(count: usize) -> impl Iterator<Item = usize> {
 
 pub const ROUTES: [&str; 2] = ["/data", "/session"];
 
+/// Sends pings and reads no answer. The connections stay open.
+pub fn ping_much(address: SocketAddr) -> Vec<TcpStream> {
+    let mut ping = vec![0x89, 0x80 | 125, 0, 0, 0, 0];
+    ping.extend([0; 125]);
+    let pings = ping.repeat(8192);
+    let mut open = Vec::new();
+    for route in ROUTES {
+        let Some(mut stream) = connection(address, route) else {
+            continue;
+        };
+        let mut sent = attempts(300);
+        while sent.next().is_some() && stream.write_all(&pings).is_ok() {}
+        open.push(stream);
+    }
+    open
+}
+
 /// Requests a tensor that does not exist and disconnects, 250 times.
 pub fn ask_for_nothing(address: SocketAddr) {
     for _ in attempts(250) {
