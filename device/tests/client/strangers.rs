@@ -1,7 +1,7 @@
 //! Attacks of a program without the token on a server, and the resources of the server's process.
 #![allow(dead_code)]
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -112,21 +112,15 @@ fn attempts(count: usize) -> impl Iterator<Item = usize> {
 
 pub const ROUTES: [&str; 2] = ["/data", "/session"];
 
-/// Sends pings and reads no answer. The connections stay open.
-pub fn ping_much(address: SocketAddr) -> Vec<TcpStream> {
-    let mut ping = vec![0x89, 0x80 | 125, 0, 0, 0, 0];
-    ping.extend([0; 125]);
-    let pings = ping.repeat(8192);
-    let mut open = Vec::new();
-    for route in ROUTES {
-        let Some(mut stream) = connection(address, route) else {
-            continue;
-        };
-        let mut sent = attempts(300);
-        while sent.next().is_some() && stream.write_all(&pings).is_ok() {}
-        open.push(stream);
+/// Whether a ping ends a session that has shown no token. Answers to pings that nobody reads would fill the
+/// server's memory.
+pub fn ends_with_a_ping(address: SocketAddr) -> bool {
+    let mut stream = connection(address, "/session").expect("a WebSocket");
+    stream.write_all(&[0x89, 0x80, 0, 0, 0, 0]).unwrap();
+    match stream.read(&mut [0]) {
+        Ok(answered) => answered == 0,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
     }
-    open
 }
 
 /// Requests a tensor that does not exist and disconnects, 250 times.
