@@ -11,7 +11,7 @@ use burn_backend::DType;
 pub use burn_amp_core::policy::{Case, Class, OpPrecision, Row};
 pub(crate) use burn_amp_core::policy::{
     HalfSupport, Op, OpPrecisions, Site, Support, TERMS, follows_half, holds, is_half,
-    largest_below,
+    largest_within,
 };
 
 /// How the policy is applied.

@@ -308,9 +308,9 @@ fn already_unscaled() {
     scaler.unscale(&model, &mut grads).unwrap();
     assert_says(
         scaler.unscale(&model, &mut grads),
-        "unscale was called twice since the last update: the gradient of first.weight, for example, \
-         would be divided by the scale twice. With accumulation, unscale once, after the last \
-         micro-batch",
+        "unscale was called again, or after step, before update: the gradient of \
+        first.weight, for example, would be divided by the scale twice. Unscale once, \
+        after the last micro-batch and before step",
     );
 }
 

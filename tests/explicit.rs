@@ -573,9 +573,9 @@ const NOTHING_SCALED: &str = " was called, but no loss was scaled since the last
 const NOTHING_STEPPED: &str = "update was called, but there was no step since the last update. Call \
      scaler.step(..) first, once for each optimizer, and update once after all of them. On \
      burn-amp's AmpAutodiff, a loop that calls loss.backward() needs neither call";
-const ALREADY_UNSCALED: &str = "unscale was called twice since the last update: the gradient of \
-     encoder.layers.0.weight, for example, would be divided by the scale twice. With accumulation, \
-     unscale once, after the last micro-batch";
+const ALREADY_UNSCALED: &str = "unscale was called again, or after step, before update: the gradient of \
+        encoder.layers.0.weight, for example, would be divided by the scale twice. Unscale once, \
+        after the last micro-batch and before step";
 const ALREADY_STEPPED: &str = "step was called again before update: the gradient of \
      encoder.layers.0.weight, for example, would be applied twice. Call update once after the steps \
      of all optimizers; with accumulation, step once, after the last micro-batch";

@@ -125,11 +125,11 @@ pub enum AmpError {
     )]
     NothingStepped,
 
-    /// `unscale` twice for the same parameters.
+    /// `unscale` twice for the same parameters, or after their `step`.
     #[error(
-        "unscale was called twice since the last update: the gradient of {parameter}, for example, \
-         would be divided by the scale twice. With accumulation, unscale once, after the last \
-         micro-batch"
+        "unscale was called again, or after step, before update: the gradient of \
+         {parameter}, for example, would be divided by the scale twice. Unscale once, \
+         after the last micro-batch and before step"
     )]
     AlreadyUnscaled {
         /// The path of a parameter in its module.

@@ -16,7 +16,7 @@ use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign, regist
 use crate::autodiff::{leaves, master, reuse, seed};
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
-use crate::policy::{Class, HalfSupport, Mode, follows_half, holds, is_half, largest_below};
+use crate::policy::{Class, HalfSupport, Mode, follows_half, holds, is_half, largest_within};
 use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
 use crate::tensor::{TensorFlags, converted, to_user_data};
 use crate::{Amp, AmpTensor};
@@ -49,13 +49,16 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             let draw = || B::float_random(shape, distribution, device, dtype);
             return AmpTensor::new(in_kernel(draw), flags);
         }
-        let below = |high| largest_below(asked, high).into();
+        let largest = match distribution {
+            Distribution::Default => largest_within(asked, 0.0, 1.0),
+            Distribution::Uniform(low, high) => largest_within(asked, low, high),
+            Distribution::Normal(..) | Distribution::Bernoulli(_) => None,
+        };
         let draw = || {
             let drawn = B::float_random(shape, distribution, device, FloatDType::F32);
-            match distribution {
-                Distribution::Default => B::float_clamp_max(drawn, below(1.0)),
-                Distribution::Uniform(_, high) => B::float_clamp_max(drawn, below(high)),
-                Distribution::Normal(..) | Distribution::Bernoulli(_) => drawn,
+            match largest {
+                Some(largest) => B::float_clamp_max(drawn, largest.into()),
+                None => drawn,
             }
         };
         let drawn = in_kernel(draw);
@@ -89,7 +92,8 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
         // The dtype asked for may be that of a tensor that the policy made half, as in `x.full_like(-1e9)`.
-        let dtype = match holds(DType::from(dtype), fill_value.elem()) {
+        let is_held = || holds(DType::from(dtype), fill_value.elem());
+        let dtype = match !half_wanted() || is_held() {
             true => dtype,
             false => FloatDType::F32,
         };

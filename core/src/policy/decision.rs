@@ -855,18 +855,19 @@ pub fn follows_half<D: FloatDType>(value: f64) -> bool {
     is_small && is_exact && D::HALVES.into_iter().all(|half| holds(half, value))
 }
 
-/// The largest number of a half dtype below `bound`: random numbers below `bound` stay below it in half.
-pub fn largest_below<D: FloatDType>(half: D, bound: f64) -> f64 {
+/// The largest number of a half dtype from `low` to below `high`, if there is one: random numbers below `high`
+/// stay below it in half.
+pub fn largest_within<D: FloatDType>(half: D, low: f64, high: f64) -> Option<f64> {
     let (digits, range) = if half == D::F16 {
         (10, F16_RANGE)
     } else {
         (7, BF16_RANGE)
     };
-    let below = bound.next_down().min(*range.end());
+    let below = high.next_down().min(*range.end());
     // The distance of the numbers with this exponent; subnormal numbers have that of the smallest normal one.
     let exponent = |value: f64| (value.abs().to_bits() >> 52) as i32 - 1023;
     let step = 2_f64.powi(exponent(below).max(exponent(*range.start())) - digits);
-    (below / step).floor() * step
+    Some((below / step).floor() * step).filter(|largest| *largest >= low)
 }
 
 /// From the smallest normal value to the largest finite one.
@@ -1737,6 +1738,11 @@ mod tests {
 
     #[test]
     fn the_largest_number_below_a_bound_is_the_last_before_it() {
+        // Equal bounds, reversed ones, and no number of half between them.
+        for (low, high) in [(0.0, 0.0), (0.5, 0.5), (1.0, -1.0), (0.9999, 1.0)] {
+            assert_eq!(largest_within(F16, low, high), None);
+            assert_eq!(largest_within(BF16, low, high), None);
+        }
         for (bound, f16, bf16) in [
             (1.0, 1.0 - 2_f64.powi(-11), 1.0 - 2_f64.powi(-8)),
             (-1.0, -1.0 - 2_f64.powi(-10), -1.0 - 2_f64.powi(-7)),
@@ -1747,7 +1753,7 @@ mod tests {
             (f64::INFINITY, 65504.0, f32::from_bits(0x7f7f_0000).into()),
         ] {
             for (half, expected) in [(F16, f16), (BF16, bf16)] {
-                let below = largest_below(half, bound);
+                let below = largest_within(half, f64::MIN, bound).unwrap();
                 assert!(
                     (below - expected).abs() <= 1e-10 * expected.abs(),
                     "{bound}: {below}"

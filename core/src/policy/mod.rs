@@ -18,7 +18,7 @@
 //!   it (a statistic or a parameter), no FP32 data is in it, and the other operand has 16 times its elements. Any
 //!   other operand that was never half, such as an additive mask, makes the result FP32 permanently. A product of two large
 //!   operands is also FP32 permanently, because its values may be of any size.
-//! - **Constants** in FP32 (zeros, ones or another value from -1 to 1 that both half dtypes hold) follow a
+//! - **Constants** in FP32 (zeros, ones or another value from -1 to 1 that both half dtypes hold exactly) follow a
 //!   half tensor in products and concatenations instead of promoting it. An LSTM keeps 0.52 instead
 //!   of 0.70: otherwise the initial state makes every later state FP32. Constants do not follow in
 //!   a sum, where an accumulator would stop at 2,048.
@@ -45,7 +45,7 @@ pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
 pub use decision::{
     Decision, HalfSupport, Mode, Operand, Site, Support, TERMS, decide, follows_half, holds,
-    is_half, largest_below, widest,
+    is_half, largest_within, widest,
 };
 pub use flags::TensorFlags;
 pub use op::Op;

@@ -80,7 +80,7 @@ pub struct StepMetrics {
     /// The loss of this batch as `loss_fn` returned it: not scaled, and not divided by the number
     /// of batches in a window. Reading the loss waits for the device once per batch.
     pub loss: f64,
-    /// The scale that the loss was multiplied by; 1 in bf16 and FP32.
+    /// The scale of the losses of the batch's window; 1 if none was scaled, as in bf16 and FP32.
     pub scale: f32,
     /// What happened to the batch.
     pub progress: StepProgress,

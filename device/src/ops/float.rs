@@ -1,7 +1,7 @@
 //! Float operations.
 
 use burn_amp_core::policy::{
-    HalfSupport, Mode, Op, TensorFlags, follows_half, is_half, largest_below,
+    HalfSupport, Mode, Op, TensorFlags, follows_half, is_half, largest_within,
 };
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
@@ -54,11 +54,14 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         }
         if is_half(DType::from(dtype)) {
             let drawn = draw(FloatDType::F32);
-            let below = |high| largest_below(DType::from(dtype), high).into();
-            let drawn = match distribution {
-                Distribution::Default => B::float_clamp_max(drawn, below(1.0)),
-                Distribution::Uniform(_, high) => B::float_clamp_max(drawn, below(high)),
-                Distribution::Normal(..) | Distribution::Bernoulli(_) => drawn,
+            let largest = match distribution {
+                Distribution::Default => largest_within(DType::from(dtype), 0.0, 1.0),
+                Distribution::Uniform(low, high) => largest_within(DType::from(dtype), low, high),
+                Distribution::Normal(..) | Distribution::Bernoulli(_) => None,
+            };
+            let drawn = match largest {
+                Some(largest) => B::float_clamp_max(drawn, largest.into()),
+                None => drawn,
             };
             AmpTensor::plain(converted::<B>(drawn, dtype.into(), "float_random"))
         } else {
