@@ -19,6 +19,8 @@ struct Modes {
     in_backward: bool,
     /// The gradient that the backward pass starts with, until autodiff takes it.
     seed: Option<f32>,
+    /// The region around the optimizer's step that runs, if one does.
+    around_step: Option<Option<Precision>>,
     /// Whether anomaly detection inspects a tensor: the inspection runs operations too.
     inspecting: bool,
     /// The scaler scopes that this thread has entered, and how many of them do not apply.
@@ -32,6 +34,7 @@ thread_local! {
         keep_dtypes: false,
         in_backward: false,
         seed: None,
+        around_step: None,
         inspecting: false,
         scopes: 0,
         hidden_scopes: 0,
@@ -73,6 +76,7 @@ impl Modes {
             keep_dtypes: false,
             in_backward: false,
             seed: None,
+            around_step: None,
             inspecting: false,
             scopes: self.scopes,
             hidden_scopes: self.scopes,
@@ -135,6 +139,22 @@ pub fn with_precision<T>(precision: Precision, f: impl FnOnce() -> T) -> T {
 /// counterpart of PyTorch's `torch.autocast(enabled=False)`.
 pub fn full_precision<T>(f: impl FnOnce() -> T) -> T {
     with_precision(Precision::F32, f)
+}
+
+/// Runs an optimizer's step in FP32, also for gradients that are not marked as such, like those of a record.
+#[cfg(feature = "train")]
+pub(crate) fn in_step<T>(step: impl FnOnce() -> T) -> T {
+    let change = |modes: &mut Modes| {
+        modes.around_step = Some(modes.region);
+        modes.region = Some(Precision::F32);
+    };
+    changed(change, step)
+}
+
+/// Runs `f` in the precision around the optimizer's step, if it is within one.
+pub(crate) fn around_step<T>(f: impl FnOnce() -> T) -> T {
+    let change = |modes: &mut Modes| modes.region = modes.around_step.unwrap_or(modes.region);
+    changed(change, f)
 }
 
 /// The precision of the innermost region of this thread.
@@ -257,6 +277,23 @@ mod tests {
             assert_eq!((take_seed(), take_seed()), (Some(8.0), None));
         });
         assert_eq!(MODES.get(), Modes::default());
+    }
+
+    #[cfg(feature = "train")]
+    #[test]
+    fn a_step_is_in_fp32_and_has_the_region_around_it() {
+        for around in [None, Some(Precision::Bf16)] {
+            let step = || {
+                assert_eq!(region(), Some(Precision::F32));
+                around_step(|| assert_eq!(region(), around));
+                assert_eq!(region(), Some(Precision::F32));
+            };
+            match around {
+                Some(precision) => with_precision(precision, || in_step(step)),
+                None => in_step(step),
+            }
+            around_step(|| assert_eq!(region(), None));
+        }
     }
 
     #[test]

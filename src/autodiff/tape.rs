@@ -22,7 +22,7 @@ use burn_backend::{Backend, DType, DeviceOps, TensorMetadata};
 use super::recorded::{Recorded, TapeTensor};
 use crate::device::{self, DeviceContext};
 use crate::policy::{Mode, Support};
-use crate::precision::half_wanted;
+use crate::precision::{around_step, half_wanted};
 #[cfg(feature = "train")]
 use crate::scaler::ScaledLoss;
 use crate::tensor::{TensorFlags, converted};
@@ -278,7 +278,7 @@ pub(crate) fn cast_ahead<B: Backend>(leaf: &FloatTensor<B>) {
     let device = B::float_device(leaf);
     if leaf.dtype() == DType::F32
         && device::is_fused::<B>(&device)
-        && let Mode::On(half) = DeviceContext::of::<B>(&device).mode
+        && let Mode::On(half) = around_step(|| DeviceContext::of::<B>(&device).mode)
         && let Some(tape) = of::<B>()
     {
         tape.cast_ahead(leaf, half);

@@ -13,6 +13,7 @@ use crate::autodiff::{scaled_loss, tape};
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
 use crate::policy::Mode;
+use crate::precision::in_step;
 use crate::scaler::{OR, ScaledLoss};
 use crate::{AmpError, GradScaler, LastStep, Transition, full_precision};
 
@@ -253,7 +254,7 @@ impl GradScaler {
         }
         // Gradients from a record are no longer marked as gradients: an optimizer that multiplies
         // matrices would do so in half precision.
-        let model = full_precision(|| optimizer.step(lr, model, grads));
+        let model = in_step(|| optimizer.step(lr, model, grads));
         (model, Ok(true))
     }
 

@@ -8,7 +8,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::{attention, conv2d, linear};
 use burn::tensor::ops::{AttentionModuleOptions, ConvOptions};
 use burn::tensor::{DType, Distribution, Tensor, TensorData, Tolerance};
-use burn_amp::{Amp, AmpAutodiff, LossScaleConfig, Precision, full_precision};
+use burn_amp::{Amp, AmpAutodiff, GradScaler, LossScaleConfig, Precision, full_precision};
 use burn_backend::Backend;
 
 use crate::checked::{self, Checked, CheckedDevice};
@@ -376,11 +376,25 @@ fn stepped<B: AutodiffBackend>(model: Half<B>, x: &Tensor<B, 2>) -> Half<B> {
     SgdConfig::new().init().step(1e-3, model, grads)
 }
 
+/// The explicit protocol.
+fn stepped_by_a_scaler<B: AutodiffBackend>(model: Half<B>, x: &Tensor<B, 2>) -> Half<B> {
+    let scaler = GradScaler::of::<B>(&x.device());
+    let spared = model.unused.weight.val() * 0.0;
+    let loss = model.used.forward(x.clone()).sum() + spared.sum();
+    let grads = scaler.backward(loss, &model);
+    let (model, taken) = scaler.step(&mut SgdConfig::new().init(), 1e-3, model, grads);
+    assert_eq!(taken, Ok(true));
+    scaler.update().unwrap();
+    model
+}
+
+type Stepped = fn(Half<Trained>, &Tensor<Trained, 2>) -> Half<Trained>;
+
 #[test]
 fn the_optimizer_casts_a_parameter_that_a_product_used_and_no_other() {
     for precision in HALVES {
         let half = precision.compute_dtype().unwrap();
-        let casts = |device: &CheckedDevice| {
+        let casts = |device: &CheckedDevice, stepped: Stepped| {
             let layer = || LinearConfig::new(4, 4).init::<Trained>(device);
             let model = Half {
                 used: layer(),
@@ -396,8 +410,11 @@ fn the_optimizer_casts_a_parameter_that_a_product_used_and_no_other() {
             let step = device.counts().casts_between(DType::F32, half).count;
             [forward, step]
         };
-        let [forward, step] = casts(&fused_in(precision));
-        let [plain_forward, plain_step] = casts(&configured(CheckedDevice::new(), precision));
+        let [explicit, _] = casts(&fused_in(precision), stepped_by_a_scaler);
+        assert_eq!(explicit, 0, "{precision}, in the explicit loop");
+        let [forward, step] = casts(&fused_in(precision), stepped);
+        let plain = configured(CheckedDevice::new(), precision);
+        let [plain_forward, plain_step] = casts(&plain, stepped);
         // The operand was cast before.
         assert_eq!((forward, plain_forward), (0, 1), "{precision}");
         // Both cast the operand and the first gradient. The fused weight has been cast before: its bias
