@@ -131,5 +131,7 @@ fn a_thousand_models_and_a_thousand_steps_leave_memory_where_it_was() {
         });
     }
     losses_are_not_kept::<Autodiff<Flex>>();
-    with_precision(Precision::F16, losses_are_not_kept::<AmpAutodiff<Flex>>);
+    for precision in [Precision::F16, Precision::Bf16] {
+        with_precision(precision, losses_are_not_kept::<AmpAutodiff<Flex>>);
+    }
 }

@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 
 use crate::policy::TERMS;
 
-/// The nodes that are kept.
+/// The nodes that are kept, and of these from before the last backward pass.
 const KEPT: usize = 1024;
+const OLDER: usize = 64;
 
 /// Counts the uses between two backward passes, and keeps the nodes that serve them.
 #[derive(Debug)]
@@ -58,6 +59,9 @@ impl<T: Clone> Uses<T> {
         if state.passes != passes {
             (state.passes, state.count) = (passes, 0);
             state.root = None;
+            // A parameter that no optimizer replaces gets a node in each pass.
+            let more = state.nodes.len().saturating_sub(OLDER);
+            state.nodes.drain(..more);
         }
         let nth = state.count;
         state.count = nth.wrapping_add(1);
@@ -109,6 +113,17 @@ mod tests {
         uses.keep(&7);
         assert_eq!(uses.next(3), Use::Again(7));
         assert_eq!(uses.next(4), Use::New(None));
+    }
+
+    #[test]
+    fn a_parameter_that_is_never_replaced_keeps_few_nodes_of_earlier_passes() {
+        let uses = Uses::default();
+        for pass in 0..10_000 {
+            assert_eq!(uses.next(pass), Use::New(None));
+            uses.keep(&pass);
+        }
+        let nodes = uses.0.lock().nodes.clone();
+        assert!(nodes.into_iter().eq(10_000 - 1 - OLDER as u64..10_000));
     }
 
     #[test]
