@@ -27,7 +27,7 @@ pub(super) fn begin_pass() {
     PASSES.fetch_add(1, Ordering::Relaxed);
 }
 
-pub(super) fn passes() -> u64 {
+pub(crate) fn passes() -> u64 {
     PASSES.load(Ordering::Relaxed)
 }
 

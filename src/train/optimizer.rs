@@ -6,6 +6,7 @@ use burn_optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer}
 
 use super::outcomes::Outcomes;
 use crate::GradScaler;
+use crate::autodiff::reuse::passes;
 
 /// Wraps any optimizer for gradients from several backward passes, on several devices or over
 /// several micro-batches. If one pass overflowed, nothing is applied.
@@ -25,6 +26,9 @@ use crate::GradScaler;
 /// let optimizer = AmpOptimizer::new(AdamConfig::new().init::<B, Linear<B>>(), scalers);
 /// ```
 ///
+/// Several steps without a backward pass between them, such as one for each part of the model at its own learning
+/// rate, belong to one batch.
+///
 /// A [`Learner`](burn_train::Learner) calls the optimizer when every pass of a batch is done. Burn
 /// drops an incomplete accumulation at the end of an epoch. An overflow in the dropped part skips the
 /// next batch.
@@ -39,6 +43,8 @@ pub struct AmpOptimizer<O> {
     inner: O,
     /// The outcomes of the passes since the last batch.
     outcomes: Outcomes,
+    /// Whether the last batch was whole, and the backward passes of the process before the decision.
+    decided: Option<(bool, u64)>,
 }
 
 impl<O> AmpOptimizer<O> {
@@ -46,12 +52,22 @@ impl<O> AmpOptimizer<O> {
     pub fn new(inner: O, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
         let makes_batches = true;
         let outcomes = Outcomes::of(scalers, makes_batches);
-        Self { inner, outcomes }
+        Self {
+            inner,
+            outcomes,
+            decided: None,
+        }
     }
 
     /// Whether the batch is whole. If not, logs the parameters with non-finite gradients.
-    fn is_whole<B: AutodiffBackend, M: AutodiffModule<B>>(&self, module: &M) -> bool {
-        let whole = !self.outcomes.take().skipped;
+    fn is_whole<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) -> bool {
+        let (seen, passes) = (self.outcomes.take(), passes());
+        let whole = match self.decided {
+            // Without a pass in between, another part of the same batch, at its own learning rate.
+            Some((whole, then)) if then == passes && !seen.has_passes() => whole,
+            _ => !seen.skipped,
+        };
+        self.decided = Some((whole, passes));
         let scalers = self.outcomes.scalers();
         scalers.iter().for_each(|scaler| scaler.batch(whole));
         if !whole {
@@ -100,6 +116,7 @@ where
         self.outcomes.forget();
         Self {
             inner: self.inner.load_record(record),
+            decided: None,
             ..self
         }
     }

@@ -425,16 +425,20 @@ fn optimizers_each_skip_a_batch() {
     };
     overflow(&scaler);
     assert_eq!((step(&mut optimizer), step(&mut clone)), (0, 0));
+    // Another part of the same batch, at its own learning rate.
+    assert_eq!((step(&mut optimizer), step(&mut clone)), (0, 0));
+    finite(&scaler);
     assert_eq!((step(&mut optimizer), step(&mut clone)), (1, 2));
+    assert_eq!(step(&mut optimizer), 3);
     // A loaded record drops earlier outcomes.
     overflow(&scaler);
     let record = Optimizer::<Model<A>, A>::to_record(&optimizer);
     optimizer = Optimizer::<Model<A>, A>::load_record(optimizer, record);
-    assert_eq!((step(&mut optimizer), step(&mut clone)), (3, 3));
+    assert_eq!((step(&mut optimizer), step(&mut clone)), (4, 4));
     // A new training drops earlier outcomes.
     overflow(&scaler);
     scaler.reset();
-    assert_eq!((step(&mut optimizer), step(&mut clone)), (4, 5));
+    assert_eq!((step(&mut optimizer), step(&mut clone)), (5, 6));
 }
 
 /// The explicit protocol skips by itself, and takes the step after.

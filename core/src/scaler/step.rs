@@ -19,7 +19,7 @@ pub struct LastStep {
     /// reverse module order. This is the order of the backward pass if the module declares its
     /// parts in order of use. The explicit protocol, a trainer and an `AmpOptimizer` fill in the
     /// paths; otherwise `GradScaler::explain` finds them. Of several modules, each has its own paths, in the
-    /// order in which they were given.
+    /// order in which they were given. Burn's `ExecutionStrategy::MultiDevice` trains copies, which have no paths.
     pub parameters: Vec<String>,
     /// The parameter with a finite gradient just before the first of `parameters`. The backward pass
     /// overflowed between the two. `None` if there is no such parameter, or without the module.
