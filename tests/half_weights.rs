@@ -12,7 +12,7 @@ use burn::nn::{
 use burn::prelude::*;
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn::tensor::DType;
-use burn_amp::{Amp, AmpAutodiff, Precision, half_weights, with_precision};
+use burn_amp::{Amp, AmpAutodiff, Precision, full_precision, half_weights, with_precision};
 
 use common::mlp::values;
 use common::{HALVES, assert_close};
@@ -139,4 +139,50 @@ fn a_record_has_the_rounded_values_and_another_dtype_stays() {
     // bf16 stays bf16.
     let again = half_weights(model, Precision::F16).unwrap();
     assert_eq!(again.weight.val().dtype(), DType::BF16);
+}
+
+/// 300 x 300 x 4 is beyond f16. Rows of an embedding and a weight are both half weights.
+#[test]
+fn what_is_computed_from_half_weights_alone_is_in_the_precision_in_force() {
+    let device = Default::default();
+    for (precision, half) in halves() {
+        with_precision(precision, || {
+            let filled = |weight: Tensor<B, 2>| weight * 0.0 + 300.0;
+            let mut embedding: Embedding<B> = EmbeddingConfig::new(1, 4).init(&device);
+            let mut linear: Linear<B> = LinearConfig::new(4, 1).with_bias(false).init(&device);
+            embedding.weight = embedding.weight.map(filled);
+            linear.weight = linear.weight.map(filled);
+            let embedding = half_weights(embedding, precision).unwrap();
+            let linear = half_weights(linear, precision).unwrap();
+            let rows = || embedding.forward(Tensor::zeros([1, 1], &device));
+            let product = || linear.forward(rows());
+            assert_eq!(rows().dtype(), half);
+            assert_eq!(product().dtype(), half);
+            let value: Vec<f32> = full_precision(product).into_data().to_vec().unwrap();
+            assert_eq!(value, [360_000.0]);
+            // The data of a result is FP32, that of a weight and of its rows is half.
+            assert!(product().into_data().to_vec::<f32>().is_ok());
+            for weight in [linear.weight.val(), linear.weight.val().transpose()] {
+                assert_eq!((weight.dtype(), weight.into_data().dtype), (half, half));
+            }
+        });
+    }
+}
+
+/// Files have a header of the dtype and a body of the data.
+#[test]
+fn a_parameter_that_is_a_product_is_fp32() {
+    let device = Default::default();
+    for (precision, half) in halves() {
+        with_precision(precision, || {
+            let product = values::<B, 2>([4, 4], 1).matmul(values([4, 4], 2));
+            assert_eq!(product.dtype(), half);
+            let parameter = Param::from_tensor(product.clone()).val();
+            assert_eq!(parameter.dtype(), DType::F32);
+            assert_eq!(data(parameter), data(product));
+            // A program's own half parameter stays so.
+            let own = Tensor::<B, 2>::zeros([2, 2], (&device, half));
+            assert_eq!(Param::from_tensor(own).val().dtype(), half);
+        });
+    }
 }

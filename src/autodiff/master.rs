@@ -24,8 +24,15 @@ pub(crate) fn trained_dtype<B: Backend>(dtype: DType, device: &B::Device) -> DTy
 /// A tensor that becomes a leaf, in the dtype in which it is trained.
 pub(crate) fn trained<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     let (from, device) = (tensor.dtype(), tensor.device());
+    if !B::ad_enabled(&device) {
+        // A parameter computed in half, for inference: files have it in FP32.
+        return match tensor.is_demoted() {
+            true => AmpTensor::plain(tensor.into_dtype(DType::F32)),
+            false => tensor,
+        };
+    }
     let dtype = trained_dtype::<B>(from, &device);
-    if dtype == from || !B::ad_enabled(&device) {
+    if dtype == from {
         return tensor;
     }
     log_once::<B>(from, &device);

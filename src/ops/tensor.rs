@@ -174,7 +174,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             return tensor;
         }
         let is_used_in_half = tensor.flags().contains(TensorFlags::USED_IN_HALF);
-        let flags = tensor.flags() & TensorFlags::DEMOTED;
+        let flags = tensor.flags() & (TensorFlags::DEMOTED | TensorFlags::WEIGHT);
         let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);
         let wanted = B::float_is_require_grad(&primitive);
         if wanted && is_used_in_half {

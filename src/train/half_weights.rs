@@ -2,8 +2,9 @@
 
 use burn_core::module::{Module, ModuleMapper, Param};
 use burn_core::tensor::backend::Backend;
-use burn_core::tensor::{DType, ElementConversion, FloatDType, Tensor};
+use burn_core::tensor::{DType, ElementConversion, FloatDType, Tensor, TensorPrimitive};
 
+use crate::tensor::TensorFlags;
 use crate::{Amp, AmpError, Precision};
 
 /// The model with its weights in half precision, which halves their memory. The counterpart of
@@ -13,7 +14,9 @@ use crate::{Amp, AmpError, Precision};
 /// Weights are the FP32 parameters of two or more dimensions. Biases and the parameters of
 /// normalization layers (modules whose name has `Norm`) stay FP32. Parameters of any other dtype are
 /// unchanged. Linear layers, convolutions and attention give the same results as before, since they
-/// round their weights anyway; an embedding gives rounded rows. Call it after `load_record`, which
+/// round their weights anyway; an embedding gives rounded rows in half. A parameter in arithmetic, such as a table of
+/// positions or an attention's bias, is rounded, and its sum with a half tensor is half. In
+/// [`full_precision`](crate::full_precision), the rounded weights are computed with in FP32. Call it after `load_record`, which
 /// makes the weights FP32 again. A record made of the model has the rounded values. Load such a record
 /// into a new model to train it further: after `train()` on the model itself, its half weights are frozen,
 /// since Burn's `Param::map` forgets that they were trained.
@@ -97,8 +100,11 @@ impl Weights {
     }
 }
 
-impl<B: Backend> ModuleMapper<B> for Weights {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+impl<B: Backend> ModuleMapper<Amp<B>> for Weights {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Amp<B>, D>>,
+    ) -> Param<Tensor<Amp<B>, D>> {
         if D < 2 || self.is_of_a_norm() || param.val().dtype() != DType::F32 {
             return param;
         }
@@ -107,7 +113,11 @@ impl<B: Backend> ModuleMapper<B> for Weights {
             return param;
         }
         let dtype = self.dtype;
-        param.map(|weight| weight.cast(dtype))
+        param.map(|weight| {
+            let half = weight.cast(dtype).into_primitive().tensor();
+            let flags = half.flags() | TensorFlags::WEIGHT;
+            Tensor::from_primitive(TensorPrimitive::Float(half.with_flags(flags)))
+        })
     }
 
     fn enter_module(&mut self, name: &str, container_type: &str) {

@@ -78,7 +78,8 @@ impl<D: FloatDType> Operand<D> {
     }
 
     fn is_demoted(self) -> bool {
-        self.has(TensorFlags::DEMOTED) && is_half(self.dtype)
+        let by_policy = TensorFlags::DEMOTED | TensorFlags::WEIGHT;
+        self.flags.intersects(by_policy) && is_half(self.dtype)
     }
 }
 
@@ -410,9 +411,15 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         if computed == Some(D::F16) {
             flags |= TensorFlags::FROM_F16;
         }
+        let is_own = |o: &Operand<D>| match class {
+            // Moved, a weight stays one.
+            Class::Move => is_half(o.dtype) && !o.has(TensorFlags::DEMOTED),
+            _ => is_half(o.dtype) && !o.is_demoted(),
+        };
+        flags.set(TensorFlags::DEMOTED, !self.operands.iter().all(is_own));
         flags.set(
-            TensorFlags::DEMOTED,
-            !all(|o| is_half(o.dtype) && !o.is_demoted()),
+            TensorFlags::WEIGHT,
+            class == Class::Move && all(|o| o.has(TensorFlags::WEIGHT)),
         );
         // Padding adds a constant of its own.
         let follow = || self.scalars.iter().all(|scalar| follows_half::<D>(*scalar));

@@ -46,6 +46,9 @@ bitflags! {
         /// FP32, and computed from FP32 data of the user's, such as a mask of -1e9: of any size, even if a gradient
         /// flows to it.
         const UNBOUNDED = 1 << 18;
+        /// A half weight for inference, in place of an FP32 one. Its data stays half; what is computed from it is half
+        /// by the policy's decision.
+        const WEIGHT = 1 << 19;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()
