@@ -161,6 +161,30 @@ fn a_model_trains_as_in_fp32() {
     }
 }
 
+/// On Burn 0.22, no remote device quantizes.
+#[cfg(feature = "burn-0-23")]
+#[test]
+fn a_product_with_a_quantized_weight_stays_in_its_region() {
+    let scheme = burn::tensor::quantization::QuantScheme::default();
+    for precision in HALVES {
+        let device = flex(precision).unwrap();
+        let weight = Tensor::<2>::eye(32, &device).quantize_dynamic(&scheme);
+        let x = Tensor::<2>::ones([32, 32], &device) * 301.0;
+        let squares = burn_amp_device::full_precision(x, |x| {
+            let x = x.matmul(weight);
+            x.clone().matmul(x.transpose())
+        });
+        // The weight is quantized in 127 steps. In f16 the sum of the squares would be infinite.
+        let expected = 32.0 * 301.0 * 301.0;
+        for value in read(squares) {
+            assert!(
+                (value / expected - 1.0).abs() < 1e-4,
+                "{precision}: {value}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_quantized_tensor_is_that_of_plain_burn() {
     let quantized = |device: &Device| {

@@ -12,14 +12,14 @@ use burn_backend::{
 use super::tensor::create;
 use super::{Call, by_policy, delegate, delegate_on_device, float_ops, op};
 use crate::autodiff::tape::registered;
-use crate::precision::half_wanted;
+use crate::precision::{half_wanted, in_kernel};
 use crate::{Amp, AmpTensor};
 
 /// Operations that return a quantized tensor or, if the scheme does not propagate, a float tensor.
 macro_rules! dequantizing_ops {
     ($(fn $op:ident($($a:ident: $ty:ty),*);)*) => {$(
         fn $op($($a: $ty),*) -> TensorPrimitive<Self> {
-            raised(B::$op($($a),*))
+            raised(in_kernel(|| B::$op($($a),*)))
         }
     )*};
 }
@@ -66,7 +66,8 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
                 tensor.into_primitive()
             }),
         };
-        raised(B::q_matmul(lower(lhs), lower(rhs)))
+        let (lhs, rhs) = (lower(lhs), lower(rhs));
+        raised(in_kernel(|| B::q_matmul(lhs, rhs)))
     }
 
     fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {

@@ -11,6 +11,7 @@ use burn_backend::{
 use super::float::create;
 use super::{Call, delegate, float_ops, op};
 use crate::device::{Session, enter};
+use crate::tensor::Marks;
 use crate::{Amp, AmpTensor};
 
 /// Operations that return a quantized tensor or, if the scheme does not propagate, a float tensor.
@@ -63,7 +64,15 @@ impl<B: Backend, P: Session> QTensorOps<Self> for Amp<B, P> {
                 TensorPrimitive::Float(call.operand(tensor))
             }
         };
-        raised(B::q_matmul(lower(lhs), lower(rhs)))
+        let marks = |tensor: &TensorPrimitive<Self>| match tensor {
+            TensorPrimitive::QFloat(_) => None,
+            TensorPrimitive::Float(tensor) => Some(tensor.marks()),
+        };
+        let marks = Marks::of([&lhs, &rhs].into_iter().filter_map(marks));
+        match raised(B::q_matmul(lower(lhs), lower(rhs))) {
+            TensorPrimitive::Float(product) => TensorPrimitive::Float(product.with_marks(marks)),
+            quantized => quantized,
+        }
     }
 
     delegate! {
