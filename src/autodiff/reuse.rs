@@ -27,7 +27,7 @@ pub(super) fn begin_pass() {
     PASSES.fetch_add(1, Ordering::Relaxed);
 }
 
-pub(crate) fn passes() -> u64 {
+pub(super) fn passes() -> u64 {
     PASSES.load(Ordering::Relaxed)
 }
 
@@ -57,7 +57,8 @@ fn half_copy<B: Backend>(leaf: &AmpTensor<B>, dtype: DType) -> Option<FloatTenso
         return None;
     }
     let uses = leaf.uses_in_half()?;
-    let root = match uses.next(passes()) {
+    let is_held = |node: &FloatTensor<B>| tape::node::<B>(node).is_none_or(|node| node.is_held());
+    let root = match uses.next(passes(), is_held) {
         Use::Again(node) => return Some(node),
         Use::New(root) => root,
     };

@@ -219,6 +219,11 @@ impl WeakNode {
     pub(crate) fn is_alive(&self) -> bool {
         self.node.strong_count() > 0
     }
+
+    /// Whether anything holds the node besides one tensor.
+    pub(crate) fn is_held(&self) -> bool {
+        self.node.strong_count() > 1
+    }
 }
 
 /// The registered values, by type. Process-wide, like the types.

@@ -10,9 +10,10 @@ use parking_lot::Mutex;
 
 use crate::policy::TERMS;
 
-/// The nodes that are kept, and of these from before the last backward pass.
+/// The nodes that are kept.
 const KEPT: usize = 1024;
-const OLDER: usize = 64;
+/// With more nodes, those that no tape holds go after a backward pass.
+const FEW: usize = 16;
 
 /// Counts the uses between two backward passes, and keeps the nodes that serve them.
 #[derive(Debug)]
@@ -53,15 +54,16 @@ impl<T> Default for Uses<T> {
 
 impl<T: Clone> Uses<T> {
     /// Counts a use after so many backward passes. The caller makes a new node, and gives it to
-    /// [`keep`](Uses::keep).
-    pub fn next(&self, passes: u64) -> Use<T> {
+    /// [`keep`](Uses::keep). `is_held` tells whether a tape holds a node.
+    pub fn next(&self, passes: u64, is_held: impl Fn(&T) -> bool) -> Use<T> {
         let state = &mut *self.0.lock();
         if state.passes != passes {
             (state.passes, state.count) = (passes, 0);
             state.root = None;
             // A parameter that no optimizer replaces gets a node in each pass.
-            let more = state.nodes.len().saturating_sub(OLDER);
-            state.nodes.drain(..more);
+            if state.nodes.len() > FEW {
+                state.nodes.retain(is_held);
+            }
         }
         let nth = state.count;
         state.count = nth.wrapping_add(1);
@@ -95,7 +97,7 @@ mod tests {
     fn a_node_serves_sixteen_uses() {
         let uses = Uses::default();
         for nth in 0..100 {
-            match uses.next(0) {
+            match uses.next(0, |_| true) {
                 Use::Again(node) => assert_eq!(node, nth / 16 * 16),
                 Use::New(root) => {
                     assert_eq!(nth % 16, 0, "{nth}");
@@ -109,28 +111,29 @@ mod tests {
     #[test]
     fn a_backward_pass_consumes_the_nodes() {
         let uses = Uses::default();
-        assert_eq!(uses.next(3), Use::New(None));
+        assert_eq!(uses.next(3, |_| true), Use::New(None));
         uses.keep(&7);
-        assert_eq!(uses.next(3), Use::Again(7));
-        assert_eq!(uses.next(4), Use::New(None));
+        assert_eq!(uses.next(3, |_| true), Use::Again(7));
+        assert_eq!(uses.next(4, |_| true), Use::New(None));
     }
 
     #[test]
-    fn a_parameter_that_is_never_replaced_keeps_few_nodes_of_earlier_passes() {
+    fn a_parameter_that_is_never_replaced_keeps_the_nodes_that_a_tape_holds() {
         let uses = Uses::default();
-        for pass in 0..10_000 {
-            assert_eq!(uses.next(pass), Use::New(None));
+        for pass in 0..1000 {
+            assert_eq!(uses.next(pass, |node| node % 100 == 0), Use::New(None));
             uses.keep(&pass);
         }
         let nodes = uses.0.lock().nodes.clone();
-        assert!(nodes.into_iter().eq(10_000 - 1 - OLDER as u64..10_000));
+        assert!(nodes.len() < 2 * FEW);
+        assert!((0..10).all(|held| nodes.contains(&(100 * held))));
     }
 
     #[test]
     fn uses_without_a_backward_pass_keep_so_many_nodes_and_the_first() {
         let uses = Uses::default();
         for nth in 0..20 * KEPT {
-            if let Use::New(root) = uses.next(0) {
+            if let Use::New(root) = uses.next(0, |_| true) {
                 assert_eq!(root, (nth > 0).then_some(0));
                 uses.keep(&nth);
             }
@@ -143,7 +146,7 @@ mod tests {
         let uses = Uses::default();
         uses.keep(&5);
         uses.0.lock().count = u32::MAX;
-        assert_eq!(uses.next(0), Use::Again(5));
-        assert_eq!(uses.next(0), Use::New(Some(5)));
+        assert_eq!(uses.next(0, |_| true), Use::Again(5));
+        assert_eq!(uses.next(0, |_| true), Use::New(Some(5)));
     }
 }
