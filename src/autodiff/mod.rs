@@ -108,6 +108,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             Some(scaled) => scaled.scaler.clone(),
             None => scaler::in_scope().unwrap_or_else(|| GradScaler::of::<B>(&device)),
         };
+        scaler.shared.lock().passes += 1;
         if !tracked || !f16 || !scaler.state().is_enabled() {
             let loss = loss.into_primitive();
             let leaves = half_wanted().then(leaves::alive);
@@ -198,7 +199,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
 
     /// A parameter computed from gradients is not itself a gradient.
     fn from_inner(tensor: AmpTensor<B>) -> FloatTensor<Self> {
-        let below = tensor.flags() & TensorFlags::DEMOTED;
+        let below = tensor.flags() & (TensorFlags::DEMOTED | TensorFlags::WEIGHT);
         let flags = below | tensor.flags() & TensorFlags::USED_IN_HALF;
         let tensor = AutodiffLayer::<B, C>::from_inner(tensor.with_flags(below));
         AmpTensor::new(tensor, flags)

@@ -6,7 +6,6 @@ use burn_optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer}
 
 use super::outcomes::Outcomes;
 use crate::GradScaler;
-use crate::autodiff::reuse::passes;
 
 /// Wraps any optimizer for gradients from several backward passes, on several devices or over
 /// several micro-batches. If one pass overflowed, nothing is applied.
@@ -43,7 +42,7 @@ pub struct AmpOptimizer<O> {
     inner: O,
     /// The outcomes of the passes since the last batch.
     outcomes: Outcomes,
-    /// Whether the last batch was whole, and the backward passes of the process before the decision.
+    /// Whether the last batch was whole, and the backward passes before this decision.
     decided: Option<(bool, u64)>,
 }
 
@@ -61,7 +60,9 @@ impl<O> AmpOptimizer<O> {
 
     /// Whether the batch is whole. If not, logs the parameters with non-finite gradients.
     fn is_whole<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) -> bool {
-        let (seen, passes) = (self.outcomes.take(), passes());
+        let passes = |scaler: &GradScaler| scaler.shared.lock().passes;
+        let passes = self.outcomes.scalers().iter().map(passes).sum();
+        let seen = self.outcomes.take();
         let whole = match self.decided {
             // Without a pass in between, another part of the same batch, at its own learning rate.
             Some((whole, then)) if then == passes && !seen.has_passes() => whole,

@@ -31,6 +31,8 @@ pub struct Shared<L> {
     /// Gradients of the last step whose parameters are not named yet, by leaf node.
     leaves: HashMap<u64, bool>,
     listeners: Vec<Weak<dyn Listener>>,
+    /// The backward passes of losses of this scaler, in any precision.
+    pub passes: u64,
 }
 
 /// Observes a scaler. Called on the thread of the step, until the observer is dropped.
