@@ -160,9 +160,18 @@ fn what_is_computed_from_half_weights_alone_is_in_the_precision_in_force() {
             assert_eq!(product().dtype(), half);
             let value: Vec<f32> = full_precision(product).into_data().to_vec().unwrap();
             assert_eq!(value, [360_000.0]);
+            // Frozen, below autodiff.
+            let trained = || {
+                let rows = embedding.clone().train::<AmpAutodiff<Flex>>();
+                let rows = rows.forward(Tensor::zeros([1, 1], &device));
+                linear.clone().train::<AmpAutodiff<Flex>>().forward(rows)
+            };
+            let value: Vec<f32> = full_precision(trained).into_data().to_vec().unwrap();
+            assert_eq!(value, [360_000.0]);
             // The data of a result is FP32, that of a weight and of its rows is half.
             assert!(product().into_data().to_vec::<f32>().is_ok());
-            for weight in [linear.weight.val(), linear.weight.val().transpose()] {
+            let weight = || linear.weight.val();
+            for weight in [weight(), weight().transpose(), weight() * 0.5] {
                 assert_eq!((weight.dtype(), weight.into_data().dtype), (half, half));
             }
         });

@@ -9,7 +9,7 @@ use crate::{Amp, AmpError, Precision};
 
 /// The model with its weights in half precision, which halves their memory. The counterpart of
 /// PyTorch's `model.half()` and `model.bfloat16()`, for inference: optimizers need FP32. Set the
-/// device to this precision, since in FP32 the policy casts nothing.
+/// device to this precision: in FP32 each call would cast the weights back.
 ///
 /// Weights are the FP32 parameters of two or more dimensions. Biases and the parameters of
 /// normalization layers (modules whose name has `Norm`) stay FP32. Parameters of any other dtype are

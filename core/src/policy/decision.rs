@@ -411,16 +411,14 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         if computed == Some(D::F16) {
             flags |= TensorFlags::FROM_F16;
         }
-        let is_own = |o: &Operand<D>| match class {
-            // Moved, a weight stays one.
-            Class::Move => is_half(o.dtype) && !o.has(TensorFlags::DEMOTED),
-            _ => is_half(o.dtype) && !o.is_demoted(),
-        };
-        flags.set(TensorFlags::DEMOTED, !self.operands.iter().all(is_own));
-        flags.set(
-            TensorFlags::WEIGHT,
-            class == Class::Move && all(|o| o.has(TensorFlags::WEIGHT)),
-        );
+        // Moved or in arithmetic with others alone, a weight stays one.
+        let is_weight = matches!(
+            class,
+            Class::Move | Class::Keep | Class::Promote | Class::PromoteSum
+        ) && all(|o| o.has(TensorFlags::WEIGHT));
+        let is_own = all(|o| is_half(o.dtype) && !o.is_demoted());
+        flags.set(TensorFlags::DEMOTED, !is_own && !is_weight);
+        flags.set(TensorFlags::WEIGHT, is_weight);
         // Padding adds a constant of its own.
         let follow = || self.scalars.iter().all(|scalar| follows_half::<D>(*scalar));
         flags.set(

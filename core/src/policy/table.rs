@@ -363,7 +363,7 @@ pub const TABLE: &[Rows] = &[
     rows(Move, "makes data in the dtype asked for; an FP32 constant from -1 to 1 that both halves hold exactly, or an infinite one, follows half tensors; FP32 if the half dtype asked for does not hold the value", &[
         "float_full",
     ]),
-    rows(Move, "drawn in FP32 and then cast: a seed gives FP32's numbers, and a uniform number stays below its upper bound; zeros and ones are drawn as asked", &[
+    rows(Move, "drawn in FP32 and then cast: a seed gives FP32's numbers, and a uniform number stays below its upper bound where half has one; zeros and ones are drawn as asked", &[
         "float_random",
     ]),
     rows(Move, "data that leaves is FP32 where the policy made the tensor half", &[
