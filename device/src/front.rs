@@ -224,18 +224,8 @@ fn has_gone(error: &io::Error) -> bool {
     )
 }
 
-/// The next message with content.
-pub(crate) async fn message(socket: &mut WebSocket) -> Result<Bytes, String> {
-    loop {
-        match socket.next().await {
-            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
-            received => return content(received),
-        }
-    }
-}
-
 /// The content of a binary message.
-fn content(received: Option<tungstenite::Result<Message>>) -> Result<Bytes, String> {
+pub(crate) fn content(received: Option<tungstenite::Result<Message>>) -> Result<Bytes, String> {
     match received {
         Some(Ok(Message::Binary(content))) => Ok(content),
         Some(Ok(other)) => Err(format!("expected a binary message, got {other:?}")),

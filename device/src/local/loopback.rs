@@ -21,7 +21,7 @@ use super::chosen;
 use crate::back::{self, WebSocket};
 use crate::client::within;
 use crate::device::{Bf16, F16};
-use crate::front::{Door, Front, Guest, forward, message};
+use crate::front::{Door, Front, Guest, content, forward};
 use crate::host::{Host, Hosted};
 use crate::{Amp, Error, Precision, batching, connect};
 
@@ -270,6 +270,16 @@ async fn close(data: &mut Option<WebSocket>) {
     });
     // A server that waits for a tensor that never comes does not answer.
     let _ = closed.await;
+}
+
+/// The next message with content.
+async fn message(socket: &mut WebSocket) -> Result<Bytes, String> {
+    loop {
+        match socket.next().await {
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+            received => return content(received),
+        }
+    }
 }
 
 /// Answers the requests of another server of this process for tensors, one after the other. Each tensor may
