@@ -161,8 +161,6 @@ fn a_model_trains_as_in_fp32() {
     }
 }
 
-/// On Burn 0.22, no remote device quantizes.
-#[cfg(feature = "burn-0-23")]
 #[test]
 fn a_product_with_a_quantized_weight_stays_in_its_region() {
     let scheme = burn::tensor::quantization::QuantScheme::default();
