@@ -339,6 +339,17 @@ mod tests {
         Some(to_check.scale)
     }
 
+    /// A step with one loss. If the loss is scaled, the loss and the gradients are checked, and finite.
+    fn with_finite(parameters: &[Parameter], scales: bool) -> Step {
+        let mut step = Step::default();
+        step.scale(&fixed(8.0));
+        if scales {
+            step.set_scaled();
+            unscale(&mut step, parameters, &vec![true; 1 + parameters.len()]);
+        }
+        step
+    }
+
     /// The outcome of a whole step with two parameters.
     fn outcome(finite: &[bool; 3]) -> (bool, StepOutcome) {
         let (mut step, model) = (scaled(), model([1, 2]));
@@ -512,12 +523,7 @@ mod tests {
     fn unscaling_twice_or_after_a_step_is_refused_and_a_step_after_it_is_not() {
         let model = model([1, 2]);
         for scales in [true, false] {
-            let mut step = Step::default();
-            step.scale(&fixed(8.0));
-            if scales {
-                step.set_scaled();
-                unscale(&mut step, &model[1..], &[true, true]);
-            }
+            let mut step = with_finite(&model[1..], scales);
             step.unscale(&model[1..]);
             let parameter = "p2".to_string();
             let twice = Err(AmpError::AlreadyUnscaled { parameter });
@@ -539,12 +545,7 @@ mod tests {
     fn stepping_twice_is_refused_until_the_update() {
         let model = model([1, 2]);
         for scales in [true, false] {
-            let mut step = Step::default();
-            step.scale(&fixed(8.0));
-            if scales {
-                step.set_scaled();
-                unscale(&mut step, &model, &[true; 3]);
-            }
+            let mut step = with_finite(&model, scales);
             assert!(step.step(&model[..1]));
             let parameter = "p1".to_string();
             let twice = Err(AmpError::AlreadyStepped { parameter });
