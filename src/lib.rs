@@ -8,6 +8,8 @@
 //! type MyBackend = AmpAutodiff<Flex>; // was: Autodiff<Flex>
 //! ```
 //!
+//! This crate is for Burn 0.21, from Rust 1.92; for later versions of Burn there is `burn-amp-device`.
+//!
 //! Contractions run in bf16 or f16, sensitive operations run in FP32, and parameters, gradients and
 //! files stay FP32. In f16 the loss is scaled, and a step whose gradients overflow is skipped.
 //!

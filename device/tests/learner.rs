@@ -444,3 +444,27 @@ fn a_checkpoint_without_a_loss_scale_loads() {
     assert_eq!(after, 0.75 - 0.25 * (0.875 + 0.75));
     assert_eq!((scaler.loss_scale(), scaler.taken_steps()), (8.0, 2));
 }
+
+#[test]
+fn loaders_of_a_loop_take_the_device_and_for_validation_the_one_without_autodiff() {
+    let _alone = alone();
+    let device = flex(Precision::Bf16).unwrap().autodiff();
+    let loader = |device: Device| {
+        DataLoaderBuilder::new(Gradients)
+            .batch_size(1)
+            .set_device(device)
+            .build(InMemDataset::new(vec![2.0]))
+    };
+    let model = Weight::on(&device);
+    let training: Vec<_> = loader(device.clone()).iter().collect();
+    let validation: Vec<_> = loader(device.clone().inner()).iter().collect();
+    assert_eq!((training.len(), validation.len()), (1, 1));
+    for batch in training {
+        let loss = TrainStep::step(&model, batch).item.loss;
+        assert_eq!(loss.into_scalar::<f32>(), 8.0);
+    }
+    for batch in validation {
+        let loss = model.valid().forward(batch).loss;
+        assert_eq!(loss.into_scalar::<f32>(), 8.0);
+    }
+}

@@ -27,11 +27,11 @@ pub(super) static LOCAL: Mutex<Vec<Local>> = Mutex::new(Vec::new());
 
 /// One of Burn's devices, computing in `precision`.
 ///
-/// In a training loop of your own, give the device to each data loader with
-/// `DataLoaderBuilder::set_device`: without it a loader uses `Device::default()`, which is another
-/// device, and the first forward pass panics (Burn 0.22: "input tensor 'weight' is on the wrong
-/// backend"; Burn 0.23: "The provided tensors are not on the same device"). A `Learner` moves its
-/// loaders. In f16, scale the loss with
+/// In a training loop of your own, give the device to the data loader with
+/// `DataLoaderBuilder::set_device`, and `device.inner()` to the loader for validation with `model.valid()`.
+/// Without it a loader uses `Device::default()`, which is another device, and the first forward pass panics
+/// (Burn 0.22: "input tensor 'weight' is on the wrong backend"; Burn 0.23: "The provided tensors are not on
+/// the same device"). A `Learner` moves its loaders. In f16, scale the loss with
 /// [`GradScaler::of`](crate::GradScaler::of).
 ///
 /// A second call with the same device and precision returns the same device: each device lasts as long as the

@@ -65,11 +65,11 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 
 /// One of Burn's devices, computing in `precision`.
 ///
-/// In a training loop of your own, give the device to each data loader with
-/// `DataLoaderBuilder::set_device`: without it a loader uses `Device::default()`, which is another
-/// device, and the first forward pass panics (Burn 0.22: "input tensor 'weight' is on the wrong
-/// backend"; Burn 0.23: "The provided tensors are not on the same device"). A `Learner` moves its
-/// loaders. In f16, scale the loss with
+/// In a training loop of your own, give the device to the data loader with
+/// `DataLoaderBuilder::set_device`, and `device.inner()` to the loader for validation with `model.valid()`.
+/// Without it a loader uses `Device::default()`, which is another device, and the first forward pass panics
+/// (Burn 0.22: "input tensor 'weight' is on the wrong backend"; Burn 0.23: "The provided tensors are not on
+/// the same device"). A `Learner` moves its loaders. In f16, scale the loss with
 /// [`GradScaler::of`](crate::GradScaler::of).
 ///
 /// The device is served to this process, on a free port of the loopback interface. A connection of another
