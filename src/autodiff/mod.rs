@@ -108,7 +108,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             Some(scaled) => scaled.scaler.clone(),
             None => scaler::in_scope().unwrap_or_else(|| GradScaler::of::<B>(&device)),
         };
-        scaler.shared.lock().passes += 1;
+        scaler.shared.listeners().iter().for_each(|l| l.begun());
         if !tracked || !f16 || !scaler.state().is_enabled() {
             let loss = loss.into_primitive();
             let leaves = half_wanted().then(leaves::alive);

@@ -94,7 +94,7 @@ impl GradScaler {
 impl GradScaler {
     /// Reports that an optimizer took or skipped a batch.
     pub(crate) fn batch(&self, taken: bool) {
-        self.shared.listeners().iter().for_each(|l| l.batch(taken));
+        self.shared.batch(taken, OR);
     }
 
     /// Whether an optimizer reports batches.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn_amp_core::{Listener, RecordedStep};
+use burn_amp_core::Listener;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_core::module::Module;
 use burn_core::tensor::Device;
@@ -17,8 +17,8 @@ use crate::autodiff::AutodiffInner;
 use crate::{AmpAutodiff, AmpConfig, AmpError, GradScaler, Precision, WhenStuck};
 
 /// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. Only two of them
-/// come later, because Burn does not reveal them: a strategy of several devices, with
-/// [`AmpTraining::with_training_strategy`], and accumulation, with
+/// come later, because Burn does not reveal them: a strategy of several devices, or of another device than the
+/// model's, with [`AmpTraining::with_training_strategy`], and accumulation, with
 /// [`AmpTraining::grads_accumulation`]. `to_fp16` and the others are named as in fastai's `Learner`.
 /// Nothing is checked before [`launch`](AmpTraining::launch).
 ///
@@ -211,9 +211,7 @@ where
 struct StopWhenStuck(Interrupter);
 
 impl Listener for StopWhenStuck {
-    fn recorded(&self, recorded: &RecordedStep) {
-        if let Some(error) = recorded.stuck() {
-            self.0.stop(Some(&error.to_string()));
-        }
+    fn stuck(&self, error: &AmpError) {
+        self.0.stop(Some(&error.to_string()));
     }
 }

@@ -6,6 +6,7 @@ use burn_optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer}
 
 use super::outcomes::Outcomes;
 use crate::GradScaler;
+use crate::autodiff::reuse;
 
 /// Wraps any optimizer for gradients from several backward passes, on several devices or over
 /// several micro-batches. If one pass overflowed, nothing is applied.
@@ -42,8 +43,8 @@ pub struct AmpOptimizer<O> {
     inner: O,
     /// The outcomes of the passes since the last batch.
     outcomes: Outcomes,
-    /// Whether the last batch was whole, and the backward passes before this decision.
-    decided: Option<(bool, u64)>,
+    /// The backward passes of this thread before the last batch, if that was skipped.
+    skipped_after: Option<u64>,
 }
 
 impl<O> AmpOptimizer<O> {
@@ -54,21 +55,19 @@ impl<O> AmpOptimizer<O> {
         Self {
             inner,
             outcomes,
-            decided: None,
+            skipped_after: None,
         }
     }
 
     /// Whether the batch is whole. If not, logs the parameters with non-finite gradients.
     fn is_whole<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) -> bool {
-        let passes = |scaler: &GradScaler| scaler.shared.lock().passes;
-        let passes = self.outcomes.scalers().iter().map(passes).sum();
+        let passes = reuse::passes_here();
         let seen = self.outcomes.take();
-        let whole = match self.decided {
-            // Without a pass in between, another part of the same batch, at its own learning rate.
-            Some((whole, then)) if then == passes && !seen.has_passes() => whole,
-            _ => !seen.skipped,
-        };
-        self.decided = Some((whole, passes));
+        // Without a pass in between, another part of the same batch, at its own learning rate. A pass of
+        // another device is another thread's, and one of this thread may belong to another scaler.
+        let is_part = self.skipped_after == Some(passes) && !seen.begun;
+        let whole = !is_part && !seen.skipped;
+        self.skipped_after = (!whole).then_some(passes);
         let scalers = self.outcomes.scalers();
         scalers.iter().for_each(|scaler| scaler.batch(whole));
         if !whole {
@@ -117,7 +116,7 @@ where
         self.outcomes.forget();
         Self {
             inner: self.inner.load_record(record),
-            decided: None,
+            skipped_after: None,
             ..self
         }
     }

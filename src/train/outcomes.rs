@@ -27,6 +27,8 @@ struct Seen {
 
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Steps {
+    /// Whether a backward pass began, in any precision.
+    pub begun: bool,
     /// Whether a backward pass was taken.
     pub taken: bool,
     /// Whether a backward pass was skipped.
@@ -95,13 +97,21 @@ impl Seen {
 }
 
 impl Listener for Seen {
+    fn begun(&self) {
+        let begun = true;
+        self.add(Steps {
+            begun,
+            ..Steps::default()
+        });
+    }
+
     fn recorded(&self, recorded: &RecordedStep) {
         let taken = recorded.step.stepped();
         self.add(if recorded.by_pass {
             Steps {
                 taken,
                 skipped: !taken,
-                batch: None,
+                ..Steps::default()
             }
         } else {
             let batch = Some(taken);
@@ -135,6 +145,7 @@ impl Steps {
     }
 
     fn add(&mut self, other: Self) {
+        self.begun |= other.begun;
         self.taken |= other.taken;
         self.skipped |= other.skipped;
         self.batch = self.batch.max(other.batch);

@@ -209,6 +209,7 @@ where
     /// # Panics
     ///
     /// - Where the backend's `backward()` panics, for a loss that is not on a tape.
+    /// - Where the optimizer's step panics. The model is lost then, and later calls panic as well.
     /// - When the loss cannot be read back synchronously, as on WebAssembly.
     pub fn train_step<I, T>(
         &mut self,

@@ -260,6 +260,41 @@ fn a_training_that_is_stuck_goes_on_or_stops_as_configured() {
     }
 }
 
+/// In each window one micro-batch overflows at any scale, and the other is good.
+#[test]
+fn a_training_whose_windows_are_all_skipped_is_stuck() {
+    let _alone = alone();
+    let device = Default::default();
+    let even: Vec<usize> = (0..20).map(|window| 2 * window).collect();
+    let loss_scale = DynamicLossScale::new()
+        .with_init_scale(4.0)
+        .with_stuck_after(3);
+    let config = in_precision(Precision::F16)
+        .with_loss_scale(loss_scale.into())
+        .with_when_stuck(WhenStuck::Stop);
+    let spy = Spy::new(sgd());
+    let seen = spy.steps();
+    let scaler = GradScaler::of::<A>(&device);
+    let optimizer = AmpOptimizer::new(spy, [scaler.clone()]);
+    let interrupter = Interrupter::new();
+    let training: Training<A, f64, AmpOptimizer<Spy<Sgd>>> =
+        training(&folder("launch-stuck-windows"), samples(40, &even));
+    training
+        .with_interrupter(interrupter.clone())
+        .with_amp(config)
+        .grads_accumulation(2)
+        .launch(Learner::new(Model::new(), optimizer, 0.1))
+        .unwrap();
+    assert_eq!(seen.all().len(), 0);
+    // Two windows lower the scale to 1.
+    let passes = (scaler.taken_steps(), scaler.skipped_steps());
+    assert_eq!(passes, (2 + 3, 2 + 3));
+    let message = interrupter.get_message().unwrap();
+    let expected = "3 steps in a row were skipped, the last one at the minimum loss scale 1";
+    assert!(message.contains(expected), "{message}");
+    assert!(!scaler.last_step().unwrap().stepped());
+}
+
 #[test]
 fn it_can_be_stopped_from_elsewhere() {
     let _alone = alone();

@@ -441,6 +441,48 @@ fn optimizers_each_skip_a_batch() {
     assert_eq!((step(&mut optimizer), step(&mut clone)), (5, 6));
 }
 
+#[test]
+fn a_skipped_batch_ends_with_any_pass() {
+    let scaler = fresh();
+    let spy = Spy::new(sgd::<A>());
+    let steps = spy.steps();
+    let mut optimizer = AmpOptimizer::new(spy, [scaler.clone()]);
+    let mut step = || {
+        let _: Model<A> = optimizer.step(0.1, Model::new(), GradientsParams::new());
+        steps.all().len()
+    };
+    let mut taken = 0;
+    let mut after = |what: &str, pass: &dyn Fn()| {
+        overflow(&scaler);
+        assert_eq!((step(), step()), (taken, taken), "{what}");
+        pass();
+        assert_eq!(step(), taken + 1, "{what}");
+        taken += 1;
+    };
+    // As of a trainer, which has a scaler of its own.
+    after("another scaler", &|| finite(&fresh()));
+    after("another precision", &|| {
+        scaler.configure(LossScaleConfig::Disabled).unwrap();
+        finite(&scaler);
+        scaler.configure(LossScaleConfig::default()).unwrap();
+    });
+    // As on several devices. Without loss scaling the pass has no outcome.
+    after("another thread", &|| {
+        std::thread::scope(|scope| {
+            let pass = || {
+                let full = || {
+                    scaler.scope(|| {
+                        let w = Tensor::<A, 1>::ones([1], &Default::default()).require_grad();
+                        w.sqrt().backward();
+                    })
+                };
+                with_precision(Precision::F32, full)
+            };
+            scope.spawn(pass).join().unwrap();
+        });
+    });
+}
+
 /// The explicit protocol skips by itself, and takes the step after.
 #[test]
 fn the_explicit_protocol_is_not_skipped_twice() {

@@ -8,7 +8,7 @@ use super::{
     Findings, LastStep, LossScaler, PendingStep, RecordedStep, ScaleHistory, StepOutcome,
     Transition,
 };
-use crate::AmpError;
+use crate::{AmpError, StuckReason};
 
 /// The state that the clones of a `GradScaler` share, on any thread. `L` is the package's record of the
 /// losses of a step.
@@ -22,8 +22,14 @@ pub struct Shared<L> {
     pub scaler: LossScaler,
     /// Its skipped steps and scale changes.
     pub history: ScaleHistory,
-    /// The result of the last step.
+    /// The result of the last step. Of a batch, that of a skipped pass, if there is one.
     pub last_step: Option<LastStep>,
+    /// The number of that step.
+    last_number: u64,
+    /// Whether it is a skipped pass of a batch on which an optimizer has not decided.
+    in_skipped_batch: bool,
+    /// Why a pass of that batch was skipped that left the scale as it is.
+    kept_scale: Option<StuckReason>,
     /// The step of the explicit protocol that is under way.
     pub pending: PendingStep<L>,
     /// Whether the device of the scaler computes in a precision that needs no loss scale.
@@ -31,20 +37,24 @@ pub struct Shared<L> {
     /// Gradients of the last step whose parameters are not named yet, by leaf node.
     leaves: HashMap<u64, bool>,
     listeners: Vec<Weak<dyn Listener>>,
-    /// The backward passes of losses of this scaler, in any precision.
-    pub passes: u64,
 }
 
 /// Observes a scaler. Called on the thread of the step, until the observer is dropped.
 pub trait Listener: Send + Sync {
+    /// A backward pass of a loss of the scaler begins, in any precision.
+    fn begun(&self) {}
+
     /// A step was taken or skipped.
-    fn recorded(&self, recorded: &RecordedStep);
+    fn recorded(&self, _recorded: &RecordedStep) {}
 
     /// The scaler starts over.
     fn forget(&self) {}
 
     /// An optimizer took or skipped a batch: all steps since the previous batch together.
     fn batch(&self, _taken: bool) {}
+
+    /// The run is stuck since the last step or batch.
+    fn stuck(&self, _error: &AmpError) {}
 
     /// Whether this listener is an optimizer that reports batches.
     fn makes_batches(&self) -> bool {
@@ -195,18 +205,61 @@ impl<L: Default> SharedScaler<L> {
         by_pass: bool,
         or: &str,
     ) -> Transition {
+        let listeners = self.listeners();
+        let in_batch = by_pass && listeners.iter().any(|l| l.makes_batches());
         let recorded = {
             let shared = &mut *self.lock();
             let (scaler, history) = (&mut shared.scaler, &mut shared.history);
-            let recorded = RecordedStep::of(scaler, history, scale, outcome, &findings, by_pass);
-            shared.leaves = findings.leaves;
-            shared.last_step = Some(recorded.step.clone());
+            let why = in_batch.then_some(&mut shared.kept_scale);
+            let recorded =
+                RecordedStep::of(scaler, history, scale, outcome, &findings, by_pass, why);
+            let skipped = !recorded.step.stepped();
+            if skipped || !shared.in_skipped_batch {
+                shared.in_skipped_batch = in_batch && skipped;
+                shared.leaves = findings.leaves;
+                shared.last_step = Some(recorded.step.clone());
+                shared.last_number = shared.scaler.steps();
+            }
             recorded
         };
         recorded.log(or);
-        let listeners = self.listeners();
         listeners.iter().for_each(|l| l.recorded(&recorded));
+        self.report_stuck(recorded.transition, or);
         recorded.transition
+    }
+
+    /// Records that an optimizer took or skipped a batch, of which it has the passes' gradients.
+    pub fn batch(&self, taken: bool, or: &str) {
+        let transition = {
+            let shared = &mut *self.lock();
+            shared.in_skipped_batch = false;
+            let kept_scale = shared.kept_scale.take();
+            if taken {
+                shared.scaler.forget_stuck();
+            }
+            match kept_scale {
+                Some(reason) if !taken => shared.scaler.stuck(reason),
+                _ => Transition::Kept,
+            }
+        };
+        self.listeners().iter().for_each(|l| l.batch(taken));
+        self.report_stuck(transition, or);
+    }
+
+    /// Logs that the run is stuck since the last step, if it is, and notifies the listeners.
+    fn report_stuck(&self, transition: Transition, or: &str) {
+        let Transition::Stuck(reason) = transition else {
+            return;
+        };
+        let (scaler, last) = {
+            let shared = self.lock();
+            (shared.scaler, shared.last_step.clone())
+        };
+        if let Some(last) = last {
+            scaler.log_stuck(reason, &last, or);
+            let error = scaler.stuck_error(reason, &last);
+            self.listeners().iter().for_each(|l| l.stuck(&error));
+        }
     }
 
     /// Names the parameters of the last step that are a module's, unless they are already named. `nodes` holds
@@ -220,7 +273,7 @@ impl<L: Default> SharedScaler<L> {
         if !named.is_empty() {
             step.name(&named);
             step.anomalies.iter_mut().for_each(|a| a.place(nodes));
-            shared.history.name(step, &shared.scaler);
+            shared.history.name(step, shared.last_number);
         }
         Some(step.clone())
     }
@@ -413,6 +466,8 @@ macro_rules! scaler_handle {
 // A handle has more methods than these tests call, and here it is not public.
 #[allow(dead_code, clippy::wrong_self_convention)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
     use crate::{DynamicLossScale, ScaleEntry};
 
@@ -438,6 +493,90 @@ mod tests {
         take(&scaler, StepOutcome::Overflow);
         let text = "GradScaler { loss_scale: 2.0, taken_steps: 0, skipped_steps: 1, .. }";
         assert_eq!(format!("{scaler:?}"), text);
+    }
+
+    /// Stands for an optimizer that decides on batches. Counts the reports of a stuck run.
+    #[derive(Default)]
+    struct Batches(AtomicU32);
+
+    impl Listener for Batches {
+        fn stuck(&self, error: &AmpError) {
+            assert!(matches!(error, AmpError::Stuck { steps: 3, .. }), "{error}");
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn makes_batches(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn batches_in_a_row_are_stuck_whatever_their_good_passes() {
+        use StepOutcome::{Finite, NonFiniteLoss, Overflow};
+        let scaler = scaler(
+            DynamicLossScale::new()
+                .with_init_scale(2.0)
+                .with_stuck_after(3),
+        );
+        let listener = Arc::new(Batches::default());
+        scaler.shared.listen(&listener);
+        let batch = |passes: &[StepOutcome]| {
+            passes.iter().for_each(|outcome| take(&scaler, *outcome));
+            scaler
+                .shared
+                .batch(passes.iter().all(|outcome| *outcome == Finite), "");
+            // The state of each batch can be saved.
+            let state = serde_json::to_string(&scaler.state()).unwrap();
+            assert_eq!(
+                serde_json::from_str::<LossScaler>(&state).unwrap(),
+                scaler.state()
+            );
+            listener.0.load(Ordering::Relaxed)
+        };
+        // The first batch lowers the scale to its minimum.
+        for (passes, reports) in [
+            (&[Overflow, Finite][..], 0),
+            (&[Overflow, Overflow, Overflow, Finite], 0),
+            (&[Overflow, Finite], 0),
+            (&[Finite, Finite], 0),
+            (&[Overflow, Finite], 0),
+            (&[Finite, NonFiniteLoss], 0),
+            (&[Overflow, Finite], 1),
+            (&[Overflow, Finite], 1),
+        ] {
+            assert_eq!(batch(passes), reports, "{passes:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_step_is_the_skipped_pass_of_a_batch() {
+        let scaler = scaler(DynamicLossScale::new());
+        let listener = Arc::new(Batches::default());
+        scaler.shared.listen(&listener);
+        let overflow = Findings {
+            leaves: [(7, false), (8, true)].into(),
+            ..Findings::default()
+        };
+        scaler
+            .shared
+            .record_pass(1.0, StepOutcome::Overflow, overflow, "");
+        take(&scaler, StepOutcome::Finite);
+        let nodes = [(7, "first".to_owned()), (8, "second".to_owned())];
+        let step = scaler.shared.explained(&nodes).unwrap();
+        assert_eq!(
+            (step.stepped(), &step.parameters[..]),
+            (false, &["first".to_owned()][..])
+        );
+        let history = scaler.history();
+        let named: Vec<_> = history
+            .skipped()
+            .map(|(nth, s)| (nth, s.first_parameter.clone()))
+            .collect();
+        assert_eq!(named, [(1, Some("first".to_owned()))]);
+        scaler.shared.batch(false, "");
+        assert!(!scaler.last_step().unwrap().stepped());
+        take(&scaler, StepOutcome::Finite);
+        assert!(scaler.last_step().unwrap().stepped());
     }
 
     #[test]

@@ -87,12 +87,10 @@ impl ScaleHistory {
         }
     }
 
-    /// Names the parameters of the last step, if it was skipped.
-    pub(super) fn name(&mut self, step: &LastStep, state: &LossScaler) {
-        if let Some(entry) = self.entries.back_mut()
-            && entry.step == state.steps()
-            && entry.skipped.is_some()
-        {
+    /// Names the parameters of the step with this number, if it was skipped.
+    pub(super) fn name(&mut self, step: &LastStep, number: u64) {
+        let mut latest = self.entries.iter_mut().rev();
+        if let Some(entry) = latest.find(|entry| entry.step == number && entry.skipped.is_some()) {
             entry.skipped = skipped(step);
         }
     }

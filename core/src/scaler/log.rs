@@ -20,7 +20,8 @@ pub struct RecordedStep {
 
 impl RecordedStep {
     /// Records the outcome of a step whose loss was multiplied by `scale`. Another thread may have
-    /// changed the current scale since.
+    /// changed the current scale since. For a pass of a batch, `in_batch` gets the reason why it was skipped, if
+    /// the scale is kept.
     pub(super) fn of(
         scaler: &mut LossScaler,
         history: &mut ScaleHistory,
@@ -28,6 +29,7 @@ impl RecordedStep {
         outcome: StepOutcome,
         findings: &Findings,
         by_pass: bool,
+        in_batch: Option<&mut Option<StuckReason>>,
     ) -> Self {
         let mut step = LastStep {
             scale,
@@ -39,7 +41,15 @@ impl RecordedStep {
         };
         step.name(&findings.parameters);
         let before = *scaler;
-        let transition = scaler.update_at(scale, outcome);
+        let transition = match in_batch {
+            None => scaler.update_at(scale, outcome),
+            Some(why) => scaler
+                .update_in_batch(scale, outcome)
+                .unwrap_or_else(|reason| {
+                    *why = Some(reason);
+                    Transition::Kept
+                }),
+        };
         history.push(skipped(&step), scaler);
         Self {
             step,
@@ -47,14 +57,6 @@ impl RecordedStep {
             by_pass,
             before,
             after: *scaler,
-        }
-    }
-
-    /// The error, if the run is stuck since this step.
-    pub fn stuck(&self) -> Option<AmpError> {
-        match self.transition {
-            Transition::Stuck(reason) => Some(self.after.stuck_error(reason, &self.step)),
-            _ => None,
         }
     }
 
@@ -96,25 +98,28 @@ impl RecordedStep {
             ),
             _ => {}
         }
-        if let Transition::Stuck(reason) = self.transition {
-            let mut listed = vec![step.listed()];
-            listed.extend(step.anomalies.iter().map(|anomaly| format!("[{anomaly}]")));
-            let text = reason.explained(in_a_row, scale, listed.join(" ").trim());
-            log::error!(
-                step = steps, scale = new_scale, skipped_in_a_row = in_a_row;
-                "burn-amp: {text}{or}"
-            );
-        }
     }
 }
 
 impl LossScaler {
+    /// Logs that the run is stuck since its last step.
+    pub(super) fn log_stuck(&self, reason: StuckReason, last: &LastStep, or: &str) {
+        let mut listed = vec![last.listed()];
+        listed.extend(last.anomalies.iter().map(|anomaly| format!("[{anomaly}]")));
+        let in_a_row = self.in_a_row();
+        let text = reason.explained(in_a_row, last.scale, listed.join(" ").trim());
+        log::error!(
+            step = self.steps(), scale = self.scale(), skipped_in_a_row = in_a_row;
+            "burn-amp: {text}{or}"
+        );
+    }
+
     /// The error of a run that is stuck since its last step.
     #[doc(hidden)]
     pub fn stuck_error(&self, reason: StuckReason, last: &LastStep) -> AmpError {
         AmpError::Stuck {
             reason,
-            steps: self.skipped_in_a_row(),
+            steps: self.in_a_row(),
             scale: last.scale,
             parameters: last.listed(),
         }

@@ -106,7 +106,8 @@ impl State {
                 self.skipped_in_a_row,
                 self.skipped_steps,
             ),
-            ("stuck", self.stuck.into(), self.skipped_in_a_row),
+            // Of a batch, the last pass may be a good one.
+            ("stuck", self.stuck.into(), self.skipped_steps),
             (
                 "non_finite_losses",
                 self.non_finite_losses,
@@ -242,7 +243,7 @@ mod tests {
         };
         let disabled = |s: &mut State| *s = State::new(LossScaleConfig::Disabled);
         type Change<'a> = &'a dyn Fn(&mut State);
-        let cases: [(&str, Change); 19] = [
+        let cases: [(&str, Change); 18] = [
             ("scale is 0,", &|s| s.scale = 0.0),
             ("scale is -1,", &|s| s.scale = -1.0),
             ("scale is 0.5,", &|s| s.scale = 0.5),
@@ -266,7 +267,6 @@ mod tests {
             ("skipped_in_a_row is 3,", &|s| s.skipped_in_a_row = 3),
             ("non_finite_losses is 3,", &|s| s.non_finite_losses = 3),
             ("stuck is 3,", &|s| s.stuck = 3),
-            ("stuck is 1,", &|s| (s.skipped_in_a_row, s.stuck) = (0, 1)),
             ("taken_steps is 18446744073709551615,", &|s| {
                 s.taken_steps = u64::MAX
             }),

@@ -141,16 +141,7 @@ impl LossScaler {
     /// Updates the scale from the outcome of one step and returns the change. Counts every step;
     /// only a dynamic scale moves.
     pub fn update(&mut self, outcome: StepOutcome) -> Transition {
-        self.count(outcome);
-        match (self.state.config, outcome) {
-            (LossScaleConfig::Dynamic(dynamic), StepOutcome::Finite) => self.finite(&dynamic),
-            (LossScaleConfig::Dynamic(dynamic), StepOutcome::Overflow) => self.overflow(&dynamic),
-            (LossScaleConfig::Fixed(_), StepOutcome::Overflow) => {
-                self.stuck(StuckReason::FixedScale)
-            }
-            (_, StepOutcome::NonFiniteLoss) => self.stuck(StuckReason::NonFiniteLoss),
-            _ => Transition::Kept,
-        }
+        self.update_at(self.state.scale, outcome)
     }
 
     /// Like [`update`](LossScaler::update), for a step whose loss was multiplied by `scale`. If the
@@ -158,11 +149,35 @@ impl LossScaler {
     /// this overflow is only counted.
     #[doc(hidden)]
     pub fn update_at(&mut self, scale: f32, outcome: StepOutcome) -> Transition {
-        if outcome == StepOutcome::Overflow && scale > self.state.scale {
-            self.count(outcome);
-            return Transition::Kept;
+        if outcome == StepOutcome::Finite {
+            self.forget_stuck();
         }
-        self.update(outcome)
+        self.update_in_batch(scale, outcome)
+            .unwrap_or_else(|reason| self.stuck(reason))
+    }
+
+    /// Like [`update_at`](LossScaler::update_at), for one of several passes of a batch: an optimizer decides on
+    /// the batch, and calls [`stuck`](LossScaler::stuck) or [`forget_stuck`](LossScaler::forget_stuck) then. The
+    /// error is the reason why the pass was skipped, if the scale is kept.
+    pub(super) fn update_in_batch(
+        &mut self,
+        scale: f32,
+        outcome: StepOutcome,
+    ) -> Result<Transition, StuckReason> {
+        self.count(outcome);
+        match (self.state.config, outcome) {
+            (LossScaleConfig::Dynamic(dynamic), StepOutcome::Finite) => Ok(self.finite(&dynamic)),
+            (_, StepOutcome::Overflow) if scale > self.state.scale => Ok(Transition::Kept),
+            (LossScaleConfig::Dynamic(dynamic), StepOutcome::Overflow) => self.overflow(&dynamic),
+            (LossScaleConfig::Fixed(_), StepOutcome::Overflow) => Err(StuckReason::FixedScale),
+            (_, StepOutcome::NonFiniteLoss) => Err(StuckReason::NonFiniteLoss),
+            _ => Ok(Transition::Kept),
+        }
+    }
+
+    /// The skipped steps in a row, or the skipped batches if those are more.
+    pub(super) fn in_a_row(&self) -> u64 {
+        self.skipped_in_a_row().max(self.state.stuck.into())
     }
 
     /// Restarts the count towards [`Transition::Stuck`], which is reported once. For a new run that continues
@@ -193,7 +208,6 @@ impl LossScaler {
         if outcome == StepOutcome::Finite {
             state.taken_steps += 1;
             state.skipped_in_a_row = 0;
-            state.stuck = 0;
         } else {
             state.skipped_steps += 1;
             state.skipped_in_a_row += 1;
@@ -213,22 +227,22 @@ impl LossScaler {
         self.move_to(grown.min(dynamic.max_scale))
     }
 
-    fn overflow(&mut self, dynamic: &DynamicLossScale) -> Transition {
+    fn overflow(&mut self, dynamic: &DynamicLossScale) -> Result<Transition, StuckReason> {
         let state = &mut self.state;
         state.growth_tracker = 0;
         state.hysteresis_left = state.hysteresis_left.saturating_sub(1);
         if state.scale <= dynamic.min_scale {
-            return self.stuck(StuckReason::MinimumScale);
+            return Err(StuckReason::MinimumScale);
         }
         if state.hysteresis_left > 0 {
-            return Transition::Kept;
+            return Ok(Transition::Kept);
         }
         let backed_off = state.scale * dynamic.backoff_factor;
-        self.move_to(backed_off.max(dynamic.min_scale))
+        Ok(self.move_to(backed_off.max(dynamic.min_scale)))
     }
 
-    /// Counts a skipped step that leaves the scale as it is.
-    fn stuck(&mut self, reason: StuckReason) -> Transition {
+    /// Counts a skipped step, or a skipped batch of several, that leaves the scale as it is.
+    pub(super) fn stuck(&mut self, reason: StuckReason) -> Transition {
         let Some(stuck_after) = self.stuck_after() else {
             return Transition::Kept;
         };
