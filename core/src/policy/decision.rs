@@ -557,13 +557,14 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             Fits::Never => false,
             Fits::WithOperands => all && !(half == D::F16 && self.leaves_f16()),
             Fits::Mean => all && self.site.is_tracked(0).is_none(),
-            Fits::Sum => all || self.is_beside_statistic(half),
-            Fits::Product => self.is_beside_statistic(half),
+            Fits::Sum => all || self.is_beside_statistic(half, true),
+            Fits::Product => self.is_beside_statistic(half, true),
+            Fits::Quotient => self.is_beside_statistic(half, false),
         }
     }
 
-    /// Whether one of two operands fits in `half`, and the other is a statistic.
-    fn is_beside_statistic(&self, half: D) -> bool {
+    /// Whether the first of two operands, or `either`, fits in `half`, and the other is a statistic.
+    fn is_beside_statistic(&self, half: D, either: bool) -> bool {
         let site = self.site;
         let is_unbounded = |i: usize| {
             let operand = self.operands[i];
@@ -576,7 +577,8 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         };
         match (self.operands, self.mode) {
             ([lhs, rhs], Mode::On(_)) => {
-                lhs.fits(half) && is_statistic(1, 0) || rhs.fits(half) && is_statistic(0, 1)
+                lhs.fits(half) && is_statistic(1, 0)
+                    || either && rhs.fits(half) && is_statistic(0, 1)
             }
             _ => false,
         }
@@ -1513,6 +1515,13 @@ mod tests {
                 Mode::KeepDtypes
             ));
         }
+        // A statistic that is divided by what fits, which may be close to zero.
+        let swapped = |name| {
+            let sizes = [(2, Some(true)), (32, Some(false))];
+            let flags = named(name, &[operands[1], operands[0]], Here { sizes, ..ON }).flags;
+            flags & TensorFlags::FITS == TensorFlags::FITS
+        };
+        assert!(swapped("float_mul") && !swapped("float_div"));
         // A statistic with a mask in it, or a mask.
         let sizes = [(32, Some(false)), (2, Some(true))];
         let masked = named("float_add", &plain(&[F32, F32]), Here { sizes, ..ON });

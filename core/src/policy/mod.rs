@@ -133,6 +133,8 @@ pub enum Fits {
     /// Only the result of an operand that fits and a statistic, as in `Sum`: a product of two large operands
     /// may be of any size.
     Product,
+    /// As `Product`, with the statistic as divisor: what is divided by a small number may be of any size.
+    Quotient,
     /// As `WithOperands`, but only where autodiff runs elsewhere. Where autodiff runs here, a mean that is a
     /// statistic is tracked. In inference nothing is kept, so that half would save nothing.
     Mean,

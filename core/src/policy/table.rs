@@ -290,7 +290,7 @@ pub const TABLE: &[Rows] = &[
     ]).recorded("keeps what half holds in half, and the noise of a dropout as bytes").fits(Fits::Product),
     rows(Promote, "operands of one dtype, the widest of them", &[
         "float_div",
-    ]).recorded("keeps what half holds in half").fits(Fits::Product),
+    ]).recorded("keeps what half holds in half").fits(Fits::Quotient),
     rows(Promote, "operands of one dtype, the widest of them", &[
         "float_atan2", "float_equal", "float_not_equal", "float_greater", "float_greater_equal",
         "float_lower", "float_lower_equal", "float_cat", "float_mask_where", "float_slice_assign",
