@@ -290,9 +290,6 @@ macro_rules! float_operations {
             float_topk([tensor], dim: usize, k: usize) -> FloatTensor;
             float_sort([tensor], dim: usize, descending: bool) -> FloatTensor;
             float_repeat_dim([tensor], dim: usize, times: usize) -> FloatTensor;
-            float_transpose([tensor]) -> FloatTensor;
-            float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor;
-            float_permute([tensor], axes: &[usize]) -> FloatTensor;
             float_flip([tensor], axes: &[usize]) -> FloatTensor;
             float_reshape([tensor], shape: Shape) -> FloatTensor;
             float_expand([tensor], shape: Shape) -> FloatTensor;

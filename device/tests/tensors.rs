@@ -130,6 +130,27 @@ fn an_additive_mask_of_minus_a_billion_survives() {
     }
 }
 
+/// Burn's clients send a softmax in training as several operations.
+#[test]
+fn the_difference_from_the_maximum_is_fp32() {
+    for precision in HALVES {
+        let _alone = on(precision);
+        let scores = demoted(f32s::<A>(&[16.0, 1.0, -65504.0], &[1, 3]));
+        let expected: Vec<_> = values::<A>(scores.clone())
+            .iter()
+            .map(|x| x - 16.0)
+            .collect();
+        let difference = A::float_sub(scores.clone(), A::float_max_dim(scores.clone(), 1));
+        assert_eq!(difference.dtype(), DType::F32);
+        assert_eq!(values::<A>(difference), expected);
+        // Another difference of half tensors is half.
+        assert_eq!(
+            A::float_sub(scores.clone(), scores).dtype(),
+            half(precision)
+        );
+    }
+}
+
 /// Burn's clients send a linear layer as a product and a sum, with the bias as a row.
 #[test]
 fn the_bias_of_a_linear_layer_is_added_in_half_and_no_other_row_is() {

@@ -1,14 +1,37 @@
-//! What LibTorch has and `burn-tch` 0.21 does not use.
+//! What LibTorch has and `burn-tch` 0.21 does not use, or uses wrongly.
 
+#[cfg(feature = "tch")]
 use std::any::Any;
+use std::any::type_name;
 
-use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, Shape, TensorMetadata};
+#[cfg(feature = "tch")]
 use burn_tch::TchTensor;
+
+/// Whether `B` computes on LibTorch's tensors. `burn-tch` is a dependency only with the feature `tch`.
+pub(super) fn computes<B: Backend>() -> bool {
+    type_name::<FloatTensor<B>>() == "burn_tch::tensor::TchTensor"
+}
+
+/// A view with its dimensions in the order of `axes`.
+///
+/// `burn-tch` 0.21 counts the result of `swap_dims` and `permute` as the only tensor in its memory (burn#5375). The
+/// next operation may then write into this memory, and change a tensor that the tape keeps. Windows are counted
+/// correctly, and a window of a whole dimension moves this dimension to the end.
+pub(super) fn permuted<B: Backend>(tensor: FloatTensor<B>, axes: &[usize]) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    let windows = axes.iter().fold(tensor, |tensor, &axis| {
+        B::float_unfold(tensor, axis, shape[axis], 1)
+    });
+    let permuted: Vec<_> = axes.iter().map(|&axis| shape[axis]).collect();
+    B::float_reshape(windows, Shape::from(permuted))
+}
 
 /// The gradient of a ReLU from its result, by `at::threshold_backward`, if `B` computes on LibTorch's
 /// tensors and both have one dtype. Burn's own way compares and calls `masked_fill`, which LibTorch runs value
 /// by value on a CPU.
+#[cfg(feature = "tch")]
 pub(super) fn relu_backward<B: Backend>(
     output: &FloatTensor<B>,
     grad: &FloatTensor<B>,
@@ -26,14 +49,14 @@ pub(super) fn relu_backward<B: Backend>(
         .take()
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tch"))]
 mod tests {
     use burn::backend::Flex;
     use burn_backend::ops::FloatTensorOps;
     use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
     use burn_tch::LibTorch;
 
-    use super::relu_backward;
+    use super::*;
 
     /// Values enough for LibTorch's vectorized loop, and a rest.
     const TIMES: usize = 19;
@@ -59,6 +82,33 @@ mod tests {
                 assert_eq!(values, [0.0, 0.0, -1.0, f32::INFINITY].repeat(TIMES));
             }
         }
+    }
+
+    #[test]
+    fn a_permuted_view_is_counted() {
+        assert!(computes::<LibTorch>() && !computes::<Flex>());
+        let values: Vec<f32> = (0..24).map(|i| i as f32).collect();
+        for (shape, axes) in [
+            (vec![2, 3, 4], vec![1, 0, 2]),
+            (vec![2, 3, 4], vec![2, 0, 1]),
+            (vec![1, 4, 6], vec![0, 1, 2]),
+            (vec![4, 6], vec![1, 0]),
+            (vec![24], vec![0]),
+        ] {
+            let data = TensorData::new(values.clone(), shape);
+            let tensor = LibTorch::<f32>::float_from_data(data, &Default::default());
+            let read = |x| burn_backend::read_sync(LibTorch::<f32>::float_into_data(x)).unwrap();
+            let expected = read(LibTorch::<f32>::float_permute(tensor.clone(), &axes));
+            let view = permuted::<LibTorch>(tensor.clone(), &axes);
+            assert!(!view.can_mut());
+            let scaled = LibTorch::<f32>::float_mul_scalar(view.clone(), 2.0.into());
+            drop(scaled);
+            assert_eq!(read(view), expected);
+            assert_eq!(read(tensor).to_vec::<f32>().unwrap(), values);
+        }
+        let empty =
+            LibTorch::<f32>::float_zeros([0, 3].into(), &Default::default(), FloatDType::F32);
+        assert_eq!(permuted::<LibTorch>(empty, &[1, 0]).shape(), [3, 0].into());
     }
 
     #[test]

@@ -9,7 +9,6 @@ mod attention;
 mod bool_tensor;
 mod custom;
 mod int_tensor;
-#[cfg(feature = "tch")]
 mod libtorch;
 mod module;
 mod qtensor;

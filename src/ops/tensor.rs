@@ -11,12 +11,12 @@ use burn_backend::{
 use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
 use super::module::row_or_column_apart;
-use super::{Call, by_policy, checked, float_ops, is_watched, op, own_ops};
+use super::{Call, by_policy, checked, float_ops, is_watched, libtorch, op, own_ops};
 use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign, registered};
 use crate::autodiff::{leaves, master, reuse, seed};
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
-use crate::policy::{Class, HalfSupport, Mode, follows_half, holds, is_half, largest_within};
+use crate::policy::{Class, HalfSupport, Mode, Op, follows_half, holds, is_half, largest_within};
 use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
 use crate::tensor::{TensorFlags, converted, to_user_data};
 use crate::{Amp, AmpTensor};
@@ -148,7 +148,13 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         }
         let scaled = tensor.scaled().cloned();
         let watched = is_half(DType::from(dtype)) && half_wanted() && watches_cast(&tensor);
-        let cast = reuse::into_dtype(tensor, dtype.into());
+        // The half copy of a leaf is a leaf, and a user's copy is not.
+        let cast = if B::float_is_require_grad(&tensor.primitive) && tensor.dtype() != dtype.into()
+        {
+            tape::cast::<B>(tensor.into_primitive(), dtype.into())
+        } else {
+            reuse::into_dtype(tensor, dtype.into())
+        };
         if watched {
             anomaly::result::<B>("float_cast", Class::Keep, &cast);
         }
@@ -199,6 +205,9 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_mean_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean_dim), tensor, Some(dim), |t| B::float_mean_dim(t, dim));
         float_tanh([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Tanh, op!(float_tanh), tensor);
         float_slice([tensor], slices: &[Slice]) -> FloatTensor => slice(tensor, slices);
+        float_transpose([tensor]) -> FloatTensor => { let last = tensor.rank() - 1; permuted(op!(float_transpose), tensor, |axes| axes.swap(last - 1, last), B::float_transpose) };
+        float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor => permuted(op!(float_swap_dims), tensor, |axes| axes.swap(dim1, dim2), |t| B::float_swap_dims(t, dim1, dim2));
+        float_permute([tensor], axes: &[usize]) -> FloatTensor => permuted(op!(float_permute), tensor, |order| order.copy_from_slice(axes), |t| B::float_permute(t, axes));
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => scatter(data, indices, values, reduction);
     }
 
@@ -242,6 +251,25 @@ fn slice<B: Backend>(tensor: AmpTensor<B>, slices: &[Slice]) -> AmpTensor<B> {
         [B::float_slice(t, slices)]
     });
     slice
+}
+
+/// A view with its dimensions in another order: `reorder` gets 0, 1, 2 ..
+fn permuted<B: Backend>(
+    op: Op,
+    tensor: AmpTensor<B>,
+    reorder: impl FnOnce(&mut [usize]),
+    permute: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let call = Call::new(op, [&tensor]);
+    let tensor = call.operand(tensor);
+    call.result(call.run(|| {
+        if !libtorch::computes::<B>() {
+            return permute(tensor);
+        }
+        let mut axes: Vec<_> = (0..tensor.rank()).collect();
+        reorder(&mut axes);
+        libtorch::permuted::<B>(tensor, &axes)
+    }))
 }
 
 /// Whether anomaly detection checks a cast to half, of a gradient or by the user.

@@ -7,7 +7,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Distribution, Int, Tensor, Transaction, activation as act};
 use burn_amp::{Precision, full_precision, with_precision};
 
-use crate::common::{computes_in, halves};
+use crate::common::{computes_in, halves, roundoff};
 use crate::harness::{Amp, Inference, activation, fp32, half_of, tensor, values};
 
 /// Other dtypes that a user may compute in.
@@ -296,5 +296,52 @@ everywhere! {
         };
         assert_dtypes(&format!("theirs in {precision}"), attend(x().cast(half)), half, half);
         assert_dtypes(&format!("ours in {precision}"), attend(x()), half, DType::F32);
+    }
+}
+
+/// The policy's half copy of a parameter is a leaf.
+#[test]
+fn a_users_copy_of_a_parameter_is_no_leaf() {
+    for precision in halves() {
+        with_precision(precision, || {
+            let half = half_of(precision);
+            let weight = fp32::<Amp, 1>(&X, [4]).require_grad();
+            let copy = weight.clone().cast(half);
+            assert!(!copy.is_require_grad());
+            assert!(!copy.clone().detach().is_require_grad());
+            assert_eq!(copy.clone().inner().dtype(), half);
+            let grads = copy.powi_scalar(2).sum().backward();
+            let grad = weight.grad(&grads).unwrap();
+            assert_eq!(values(grad), X.map(|x| 2.0 * x));
+        });
+    }
+}
+
+/// For LibTorch, a result of `swap_dims` counts as a tensor of its own. It may then change in place.
+#[test]
+fn an_operation_on_a_view_leaves_what_the_tape_keeps() {
+    type Activation = fn(Tensor<Amp, 2>) -> Tensor<Amp, 2>;
+    type Slope = fn(f64) -> f64;
+    let cases: [(&str, Activation, Slope); 3] = [
+        ("relu", act::relu, |y| f64::from(y > 0.0)),
+        ("tanh", act::tanh, |y| 1.0 - y.tanh().powi(2)),
+        ("sigmoid", act::sigmoid, |y| 0.25 / (y / 2.0).cosh().powi(2)),
+    ];
+    for precision in halves() {
+        with_precision(precision, || {
+            for (name, function, slope) in cases {
+                let x = fp32::<Amp, 2>(&X, [2, 2]).require_grad();
+                let out = function(activation(x.clone())).swap_dims(0, 1) * -2.0;
+                let grad = values(x.grad(&out.mean().backward()).unwrap());
+                for (x, grad) in X.into_iter().zip(grad) {
+                    let expected = -2.0 / 4.0 * slope(x);
+                    let most = 2.0 * roundoff(precision);
+                    assert!(
+                        (grad - expected).abs() <= most,
+                        "{name}({x}) in {precision}: {grad} is not {expected}"
+                    );
+                }
+            }
+        });
     }
 }

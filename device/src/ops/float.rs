@@ -149,6 +149,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     own_ops! {
         float_mul([lhs], [rhs]) -> FloatTensor => product(lhs, rhs);
         float_add([lhs], [rhs]) -> FloatTensor => sum(lhs, rhs);
+        float_sub([lhs], [rhs]) -> FloatTensor => difference(lhs, rhs);
         float_matmul([lhs], [rhs]) -> FloatTensor => matmul(lhs, rhs);
         float_clamp([tensor], {min}, {max}) -> FloatTensor => clamped(tensor, min, max);
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => update(update_op!(float_scatter_nd, reduction), data, values, |data, values| B::float_scatter_nd(data, indices, values, reduction));
@@ -157,7 +158,6 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     }
 
     float_ops! {
-        float_sub([lhs], [rhs]) -> FloatTensor;
         float_div([lhs], [rhs]) -> FloatTensor;
         float_hypot([lhs], [rhs]) -> FloatTensor;
         float_powi_scalar([lhs], rhs: Scalar) -> FloatTensor;
@@ -168,6 +168,9 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         float_sum_dims([tensor], dims: &[usize]) -> FloatTensor;
         float_mean([tensor]) -> FloatTensor;
         float_mean_dim([tensor], dim: usize) -> FloatTensor;
+        float_transpose([tensor]) -> FloatTensor;
+        float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor;
+        float_permute([tensor], axes: &[usize]) -> FloatTensor;
         float_topk_with_indices([tensor], dim: usize, k: usize, out_dtype: IntDType) -> WithIndices;
     }
 
@@ -242,6 +245,19 @@ fn sum<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
         rhs = without_minus_infinity::<B>(rhs, dtype.unwrap_or(half));
     }
     call.result(B::float_add(lhs, rhs))
+}
+
+/// A difference. Burn's clients send a softmax in training as the difference from the maximum, and further
+/// operations. In f16 a masked score of -65504 less the maximum would be minus infinity.
+fn difference<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
+    let op = if rhs.origin() == Origin::Largest {
+        op!(softmax)
+    } else {
+        op!(float_sub)
+    };
+    let call = Call::new(op, [&lhs, &rhs]);
+    let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
+    call.result(B::float_sub(lhs, rhs))
 }
 
 /// A bias that was rounded to `dtype`. A tensor that looks like a bias may be a mask for the columns, of -1e9,

@@ -230,6 +230,7 @@ fn origin<B: Backend>(op: &Op, tensors: &[&AmpTensor<B>]) -> Origin {
             _ => Origin::Other,
         },
         ("float_swap_dims" | "float_transpose" | "float_permute", _) => Origin::Transposed,
+        ("float_max_dim", _) => Origin::Largest,
         _ => Origin::Other,
     }
 }

@@ -43,6 +43,8 @@ pub(crate) enum Origin {
     /// A vector, reshaped to a row of a tensor of more dimensions.
     Row,
     Transposed,
+    /// The largest values over a dimension.
+    Largest,
     /// Random zeros and ones, stored in half: for the policy, an FP32 constant.
     Noise,
     Other,
