@@ -586,6 +586,40 @@ fn a_confident_prediction_keeps_its_small_gradient() {
     }
 }
 
+/// Each probability of the tail is below f16's smallest number, and all of them are not.
+#[test]
+fn a_tail_of_many_classes_keeps_the_gradient_of_the_target() {
+    const CLASSES: usize = 50_257;
+    fn of_the_target<B: AutodiffBackend>(tail: f32) -> Vec<f64> {
+        let device = Default::default();
+        let mut logits = vec![tail; CLASSES];
+        logits[0] = 0.0;
+        let data = TensorData::new(logits, [1, CLASSES]);
+        let logits = Tensor::<B, 2>::from_data(data, &device).require_grad();
+        let half = Tensor::<B, 2>::ones([1, 1], &device).matmul(logits.clone());
+        let loss = -activation::log_softmax(half, 1).slice([0..1, 0..1]).sum();
+        let grad = logits.grad(&loss.backward()).unwrap();
+        vec![grad.slice([0..1, 0..1]).into_scalar().elem()]
+    }
+    for precision in HALVES {
+        for tail in [-17.75, -17.0, -16.0] {
+            let run = || on_both!(of_the_target(tail));
+            for (how, actual) in with_precision(precision, run) {
+                let rest = (CLASSES - 1) as f64 * f64::from(tail).exp();
+                let expected = -rest / (1.0 + rest);
+                let error = (actual[0] - expected).abs();
+                // The probabilities are summed up in FP32.
+                let sum = (CLASSES as f64).sqrt() * 2f64.powi(-24);
+                assert!(
+                    error <= 2.0 * roundoff(precision) * -expected + sum,
+                    "tail {tail}, {how} in {precision}: {} is not {expected}",
+                    actual[0]
+                );
+            }
+        }
+    }
+}
+
 /// Precisions, feeds and a flag.
 fn grid() -> impl Iterator<Item = (Precision, Feed, bool)> {
     HALVES.into_iter().flat_map(|precision| {

@@ -19,7 +19,9 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         if device::is_fused::<B>(&noise.device()) {
             return Some(Self::record_mask(tensor, noise));
         }
-        let bytes = Amp::<B>::float_into_int(noise.clone(), IntDType::U8);
+        // LibTorch makes 64 bits of the noise, whatever the dtype.
+        let integers = Amp::<B>::float_into_int(noise.clone(), IntDType::U8);
+        let bytes = Amp::<B>::int_cast(integers, IntDType::U8);
         let out = Amp::<B>::float_mul(tensor.primitive.clone(), noise);
         let (dtype, out_dtype) = (tensor.dtype(), out.dtype());
         let again = bytes.clone();

@@ -9,7 +9,8 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     /// With p the probabilities and s their sum, the gradient is p (s g - sum(p g)), or
     /// s g - p sum(g) for the logarithm. Rounded probabilities do not sum to exactly 1. Using s
     /// cancels the rounding error of the p nearest to 1, so a confident prediction keeps its small
-    /// gradient. A logarithm that is kept in FP32 is the result itself, with s = 1.
+    /// gradient. A logarithm that is kept in FP32 is the result itself, with s = 1. One that is kept in f16
+    /// has p times 2^15: a tail of many probabilities below f16's smallest number would be lost.
     pub(super) fn record_softmax(
         kind: Softmax,
         tensor: TapeTensor<B>,
@@ -19,11 +20,20 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         type A<B> = Amp<B>;
         let dtype = tensor.dtype();
         let is_result = kind == Softmax::Log && kept == DType::F32;
+        let factor: f32 = if kind == Softmax::Log && kept == DType::F16 {
+            32768.0
+        } else {
+            1.0
+        };
         let state = move |out: AmpTensor<B>| {
             if is_result {
-                out
+                return out;
+            }
+            let p = probabilities(kind, out);
+            if factor == 1.0 {
+                p
             } else {
-                probabilities(kind, out)
+                A::<B>::float_mul_scalar(p, factor.into())
             }
         };
         Self::record(
@@ -40,18 +50,25 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                 } else {
                     widened(ops.state)
                 };
+                let unscaled = |sum| {
+                    if factor == 1.0 {
+                        sum
+                    } else {
+                        A::<B>::float_div_scalar(sum, factor.into())
+                    }
+                };
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
                     operand_grad(grad, dtype, |grad| {
                         let grad = widened(grad);
                         let whole = if is_result {
                             grad.clone()
                         } else {
-                            let total = A::<B>::float_sum_dim(p.clone(), dim);
+                            let total = unscaled(A::<B>::float_sum_dim(p.clone(), dim));
                             A::<B>::float_mul(grad.clone(), total)
                         };
                         match kind {
                             Softmax::Log => {
-                                let sum = A::<B>::float_sum_dim(grad, dim);
+                                let sum = unscaled(A::<B>::float_sum_dim(grad, dim));
                                 A::<B>::float_sub(whole, A::<B>::float_mul(p, sum))
                             }
                             Softmax::Plain | Softmax::Masked => {
