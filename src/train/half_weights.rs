@@ -4,6 +4,7 @@ use burn_core::module::{Module, ModuleMapper, Param};
 use burn_core::tensor::backend::Backend;
 use burn_core::tensor::{DType, ElementConversion, FloatDType, Tensor, TensorPrimitive};
 
+use crate::precision::want_half;
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpError, Precision};
 
@@ -58,6 +59,8 @@ pub fn half_weights<B: Backend, M: Module<Amp<B>>>(
         Precision::Bf16 => FloatDType::BF16,
         Precision::F32 | Precision::Auto => return Err(AmpError::NotHalf { precision }),
     };
+    // In a process in FP32, operations do not look for half operands until then.
+    want_half();
     let mut weights = Weights {
         precision,
         dtype,
