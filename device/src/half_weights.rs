@@ -13,7 +13,8 @@ use crate::{AmpError, Error, Precision, local, region};
 /// Weights are the FP32 parameters of two or more dimensions. Biases and the parameters of normalization
 /// layers (modules whose name contains `Norm`) stay FP32, and parameters of any other dtype are unchanged.
 /// Linear layers, convolutions and attention return the same results as before, since they round their
-/// weights anyway, except in a region in FP32, where the weights were not rounded before. An embedding returns
+/// weights anyway, except in a region in FP32, where the weights were not rounded before, and except a linear layer
+/// with `LinearLayout::Col`, whose sum with the bias becomes half. An embedding returns
 /// rounded rows in half: what a transformer adds to them is then half, too, as is the sum of a half tensor and a
 /// table of positions or an attention's bias. The memory is free once nothing else, such as a clone
 /// of the model, holds the FP32 weights. Call this function after a record is loaded: loading replaces the

@@ -107,7 +107,8 @@ impl AmpServer {
 
     /// Serves over WebSocket on `listener` until the process receives Ctrl+C or `SIGTERM`, and then
     /// ends within 5 seconds, or at once at a second signal. Installs Burn's [`ServerLogging`], and
-    /// blocks the calling thread.
+    /// blocks the calling thread. From then on, also after it has returned, these signals do not end the process by
+    /// themselves: a program that goes on uses [`serve_on_async`](AmpServer::serve_on_async).
     ///
     /// A front checks connections before they reach Burn's own server. Until a connection is authorized, it
     /// may last 5 seconds and send 16 KiB besides its request, and at most 64 such connections are open. The

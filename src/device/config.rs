@@ -114,6 +114,8 @@ impl AmpConfig {
     /// names the operation. Default off. The counterpart of PyTorch's
     /// `torch.autograd.set_detect_anomaly`.
     ///
+    /// A forward pass without a backward pass counts towards the next step: validate on `model.valid()`.
+    ///
     /// For debugging, not for training: every operation waits for the device, up to three times for
     /// each operand and result. The environment variable `BURN_AMP_DETECT_ANOMALY=1` turns
     /// detection on for all devices.

@@ -46,7 +46,7 @@ pub(super) static LOCAL: Mutex<Vec<Local>> = Mutex::new(Vec::new());
 /// - [`Error::Group`] when Burn cannot make a group of the device.
 pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, Error> {
     let on = device.clone().without_autodiff();
-    let local: Result<Device, _> = on_backend!(on, local(&on, precision))?;
+    let local: Result<Device, Error> = on_backend!(on, local(&on, precision))?;
     Ok(local?.with_autodiff_context_from(&device))
 }
 

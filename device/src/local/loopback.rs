@@ -91,7 +91,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, Error> {
     batching::enlarge();
     let on = device.clone().without_autodiff();
-    let hosted: Result<Hosting, _> = on_backend!(on, hosted(precision))?;
+    let hosted: Result<Hosting, Error> = on_backend!(on, hosted(precision))?;
     let (host, in_force) = hosted?;
     let key = (on, in_force.precision);
 
