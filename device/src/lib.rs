@@ -1,5 +1,10 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
+// Without a backend, as for a client of a server, nothing is decorated.
+#![cfg_attr(
+    not(any(feature = "flex", feature = "cube")),
+    allow(dead_code, unused_imports, unused_variables)
+)]
 
 #[cfg(all(feature = "burn-0-22", feature = "burn-0-23"))]
 compile_error!(
