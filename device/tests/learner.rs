@@ -456,8 +456,8 @@ fn loaders_of_a_loop_take_the_device_and_for_validation_the_one_without_autodiff
             .build(InMemDataset::new(vec![2.0]))
     };
     let model = Weight::on(&device);
-    let training: Vec<_> = loader(device.clone()).iter().collect();
-    let validation: Vec<_> = loader(device.clone().inner()).iter().collect();
+    let training: Vec<_> = loader(device.clone()).iter().map(Result::unwrap).collect();
+    let validation: Vec<_> = loader(device.inner()).iter().map(Result::unwrap).collect();
     assert_eq!((training.len(), validation.len()), (1, 1));
     for batch in training {
         let loss = TrainStep::step(&model, batch).item.loss;
