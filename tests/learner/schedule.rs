@@ -22,7 +22,9 @@ use burn_amp::{
     Precision, StepOutcome, with_precision,
 };
 
-use crate::harness::{A, Model, Spy, Training, alone, folder, samples, sgd, training};
+use crate::harness::{
+    A, Model, SgdOf, Spy, Steps, Training, alone, folder, samples, sgd, training,
+};
 
 const BATCHES: usize = 24;
 /// The first and the last, a single one, and two in a row.
@@ -412,12 +414,17 @@ fn a_loop_over_devices_may_ask_after_their_passes() {
     assert_eq!(taken, expected);
 }
 
+/// An optimizer that follows the scaler, and the steps that it takes.
+fn spied(scaler: &GradScaler) -> (AmpOptimizer<Spy<SgdOf<A>>>, Steps) {
+    let spy = Spy::new(sgd());
+    let steps = spy.steps();
+    (AmpOptimizer::new(spy, [scaler.clone()]), steps)
+}
+
 #[test]
 fn optimizers_each_skip_a_batch() {
     let scaler = fresh();
-    let spy = Spy::new(sgd::<A>());
-    let steps = spy.steps();
-    let mut optimizer = AmpOptimizer::new(spy, [scaler.clone()]);
+    let (mut optimizer, steps) = spied(&scaler);
     let mut clone = optimizer.clone();
     let step = |optimizer: &mut AmpOptimizer<_>| {
         let _: Model<A> = optimizer.step(0.1, Model::new(), GradientsParams::new());
@@ -444,9 +451,7 @@ fn optimizers_each_skip_a_batch() {
 #[test]
 fn a_skipped_batch_ends_with_any_pass() {
     let scaler = fresh();
-    let spy = Spy::new(sgd::<A>());
-    let steps = spy.steps();
-    let mut optimizer = AmpOptimizer::new(spy, [scaler.clone()]);
+    let (mut optimizer, steps) = spied(&scaler);
     let mut step = || {
         let _: Model<A> = optimizer.step(0.1, Model::new(), GradientsParams::new());
         steps.all().len()
@@ -488,9 +493,7 @@ fn a_skipped_batch_ends_with_any_pass() {
 fn the_explicit_protocol_is_not_skipped_twice() {
     let scaler = fresh();
     let mut model = Model::<A>::new();
-    let spy = Spy::new(sgd::<A>());
-    let steps = spy.steps();
-    let mut optimizer = AmpOptimizer::new(spy, [scaler.clone()]);
+    let (mut optimizer, steps) = spied(&scaler);
     let taken: Vec<bool> = (0..4)
         .map(|i| {
             with_precision(Precision::F16, || {
