@@ -391,6 +391,13 @@ const NOT_ON_LIBTORCH: [&str; 3] = [
     "interpolate_lanczos",
 ];
 const ONLY_TRAINED_ON_LIBTORCH: [&str; 3] = ["activation_wrapper", "prelu", "prelu_of_many_slopes"];
+/// Cases of which plain Burn recomputes a wrong gradient with LibTorch: an operation behind `permute` changes the
+/// input in place (burn#5375).
+const KEPT_ON_LIBTORCH: [&str; 3] = [
+    "local_response_norm",
+    "local_response_norm_of_even_size",
+    "local_response_norm_of_large_values",
+];
 
 /// A case on plain Burn and under AMP, for each feed: in inference, and in training under each
 /// strategy.
@@ -413,24 +420,29 @@ pub fn comparisons<C: Case>(precision: Precision) -> Vec<Comparison> {
                 tolerance,
             });
         }
+        let kept = || {
+            run_plain::<C, Autodiff<Inner, NoCheckpointing>, Autodiff<Reference, NoCheckpointing>>(
+                feed, precision,
+            )
+        };
         all.push(Comparison {
             what: format!("{feed:?}"),
-            burn: run_plain::<
-                C,
-                Autodiff<Inner, NoCheckpointing>,
-                Autodiff<Reference, NoCheckpointing>,
-            >(feed, precision),
+            burn: kept(),
             amp: run_amp::<C, AmpAutodiff<Inner, NoCheckpointing>>(feed, precision),
             trains: true,
             tolerance,
         });
         all.push(Comparison {
             what: format!("{feed:?}, balanced checkpointing"),
-            burn: run_plain::<
-                C,
-                Autodiff<Inner, BalancedCheckpointing>,
-                Autodiff<Reference, BalancedCheckpointing>,
-            >(feed, precision),
+            burn: if ON_LIBTORCH && KEPT_ON_LIBTORCH.contains(&C::NAME) {
+                kept()
+            } else {
+                run_plain::<
+                    C,
+                    Autodiff<Inner, BalancedCheckpointing>,
+                    Autodiff<Reference, BalancedCheckpointing>,
+                >(feed, precision)
+            },
             amp: run_amp::<C, AmpAutodiff<Inner, BalancedCheckpointing>>(feed, precision),
             trains: true,
             tolerance,
