@@ -205,7 +205,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_mean_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean_dim), tensor, Some(dim), |t| B::float_mean_dim(t, dim));
         float_tanh([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Tanh, op!(float_tanh), tensor);
         float_slice([tensor], slices: &[Slice]) -> FloatTensor => slice(tensor, slices);
-        float_transpose([tensor]) -> FloatTensor => { let last = tensor.rank() - 1; permuted(op!(float_transpose), tensor, |axes| axes.swap(last - 1, last), B::float_transpose) };
+        float_transpose([tensor]) -> FloatTensor => permuted(op!(float_transpose), tensor, |axes| { let last = axes.len() - 1; axes.swap(last - 1, last) }, B::float_transpose);
         float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor => permuted(op!(float_swap_dims), tensor, |axes| axes.swap(dim1, dim2), |t| B::float_swap_dims(t, dim1, dim2));
         float_permute([tensor], axes: &[usize]) -> FloatTensor => permuted(op!(float_permute), tensor, |order| order.copy_from_slice(axes), |t| B::float_permute(t, axes));
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => scatter(data, indices, values, reduction);

@@ -99,7 +99,7 @@ impl GradScaler {
 
     /// Whether an optimizer reports batches.
     pub(crate) fn has_batches(&self) -> bool {
-        self.shared.listeners().iter().any(|l| l.makes_batches())
+        self.shared.has_batches()
     }
 }
 

@@ -12,15 +12,15 @@ use crate::{Amp, AmpError, Precision};
 /// PyTorch's `model.half()` and `model.bfloat16()`, for inference: optimizers need FP32. Set the
 /// device to this precision: in FP32 each call would cast the weights back.
 ///
-/// Weights are the FP32 parameters of two or more dimensions. Biases and the parameters of
-/// normalization layers (modules whose name has `Norm`) stay FP32. Parameters of any other dtype are
-/// unchanged. Linear layers, convolutions and attention give the same results as before, since they
-/// round their weights anyway; an embedding gives rounded rows in half. A parameter in arithmetic, such as a table of
-/// positions or an attention's bias, is rounded, and its sum with a half tensor is half. In
+/// Weights are the FP32 parameters of two or more dimensions. Biases and the parameters of normalization
+/// layers (modules whose name has `Norm`) stay FP32. Parameters of any other dtype are unchanged. Linear
+/// layers, convolutions and attention give the same results as before, since they round their weights anyway;
+/// an embedding gives rounded rows in half. A parameter in arithmetic, such as a table of positions or an
+/// attention's bias, is rounded, and its sum with a half tensor is half. In
 /// [`full_precision`](crate::full_precision), operations on the rounded weights run in FP32. Call
-/// `half_weights` after `load_record`, which makes the weights FP32 again. A record made of the model has the rounded values. Load such a record
-/// into a new model to train it further: after `train()` on the model itself, its half weights are frozen,
-/// since Burn's `Param::map` forgets that they were trained.
+/// `half_weights` after `load_record`, which makes the weights FP32 again. A record made of the model has the
+/// rounded values. Load such a record into a new model to train it further: after `train()` on the model
+/// itself, its half weights are frozen, since Burn's `Param::map` forgets that they were trained.
 ///
 /// # Errors
 ///

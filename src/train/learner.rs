@@ -16,11 +16,11 @@ use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
 use crate::autodiff::AutodiffInner;
 use crate::{AmpAutodiff, AmpConfig, AmpError, GradScaler, Precision, WhenStuck};
 
-/// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. Only two of them
-/// come later, because Burn does not reveal them: a strategy of several devices, or of another device than the
-/// model's, with [`AmpTraining::with_training_strategy`], and accumulation, with
-/// [`AmpTraining::grads_accumulation`]. `to_fp16` and the others are named as in fastai's `Learner`.
-/// Nothing is checked before [`launch`](AmpTraining::launch).
+/// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. Only two of them come later,
+/// because Burn does not reveal them: a strategy of several devices, or of another device than the model's,
+/// with [`AmpTraining::with_training_strategy`], and accumulation, with [`AmpTraining::grads_accumulation`].
+/// `to_fp16` and the others are named as in fastai's `Learner`. Nothing is checked before
+/// [`launch`](AmpTraining::launch).
 ///
 /// ```no_run
 /// # use burn::backend::Flex;

@@ -19,15 +19,16 @@ use crate::{GradScaler, LossScaler};
 
 /// Wraps any learning-rate scheduler so that it does not advance over skipped steps.
 ///
-/// The steps taken get the same learning rates as in a training run without skipped steps. This holds
-/// however a `Learner` calls the scheduler: before each backward pass, also with gradient accumulation,
-/// or after the passes of several devices. As in plain Burn 0.21, a `Learner` with gradient accumulation
-/// requests a learning rate for each micro-batch, so count micro-batches, not steps. If the accumulation does
-/// not divide an epoch's batches, Burn drops the rest, and a skip of the next step takes back the learning
-/// rates of that rest, too. With an [`AmpOptimizer`](crate::AmpOptimizer) on the same scalers, the scheduler follows whole batches. Without one, a partly applied batch counts as taken. A
-/// step of the explicit protocol covers its whole window, and belongs to the last learning rate:
-/// request the learning rate before [`GradScaler::update`]. Give each optimizer a scaler of its own: of two
-/// optimizers on one scaler, a step that only one takes counts as skipped for the schedules of both.
+/// The steps taken get the same learning rates as in a training run without skipped steps. This holds however
+/// a `Learner` calls the scheduler: before each backward pass, also with gradient accumulation, or after the
+/// passes of several devices. As in plain Burn 0.21, a `Learner` with gradient accumulation requests a
+/// learning rate for each micro-batch, so count micro-batches, not steps. If the accumulation does not divide
+/// an epoch's batches, Burn drops the rest, and a skip of the next step takes back the learning rates of that
+/// rest, too. With an [`AmpOptimizer`](crate::AmpOptimizer) on the same scalers, the scheduler follows whole
+/// batches. Without one, a partly applied batch counts as taken. A step of the explicit protocol covers its
+/// whole window, and belongs to the last learning rate: request the learning rate before
+/// [`GradScaler::update`]. Give each optimizer a scaler of its own: of two optimizers on one scaler, a step
+/// that only one takes counts as skipped for the schedules of both.
 ///
 /// The record holds the scheduler's and the scalers' state, so Burn's checkpoints save and restore
 /// both. The scalers are restored only if loss scaling is configured as before. A checkpoint written

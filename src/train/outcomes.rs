@@ -98,9 +98,8 @@ impl Seen {
 
 impl Listener for Seen {
     fn begun(&self) {
-        let begun = true;
         self.add(Steps {
-            begun,
+            begun: true,
             ..Steps::default()
         });
     }

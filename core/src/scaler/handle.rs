@@ -205,8 +205,7 @@ impl<L: Default> SharedScaler<L> {
         by_pass: bool,
         or: &str,
     ) -> Transition {
-        let listeners = self.listeners();
-        let in_batch = by_pass && listeners.iter().any(|l| l.makes_batches());
+        let in_batch = by_pass && self.has_batches();
         let recorded = {
             let shared = &mut *self.lock();
             let (scaler, history) = (&mut shared.scaler, &mut shared.history);
@@ -223,41 +222,43 @@ impl<L: Default> SharedScaler<L> {
             recorded
         };
         recorded.log(or);
+        let listeners = self.listeners();
         listeners.iter().for_each(|l| l.recorded(&recorded));
-        self.report_stuck(recorded.transition, or);
+        self.report_stuck(recorded.transition, &recorded.after, &recorded.step, or);
         recorded.transition
     }
 
     /// Records that an optimizer took or skipped a batch, of which it has the passes' gradients.
     pub fn batch(&self, taken: bool, or: &str) {
-        let transition = {
+        let skipped = {
             let shared = &mut *self.lock();
             shared.in_skipped_batch = false;
             let kept_scale = shared.kept_scale.take();
             if taken {
                 shared.scaler.forget_stuck();
             }
-            match kept_scale {
-                Some(reason) if !taken => shared.scaler.stuck(reason),
-                _ => Transition::Kept,
-            }
+            let reason = kept_scale.filter(|_| !taken);
+            reason.zip(shared.last_step.clone()).map(|(reason, step)| {
+                let transition = shared.scaler.stuck(reason);
+                (transition, shared.scaler, step)
+            })
         };
         self.listeners().iter().for_each(|l| l.batch(taken));
-        self.report_stuck(transition, or);
+        if let Some((transition, scaler, step)) = skipped {
+            self.report_stuck(transition, &scaler, &step, or);
+        }
     }
 
-    /// Logs that the run is stuck since the last step, if it is, and notifies the listeners.
-    fn report_stuck(&self, transition: Transition, or: &str) {
-        let Transition::Stuck(reason) = transition else {
-            return;
-        };
-        let (scaler, last) = {
-            let shared = self.lock();
-            (shared.scaler, shared.last_step.clone())
-        };
-        if let Some(last) = last {
-            scaler.log_stuck(reason, &last, or);
-            let error = scaler.stuck_error(reason, &last);
+    /// Whether an optimizer reports batches.
+    pub fn has_batches(&self) -> bool {
+        self.listeners().iter().any(|l| l.makes_batches())
+    }
+
+    /// Logs that the run is stuck since a step, if it is, and notifies the listeners.
+    fn report_stuck(&self, transition: Transition, scaler: &LossScaler, step: &LastStep, or: &str) {
+        if let Transition::Stuck(reason) = transition {
+            scaler.log_stuck(reason, step, or);
+            let error = scaler.stuck_error(reason, step);
             self.listeners().iter().for_each(|l| l.stuck(&error));
         }
     }

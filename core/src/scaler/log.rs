@@ -15,7 +15,7 @@ pub struct RecordedStep {
     /// false, the explicit protocol took or skipped the step.
     pub by_pass: bool,
     before: LossScaler,
-    after: LossScaler,
+    pub(super) after: LossScaler,
 }
 
 impl RecordedStep {

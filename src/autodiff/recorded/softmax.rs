@@ -20,20 +20,15 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         type A<B> = Amp<B>;
         let dtype = tensor.dtype();
         let is_result = kind == Softmax::Log && kept == DType::F32;
-        let factor: f32 = if kind == Softmax::Log && kept == DType::F16 {
-            32768.0
-        } else {
-            1.0
-        };
+        let factor = (kind == Softmax::Log && kept == DType::F16).then_some(32768f32);
         let state = move |out: AmpTensor<B>| {
             if is_result {
                 return out;
             }
             let p = probabilities(kind, out);
-            if factor == 1.0 {
-                p
-            } else {
-                A::<B>::float_mul_scalar(p, factor.into())
+            match factor {
+                Some(factor) => A::<B>::float_mul_scalar(p, factor.into()),
+                None => p,
             }
         };
         Self::record(
@@ -50,12 +45,9 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
                 } else {
                     widened(ops.state)
                 };
-                let unscaled = |sum| {
-                    if factor == 1.0 {
-                        sum
-                    } else {
-                        A::<B>::float_div_scalar(sum, factor.into())
-                    }
+                let unscaled = |sum| match factor {
+                    Some(factor) => A::<B>::float_div_scalar(sum, factor.into()),
+                    None => sum,
                 };
                 unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
                     operand_grad(grad, dtype, |grad| {
