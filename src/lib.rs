@@ -83,6 +83,9 @@ pub use autodiff::AmpAutodiff;
 #[doc(hidden)]
 pub use autodiff::AmpGradients;
 pub use device::{AmpConfig, precision_of};
+// For `cargo xtask bench trials`.
+#[doc(hidden)]
+pub use device::is_exact;
 pub use diagnostics::AmpReport;
 pub use precision::{full_precision, with_precision};
 pub use scaler::GradScaler;

@@ -52,6 +52,16 @@ pub(crate) fn explained<B: Backend>(device: &B::Device) -> Result<Chosen, AmpErr
     Ok(Chosen { precision, why })
 }
 
+/// Whether a device is exact in an operation in its precision, as the operation's first use there finds out.
+/// `None` in FP32, and without trials.
+pub fn is_exact<B: Backend>(device: &B::Device, op: TriedOp) -> Option<bool> {
+    let context = DeviceContext::of::<B>(device);
+    match context.mode {
+        Mode::On(half) => context.is_exact::<B>(device, half, op),
+        _ => None,
+    }
+}
+
 /// A device's state as one operation sees it.
 #[derive(Clone, Copy)]
 pub(crate) struct DeviceContext {

@@ -25,7 +25,7 @@ DIMS = {
         "lstm": (64, 64, 128, 1),
     },
     "large": {
-        "transformer": (16, 1024, 768, 12),
+        "transformer": (8, 1024, 768, 12),
         "cnn": (256, 64, 128, 3),
         "mlp": (16384, 1, 4096, 8),
         "lstm": (256, 128, 1024, 1),
@@ -180,14 +180,15 @@ class Step:
         return sum(saved.values())
 
     def peak_bytes(self):
-        """The most that a forward and backward pass holds above what is there before."""
+        """What a forward and backward pass makes the device reserve above what is there before."""
         if self.device != "cuda":
             return None
         synchronize(self.device)
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         self.scaler.scale(self.loss()).backward()
-        peak = torch.cuda.max_memory_allocated() - before
+        peak = torch.cuda.max_memory_reserved() - before
         self.optimizer.zero_grad(set_to_none=True)
         return peak
 

@@ -33,6 +33,9 @@ pub struct Pack {
     /// The folder for the archive.
     #[arg(long, default_value = "target/gpu")]
     into: PathBuf,
+    /// Only the programs of the campaign's first two parts, which are built in a third of the time.
+    #[arg(long)]
+    quick: bool,
 }
 
 #[derive(Debug, Args)]
@@ -51,57 +54,80 @@ pub struct Run {
     /// The time for all stages, from now.
     #[arg(long, default_value_t = 25.0)]
     minutes: f64,
+    /// Only the stages of parts up to this one.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
+    part: u8,
     /// Only these stages.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 }
 
-/// A stage: its name, the seconds that it may take, the program with its first arguments, and the other
-/// arguments. `{b}` stands for the backend, `{s}` for the size and `{r}` for the folder of the results.
-type Stage = (&'static str, u64, &'static str, &'static str);
+/// A stage: its name, the part of the campaign that it belongs to, the seconds that it may take, the program
+/// with its first arguments, and the other arguments. `{b}` stands for the backend, `{s}` for the size and
+/// `{r}` for the folder of the results.
+type Stage = (&'static str, u8, u64, &'static str, &'static str);
 
-const SPEED: &str =
-    "xtask bench speed --backend {b} --pytorch --without-floor --json {r}/measurements.json";
-const MEMORY: &str = "xtask bench memory --backend {b} --size {s} --precision bf16 --pytorch --json {r}/measurements.json";
+/// Without trials, since each compiles kernels of its own: the stage `trials` has them.
+const SPEED: &str = "xtask bench speed --backend {b} --without-floor --without-trials --first-steps --json {r}/measurements.json";
+/// The same where each operation takes the kernel that comes first.
+const UNTUNED: &str = "untuned bench speed --backend {b} --without-floor --without-trials --first-steps --json {r}/measurements.json";
+const MEMORY: &str = "bench memory --backend {b} --size {s} --precision bf16 --without-trials --pytorch --json {r}/measurements.json";
 
-/// The most important first. The times leave room for kernels that are compiled at their first use,
-/// 0.9 s each on an H100: they are kept for the stages after.
+/// The most important first, in three parts: eight minutes, three minutes, and what a longer time is good
+/// for. What takes time is to compile kernels at their first use, 0.9 s each on an H100; they are kept for
+/// the stages after. So the first part begins without tuning, and ends with the tuning that its time allows:
+/// a later part goes on with it.
 #[rustfmt::skip]
 const STAGES: &[Stage] = &[
-    ("tests-device", 60, "device", ""),
-    ("tests-ops", 120, "ops", ""),
-    ("tests-training", 120, "training", ""),
-    ("tests-modules", 120, "modules", ""),
-    ("speed-transformer", 240, SPEED, "--size {s} --model transformer --precision bf16"),
-    ("speed-cnn", 150, SPEED, "--size {s} --model cnn --precision bf16"),
-    ("speed-mlp", 90, SPEED, "--size {s} --model mlp --precision bf16"),
-    ("speed-lstm", 120, SPEED, "--size {s} --model lstm --precision bf16"),
-    ("memory-transformer", 60, MEMORY, "--model transformer"),
-    ("first-steps", 180, "xtask bench first --backend {b} --precision bf16",
-        "--size {s} --model transformer --json {r}/measurements.json"),
-    ("small-mlp", 60, SPEED, "--model mlp"),
-    ("small-transformer", 120, SPEED, "--model transformer"),
-    ("small-cnn", 90, SPEED, "--model cnn"),
-    ("small-lstm", 90, SPEED, "--model lstm"),
-    ("host-mlp", 60, SPEED, "--size tiny --model mlp"),
-    ("host-transformer", 90, SPEED, "--size tiny --model transformer"),
-    ("kernels", 120, "xtask bench casts --backend {b}", "--detail --json {r}/measurements.json"),
-    ("digits", 60, "digits --backend {b}", "--epochs 5 --out {r}/digits"),
-    ("learner", 120, "learner --backend {b}", "--precision bf16 --epochs 2 --output {r}/learner"),
-    ("memory-cnn", 60, MEMORY, "--model cnn"),
-    ("memory-mlp", 60, MEMORY, "--model mlp"),
-    ("memory-lstm", 60, MEMORY, "--model lstm"),
-    ("f16-transformer", 120, "xtask bench speed --backend {b} --precision f16 --without-floor",
-        "--size {s} --model transformer --json {r}/f16.json"),
-    ("vulkan-kernels", 90, "xtask bench casts --backend vulkan", "--model mlp --detail"),
-    ("vulkan-device", 90, "loopback --backend vulkan", "--rounds 3"),
-    ("vulkan-speed", 90, "xtask bench speed --backend vulkan", "--model mlp --without-floor"),
+    ("transformer-untuned", 1, 200, UNTUNED, "--size {s} --model transformer --precision bf16 --pytorch"),
+    ("cnn", 1, 200, SPEED, "--size {s} --model cnn --precision bf16 --pytorch"),
+    ("tests-ops", 1, 60, "ops", "sums survival gradients"),
+    ("memory-transformer", 2, 40, "untuned", "{memory} --model transformer"),
+    ("memory-cnn", 2, 40, "xtask", "{memory} --model cnn"),
+    ("f16-transformer", 2, 60, UNTUNED, "--size {s} --model transformer --precision f16"),
+    ("small-mlp", 2, 40, UNTUNED, "--model mlp --precision bf16 --pytorch"),
+    ("small-transformer", 2, 40, UNTUNED, "--model transformer --precision bf16 --pytorch"),
+    ("small-lstm", 2, 40, UNTUNED, "--model lstm --precision bf16 --pytorch"),
+    ("trials", 2, 60, "xtask", "bench trials --backend {b} --precision bf16"),
+    ("transformer", 1, 300, SPEED, "--size {s} --model transformer --precision bf16"),
+    ("tests-device", 3, 60, "device", ""),
+    ("tests-training", 3, 120, "training", ""),
+    ("tests-modules", 3, 120, "modules", ""),
+    ("tests-all-ops", 3, 120, "ops", ""),
+    ("mlp", 3, 90, SPEED, "--size {s} --model mlp --precision bf16 --pytorch"),
+    ("lstm", 3, 120, SPEED, "--size {s} --model lstm --precision bf16 --pytorch"),
+    ("first-steps", 3, 180, "xtask", "bench first --backend {b} --precision bf16 --size {s} --model transformer \
+        --json {r}/measurements.json"),
+    ("small-tuned", 3, 300, SPEED, "--pytorch"),
+    ("host-mlp", 3, 60, SPEED, "--size tiny --model mlp --pytorch"),
+    ("host-transformer", 3, 90, SPEED, "--size tiny --model transformer --pytorch"),
+    ("kernels", 3, 120, "xtask", "bench casts --backend {b} --detail --json {r}/measurements.json"),
+    ("digits", 3, 60, "digits", "--backend {b} --epochs 5 --out {r}/digits"),
+    ("learner", 3, 120, "learner", "--backend {b} --precision bf16 --epochs 2 --output {r}/learner"),
+    ("memory-mlp", 3, 60, "xtask", "{memory} --model mlp"),
+    ("memory-lstm", 3, 60, "xtask", "{memory} --model lstm"),
+    ("vulkan-kernels", 3, 90, "xtask", "bench casts --backend vulkan --model mlp --detail"),
+    ("vulkan-device", 3, 90, "loopback", "--backend vulkan --rounds 3"),
+    ("vulkan-speed", 3, 90, "xtask", "bench speed --backend vulkan --model mlp --without-floor"),
 ];
 
 const DEVICE_FEATURES: &str = "vulkan,fusion,autotune";
 
-/// Makes CubeCL keep its kernels beside the results, from one stage to the next.
-const CUBECL: &str = "[compilation]\ncache = \"local\"\n\n[autotune]\ncache = \"local\"\n";
+/// CubeCL's configuration in a stage: keeps the kernels, compiled and chosen, for the stages after, and logs
+/// each that is compiled and what each candidate takes. `{r}` and `{name}` stand for the folder of the
+/// results and the stage.
+const CUBECL: &str = r#"
+[compilation]
+cache = { file = "{r}/kernels" }
+logger = { level = "basic", file = "{r}/{name}.kernels" }
+
+[autotune]
+cache = { file = "{r}/kernels" }
+logger = { level = "full", file = "{r}/{name}.tuning" }
+"#;
+
+/// The line of CubeCL's log for a kernel.
+const COMPILING: &str = "[Compiling kernel]";
 
 /// The programs. They share most of their code, so one archive is two thirds of eight.
 const PACKED: &str = "programs.tar.xz";
@@ -125,39 +151,19 @@ pub fn gpu(gpu: &Gpu) -> anyhow::Result<()> {
 
 impl Pack {
     fn pack(&self) -> anyhow::Result<()> {
-        let backend = self.backend.to_possible_value().expect("none is hidden");
-        let backend = backend.get_name();
-        let on_cubecl = ![Choice::Flex, Choice::Tch].contains(&self.backend);
-        let mut features: Vec<_> = ["xtask", "burn-amp", "learner"]
-            .map(|package| format!("{package}/{backend}"))
-            .into_iter()
-            .filter(|feature| *feature != "xtask/flex" && *feature != "learner/flex")
-            .collect();
-        if on_cubecl {
-            features.push("xtask/vulkan".into());
-            let tuned = ["fusion", "autotune"].iter();
-            let tuned = tuned.flat_map(|f| ["burn-amp", "learner"].map(|p| format!("{p}/{f}")));
-            features.extend(tuned);
-        }
-        let mut cargo = cargo_build();
-        cargo.args(["-p", "xtask", "-p", "burn-amp", "-p", "learner"]);
-        cargo.args(["--bin", "xtask", "--bin", "learner", "--example", "digits"]);
-        cargo.args(SUITE.iter().flat_map(|name| ["--test", name]));
-        cargo.args(["--features", &features.join(",")]);
-        let mut built = built(cargo)?;
-        if on_cubecl {
-            // burn-amp-device, on Vulkan: for CUDA, Burn 0.22 downloads LLVM.
-            let mut cargo = cargo_build();
-            cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../device"));
-            cargo.args(["--example", "loopback", "--features", DEVICE_FEATURES]);
-            built.extend(self::built(cargo)?);
-        }
-
         fs::create_dir_all(&self.into)?;
-        for (name, program) in &built {
-            let plain = self.into.join(name);
-            fs::copy(program, &plain)?;
-            done(Command::new("strip").arg(&plain))?;
+        let mut names = Vec::new();
+        // Each build before the next one, which replaces programs of the same name.
+        for (cargo, renamed) in self.builds() {
+            for (name, program) in built(cargo)? {
+                let name = renamed
+                    .filter(|_| name == "xtask")
+                    .map_or(name, String::from);
+                let plain = self.into.join(&name);
+                fs::copy(program, &plain)?;
+                done(Command::new("strip").arg(&plain))?;
+                names.push(name);
+            }
         }
         let packed = self.into.join(PACKED);
         done(
@@ -166,10 +172,10 @@ impl Pack {
                 .arg(&packed)
                 .arg("--directory")
                 .arg(&self.into)
-                .args(built.iter().map(|(name, _)| name))
+                .args(&names)
                 .env("XZ_OPT", XZ),
         )?;
-        for (name, _) in &built {
+        for name in &names {
             fs::remove_file(self.into.join(name))?;
         }
         let bytes = fs::metadata(&packed)?.len();
@@ -177,6 +183,71 @@ impl Pack {
         println!("{mib:.1} MiB  {}", packed.display());
         Ok(())
     }
+
+    /// The calls of Cargo, each with another name for its `xtask`.
+    fn builds(&self) -> Vec<(Command, Option<&'static str>)> {
+        let backend = value_name(&self.backend);
+        let on_cubecl = ![Choice::Flex, Choice::Tch].contains(&self.backend);
+        let features = |packages: &[&str], others: &[&str]| {
+            let of = packages
+                .iter()
+                .map(|package| format!("{package}/{backend}"));
+            let known = of.filter(|feature| !["xtask/flex", "learner/flex"].contains(&&**feature));
+            let others = others
+                .iter()
+                .filter(|_| on_cubecl)
+                .map(|feature| feature.to_string());
+            known.chain(others).collect::<Vec<_>>().join(",")
+        };
+        let mut untuned = cargo_build();
+        untuned.args(["-p", "xtask", "--bin", "xtask", "--no-default-features"]);
+        let mut tuned = cargo_build();
+        tuned.args(["-p", "xtask", "--bin", "xtask"]);
+        if self.quick {
+            untuned.args(["-p", "burn-amp", "--test", "ops", "--features"]);
+            untuned.arg(features(&["xtask", "burn-amp"], &["burn-amp/fusion"]) + ",burn-amp/train");
+            tuned.args(["--features", &features(&["xtask"], &[])]);
+            return vec![(untuned, Some("untuned")), (tuned, None)];
+        }
+        untuned.args(["--features", &features(&["xtask"], &[])]);
+        tuned.args([
+            "-p",
+            "burn-amp",
+            "-p",
+            "learner",
+            "--bin",
+            "learner",
+            "--example",
+            "digits",
+        ]);
+        tuned.args(SUITE.iter().flat_map(|name| ["--test", name]));
+        let others = [
+            "xtask/vulkan",
+            "burn-amp/fusion",
+            "burn-amp/autotune",
+            "learner/fusion",
+            "learner/autotune",
+        ];
+        tuned.args([
+            "--features",
+            &features(&["xtask", "burn-amp", "learner"], &others),
+        ]);
+        let mut builds = vec![(untuned, Some("untuned")), (tuned, None)];
+        if on_cubecl {
+            // burn-amp-device, on Vulkan: for CUDA, Burn 0.22 downloads LLVM.
+            let mut device = cargo_build();
+            device.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../device"));
+            device.args(["--example", "loopback", "--features", DEVICE_FEATURES]);
+            builds.push((device, None));
+        }
+        builds
+    }
+}
+
+/// The name of a choice on the command line.
+fn value_name(value: &impl ValueEnum) -> String {
+    let value = value.to_possible_value().expect("none is hidden");
+    value.get_name().into()
 }
 
 fn cargo_build() -> Command {
@@ -214,15 +285,14 @@ impl Run {
         }
         fs::create_dir_all(&self.into)?;
         let into = self.into.canonicalize()?;
-        fs::write(into.join("cubecl.toml"), CUBECL)?;
         let ended = into.join(ENDED);
         let before = fs::read_to_string(&ended).unwrap_or_default();
         let before: BTreeSet<_> = before.lines().filter_map(|l| l.split(' ').next()).collect();
         let end = Instant::now() + Duration::from_secs_f64(60.0 * self.minutes);
 
-        for &stage @ (name, seconds, ..) in STAGES {
+        for &stage @ (name, part, seconds, ..) in STAGES {
             let is_wanted = self.only.is_empty() || self.only.iter().any(|only| only == name);
-            if !is_wanted || before.contains(name) {
+            if part > self.part || !is_wanted || before.contains(name) {
                 continue;
             }
             let left = end.saturating_duration_since(Instant::now());
@@ -242,7 +312,9 @@ impl Run {
                     continue;
                 }
             };
-            let line = format!("{name} {took:.0} s, {status}");
+            let compiled = fs::read_to_string(into.join(format!("{name}.kernels")));
+            let compiled = compiled.unwrap_or_default().matches(COMPILING).count();
+            let line = format!("{name} {took:.0} s, {compiled} kernels compiled so far, {status}");
             println!("{line}");
             if is_cut {
                 break;
@@ -260,25 +332,19 @@ impl Run {
         into: &Path,
         limit: Duration,
     ) -> anyhow::Result<Option<ExitStatus>> {
-        let (name, _, first, others) = stage;
-        let mut words = first.split(' ').chain(others.split_whitespace());
+        let (name, _, _, first, others) = stage;
+        let r = into.to_str().context("a folder with a name in UTF-8")?;
+        let config = CUBECL.replace("{r}", r).replace("{name}", name);
+        fs::write(into.join("cubecl.toml"), config)?;
+        let line = arguments(first, others, &self.backend, self.size, r);
+        let mut words = line.split_whitespace();
         let program = self.from.join(words.next().unwrap_or_default());
         let program = program
             .canonicalize()
             .with_context(|| format!("no {}: extract {PACKED} there", program.display()))?;
-        let value = |value: Option<clap::builder::PossibleValue>| {
-            value.expect("none is hidden").get_name().to_string()
-        };
-        let (b, s) = (
-            value(self.backend.to_possible_value()),
-            value(self.size.to_possible_value()),
-        );
-        let r = into.to_str().context("a folder with a name in UTF-8")?;
-        let arguments =
-            words.map(|word| word.replace("{b}", &b).replace("{s}", &s).replace("{r}", r));
         let log = File::create(into.join(format!("{name}.log")))?;
         let mut command = Command::new(program);
-        command.args(arguments).current_dir(into);
+        command.args(words).current_dir(into);
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -291,6 +357,15 @@ impl Run {
         }
         within(limit, command)
     }
+}
+
+/// The command line of a stage.
+fn arguments(first: &str, others: &str, backend: &Choice, size: Size, results: &str) -> String {
+    format!("{first} {others}")
+        .replace("{memory}", MEMORY)
+        .replace("{b}", &value_name(backend))
+        .replace("{s}", &value_name(&size))
+        .replace("{r}", results)
 }
 
 /// Runs a command, and stops it with all that it started once its time is over.
@@ -337,14 +412,17 @@ mod tests {
     #[test]
     fn every_stage_of_the_benches_is_a_command() {
         let mut names = BTreeSet::new();
-        for (name, _, first, others) in STAGES {
+        for (name, part, _, first, others) in STAGES {
             assert!(names.insert(name), "{name}");
-            let line = format!("{first} {others}")
-                .replace("{b}", "cuda")
-                .replace("{s}", "large");
+            let line = arguments(first, others, &Choice::Cuda, Size::Large, "results");
             let words: Vec<_> = line.split_whitespace().collect();
+            // The programs of the quick pack.
+            assert!(
+                *part == 3 || ["xtask", "untuned", "ops"].contains(&words[0]),
+                "{name}"
+            );
             match words[0] {
-                "xtask" => drop(Cli::try_parse_from(words).unwrap()),
+                "xtask" | "untuned" => drop(Cli::try_parse_from(words).unwrap()),
                 "digits" | "learner" | "loopback" => {}
                 suite => assert!(SUITE.contains(&suite), "{suite}"),
             }

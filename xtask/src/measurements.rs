@@ -25,6 +25,10 @@ pub struct Run {
     pub bench: String,
     pub backend: Choice,
     pub size: Size,
+    /// Whether the program was built without Burn's feature `autotune`, so that each operation takes the
+    /// kernel that comes first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub untuned: bool,
     #[serde(flatten)]
     pub head: Head,
     pub rows: Vec<Value>,
@@ -80,7 +84,8 @@ impl Run {
 
     /// Whether it measured the same thing.
     fn is_of(&self, other: &Self) -> bool {
-        (&self.bench, self.backend, self.size) == (&other.bench, other.backend, other.size)
+        let of = |run: &Self| (run.backend, run.size, run.untuned);
+        self.bench == other.bench && of(self) == of(other)
     }
 }
 
@@ -131,21 +136,22 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<Run>> {
     serde_json::from_str(&text).with_context(shown)
 }
 
-/// Writes the runs to a file, each in place of the file's run of the same kind.
-pub fn renew(path: &Path, new: Vec<Run>) -> anyhow::Result<()> {
+/// Writes a run to a file, in place of the file's run of the same kind. The file is replaced as a whole, since
+/// the program may be stopped at any time.
+pub fn renew(path: &Path, run: Run) -> anyhow::Result<()> {
     let mut runs = if path.exists() {
         read(path)?
     } else {
         Vec::new()
     };
-    for run in new {
-        match runs.iter_mut().find(|old| old.is_of(&run)) {
-            Some(old) => old.renew(run),
-            None => runs.push(run),
-        }
+    match runs.iter_mut().find(|old| old.is_of(&run)) {
+        Some(old) => old.renew(run),
+        None => runs.push(run),
     }
     let text = serde_json::to_string_pretty(&runs)?;
-    fs::write(path, text + "\n").with_context(|| path.display().to_string())
+    let beside = path.with_extension("new");
+    fs::write(&beside, text + "\n").with_context(|| beside.display().to_string())?;
+    fs::rename(&beside, path).with_context(|| path.display().to_string())
 }
 
 #[cfg(test)]
@@ -177,9 +183,12 @@ pub mod tests {
         };
         let [memory, flex] = ["memory", "speed"].map(|bench| at(bench, Choice::Flex, 1.5));
         let (slow, fast) = (at("speed", Choice::Tch, 2.5), at("speed", Choice::Tch, 0.5));
-        renew(&path, vec![memory.clone(), slow, flex.clone()]).unwrap();
-        renew(&path, vec![fast.clone()]).unwrap();
-        assert_eq!(read(&path).unwrap(), [memory, fast.clone(), flex]);
+        let mut untuned = slow.clone();
+        untuned.untuned = true;
+        for run in [&memory, &slow, &flex, &untuned, &fast] {
+            renew(&path, run.clone()).unwrap();
+        }
+        assert_eq!(read(&path).unwrap(), [memory, fast.clone(), flex, untuned]);
         assert_eq!(fast.figure(Model::Mlp, "f32", "ms"), Some(0.5));
         assert_eq!(fast.figure(Model::Mlp, "bf16", "ms"), None);
         fs::remove_file(&path).unwrap();

@@ -41,6 +41,12 @@ impl Choice {
         (!compiled_in).then_some(feature)
     }
 
+    /// Whether this program takes the kernel that comes first, where others take the fastest of several.
+    pub fn is_untuned(self) -> bool {
+        let tunes = matches!(self, Self::Wgpu | Self::Vulkan | Self::Cuda);
+        tunes && !cfg!(feature = "autotune")
+    }
+
     /// Its name in prose.
     pub fn title(self) -> &'static str {
         match self {

@@ -24,15 +24,18 @@ struct Held {
     kept: usize,
     /// The same by size of block, in the memory of the process.
     blocks: BTreeMap<usize, usize>,
-    /// The peak, where it can be measured.
-    peak: Option<usize>,
+    /// The peak. A device's own memory cannot be asked for it: there, what the device has reserved.
+    peak: usize,
 }
 
-/// Without checkpointing and with it.
-pub fn memory<B: Measured>(options: &Options) -> [Vec<Value>; 2] {
-    let plain = strategy::<B, NoCheckpointing>(options, "no checkpointing");
-    let balanced = strategy::<B, BalancedCheckpointing>(options, "balanced checkpointing");
-    [plain, balanced]
+/// Without checkpointing.
+pub fn plain<B: Measured>(options: &Options) -> Vec<Value> {
+    strategy::<B, NoCheckpointing>(options, "no checkpointing")
+}
+
+/// With checkpointing.
+pub fn balanced<B: Measured>(options: &Options) -> Vec<Value> {
+    strategy::<B, BalancedCheckpointing>(options, "balanced checkpointing")
 }
 
 fn strategy<B: Measured, C: CheckpointStrategy>(options: &Options, name: &str) -> Vec<Value> {
@@ -76,12 +79,11 @@ fn one<B: Measured, C: CheckpointStrategy>(
     let plain = held::<B, Autodiff<B, C>>(model, dims);
     let row = |precision: &str, held: &Held| {
         let ratio = held.kept as f64 / plain.kept as f64;
-        let peak_ratio = Option::zip(held.peak, plain.peak).map(|(a, b)| a as f64 / b as f64);
+        let peak_ratio = held.peak as f64 / plain.peak as f64;
         println!(
-            "{name:<12} {precision:<10} {:>12.1} {ratio:>7.3} {:>12} {:>7}",
+            "{name:<12} {precision:<10} {:>12.1} {ratio:>7.3} {:>12.1} {peak_ratio:>7.3}",
             mib(held.kept),
-            or_dash(held.peak.map(mib), 1),
-            or_dash(peak_ratio, 3),
+            mib(held.peak),
         );
         if options.detail {
             detail(&held.blocks);
@@ -125,15 +127,20 @@ fn held<B: Measured, A: AutodiffBackend<Device = B::Device>>(model: Model, dims:
     drop(net.loss(batch.clone()).backward());
 
     let net = net.map(&mut Stepped);
-    let in_use = || B::usage(&device).map(|Usage { in_use, .. }| in_use);
-    let before = in_use();
+    let usage = || B::usage(&device);
+    if usage().is_some() {
+        <A as Backend>::memory_cleanup(&device);
+    }
+    let before = usage().map(|Usage { in_use, .. }| in_use);
+    let above = |bytes: Option<usize>| Some(bytes?.saturating_sub(before?));
     let mark = Mark::set();
     let loss = net.loss(batch);
-    let on_device = in_use().zip(before);
-    let kept = on_device.map_or_else(|| mark.live(), |(after, before)| after - before);
+    let kept = above(usage().map(|usage| usage.in_use));
+    let kept = kept.unwrap_or_else(|| mark.live());
     let blocks = mark.blocks();
     let grads = loss.backward();
-    let peak = on_device.is_none().then(|| mark.peak());
+    let peak = above(usage().map(|usage| usage.reserved));
+    let peak = peak.unwrap_or_else(|| mark.peak());
     drop(grads);
     Held { kept, blocks, peak }
 }

@@ -16,6 +16,7 @@ mod overhead;
 pub mod pytorch;
 mod speed;
 mod time;
+mod trials;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
@@ -46,9 +47,11 @@ pub enum Kind {
     Speed,
     /// How far training in bf16 is from FP32: the losses, from the same weights on the same batches.
     Convergence,
+    /// The trial of each tried operation, in each half precision.
+    Trials,
     /// The costs of a fresh process: its first steps and the memory that it reserves.
     First,
-    /// All of these except `convergence` and `first`.
+    /// All of these except `convergence`, `trials` and `first`.
     All,
 }
 
@@ -71,6 +74,12 @@ pub struct Options {
     /// `speed` without the time that would be saved if only products ran in half.
     #[arg(long)]
     without_floor: bool,
+    /// `speed` also prints how long the first two steps take, in which kernels are compiled.
+    #[arg(long)]
+    first_steps: bool,
+    /// No operation is tried on the device: each runs in half where the policy says so.
+    #[arg(long)]
+    without_trials: bool,
     /// How often each precision is timed by `speed`, in turn.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -86,8 +95,8 @@ pub struct Options {
     /// Also measures `memory`, `speed` and `convergence` with PyTorch, where it is installed.
     #[arg(long)]
     pytorch: bool,
-    /// Also writes the figures to a file, in place of the file's figures from the same backend. With
-    /// xtask/measurements.json, `cargo xtask docs` then shows them.
+    /// Also writes the figures to a file, in place of the file's figures from the same backend, each as soon
+    /// as it is known. With xtask/measurements.json, `cargo xtask docs` then shows them.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Fails when a figure is beyond its bound.
@@ -117,8 +126,8 @@ impl Options {
 
     fn measures(&self, kind: Kind) -> bool {
         match self.kind {
-            // `Convergence` is not about cost, and `First` starts a process for each figure.
-            Kind::All => ![Kind::Convergence, Kind::First].contains(&kind),
+            // `First` starts a process for each figure; the other two are not about cost.
+            Kind::All => ![Kind::Convergence, Kind::Trials, Kind::First].contains(&kind),
             only => only == kind,
         }
     }
@@ -173,52 +182,69 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     let launches = options.kind == Kind::Casts && B::watch_launches();
     // `Auto` is not compared: each precision is requested by name.
     let config = AmpConfig::new().with_precision(Precision::F32);
+    let config = config.with_trials(!options.without_trials);
     config.apply::<B>(&B::Device::default())?;
 
-    let mut report = Map::new();
-    let mut add = |name: &str, rows: Vec<Value>| report.insert(name.into(), rows.into());
-    // First, before the process uses half precision.
-    if options.measures(Kind::Overhead) {
-        add("overhead", overhead::overhead::<B>());
-    }
-    if launches {
-        add("launches", B::launches(options));
-    } else if options.measures(Kind::Casts) {
-        add("casts", casts::casts::<B>(options));
-    }
     let mut pytorch = None;
     if options.pytorch && (options.measures(Kind::Memory) || options.measures(Kind::Speed)) {
         pytorch = PyTorch::start(options)?;
     }
+    let mut report = Map::new();
+    let version = pytorch.as_ref().map(|pytorch| pytorch.version.as_str());
+    let kept = |name: &str, rows: &[Value]| match &options.json {
+        Some(path) => measurements::renew(path, of(options, name, rows, version)?),
+        None => Ok(()),
+    };
+    let mut add = |name: &str, rows: Vec<Value>| {
+        kept(name, &rows)?;
+        report.insert(name.into(), rows.into());
+        anyhow::Ok(())
+    };
+    // First, before the process uses half precision.
+    if options.measures(Kind::Overhead) {
+        add("overhead", overhead::overhead::<B>())?;
+    }
+    if launches {
+        add("launches", B::launches(options))?;
+    } else if options.measures(Kind::Casts) {
+        add("casts", casts::casts::<B>(options))?;
+    }
+    if options.measures(Kind::Trials) {
+        add("trials", trials::trials::<B>(options))?;
+    }
     if options.measures(Kind::Memory) && !B::COUNTED {
         println!("\nmemory is not measured: tensors of this backend are not counted");
     } else if options.measures(Kind::Memory) {
-        let [plain, balanced] = memory::memory::<B>(options);
-        add("memory", plain);
-        add("memory_balanced", balanced);
+        add("memory", memory::plain::<B>(options))?;
         if let Some(pytorch) = &pytorch {
-            add("pytorch_memory", pytorch.memory(options)?);
+            add("pytorch_memory", pytorch.memory(options)?)?;
         }
+        add("memory_balanced", memory::balanced::<B>(options))?;
         if options.model.is_none() {
             memory::growth::<B>(options);
         }
     }
     if options.measures(Kind::Speed) {
-        add("speed", speed::speed::<B>(options, pytorch.as_ref()));
+        // What a figure costs to write again is nothing beside what a lost one costs.
+        let so_far = |rows: &[Value]| {
+            if let Err(error) = kept("speed", rows) {
+                println!("not written: {error:#}");
+            }
+        };
+        add(
+            "speed",
+            speed::speed::<B>(options, pytorch.as_ref(), so_far),
+        )?;
     }
     if options.measures(Kind::First) {
-        add("first", first::first::<B>(options)?);
+        add("first", first::first::<B>(options)?)?;
     }
     if options.measures(Kind::Convergence) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench/convergence");
         add(
             "convergence",
             convergence::convergence::<B>(options, &folder)?,
-        );
-    }
-    if let Some(path) = &options.json {
-        let version = pytorch.as_ref().map(|pytorch| pytorch.version.as_str());
-        measurements::renew(path, runs(options, &report, version)?)?;
+        )?;
     }
     let report = Value::from(report);
     if options.check {
@@ -230,26 +256,24 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The kinds of figures, each with the conditions that it holds for.
-fn runs(
+/// The figures of a kind, with the conditions that they hold for.
+fn of(
     options: &Options,
-    report: &Map<String, Value>,
+    bench: &str,
+    rows: &[Value],
     pytorch: Option<&str>,
-) -> anyhow::Result<Vec<Run>> {
-    let head = Head::here(options.backend)?;
-    let run = |(bench, rows): (&String, &Value)| {
-        let mut head = head.clone();
-        let has_pytorchs = ["speed", "pytorch_memory"].contains(&bench.as_str());
-        head.versions.pytorch = pytorch.filter(|_| has_pytorchs).map(String::from);
-        Run {
-            bench: bench.clone(),
-            backend: options.backend,
-            size: options.size,
-            head,
-            rows: rows.as_array().cloned().unwrap_or_default(),
-        }
-    };
-    Ok(report.iter().map(run).collect())
+) -> anyhow::Result<Run> {
+    let mut head = Head::here(options.backend)?;
+    let has_pytorchs = ["speed", "pytorch_memory"].contains(&bench);
+    head.versions.pytorch = pytorch.filter(|_| has_pytorchs).map(String::from);
+    Ok(Run {
+        bench: bench.into(),
+        backend: options.backend,
+        size: options.size,
+        untuned: options.backend.is_untuned(),
+        head,
+        rows: rows.to_vec(),
+    })
 }
 
 #[cfg(test)]

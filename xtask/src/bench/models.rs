@@ -96,7 +96,8 @@ impl Model {
     pub fn dims(self, size: Size) -> Dims {
         let (batch, length, width, layers) = match (self, size) {
             (Self::Transformer, Size::Small) => (8, 256, 256, 4),
-            (Self::Transformer, Size::Large) => (16, 1024, 768, 12),
+            // Half a GPU of 80 GB in FP32: PyTorch's is there beside it.
+            (Self::Transformer, Size::Large) => (8, 1024, 768, 12),
             (Self::Transformer, Size::Tiny) => (2, 8, 64, 4),
             (Self::Cnn, Size::Small) => (32, 32, 32, 3),
             (Self::Cnn, Size::Large) => (256, 64, 128, 3),

@@ -69,7 +69,14 @@ impl PyTorch {
         };
         let hello = pytorch.ask(&json!({"ask": "versions"}))?;
         let precisions = hello["precisions"].as_array().context("no precisions")?;
-        pytorch.precisions = precisions.iter().map(|p| text(p).into()).collect();
+        let wanted = |precision: &&str| {
+            let only = options.precision.as_deref().unwrap_or_default();
+            only.is_empty()
+                || precision.contains("32")
+                || only.iter().any(|only| only.to_string() == **precision)
+        };
+        let precisions = precisions.iter().map(text).filter(wanted);
+        pytorch.precisions = precisions.map(String::from).collect();
         pytorch.version = text(&hello["pytorch"]).into();
         let device = device(options.backend);
         println!("\nPyTorch {} on {device}", pytorch.version);

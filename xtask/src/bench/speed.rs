@@ -14,8 +14,8 @@ use super::backend::Measured;
 use super::casts::device_in;
 use super::checked::{Checked, CheckedDevice, is_contraction};
 use super::models::{Batch, Dims, Model, Net};
-use super::pytorch::PyTorch;
-use super::time::{Contender, Spread, in_turn, timed, warmed};
+use super::pytorch::{PyTorch, text};
+use super::time::{Contender, Rounds, Spread, in_turn, timed, warmed, watched};
 
 /// The least time of a round for plain Burn.
 const ROUND: Duration = Duration::from_millis(100);
@@ -44,7 +44,12 @@ impl<A: AutodiffBackend> Step<A> {
     }
 }
 
-pub fn speed<B: Measured>(options: &Options, pytorch: Option<&PyTorch>) -> Vec<Value> {
+/// `so_far` gets the rows each time that there is more to tell: a run may be stopped.
+pub fn speed<B: Measured>(
+    options: &Options,
+    pytorch: Option<&PyTorch>,
+    mut so_far: impl FnMut(&[Value]),
+) -> Vec<Value> {
     println!(
         "\ntraining steps on {}: median of {} rounds; speed-up over FP32 in the same framework",
         B::name(&B::Device::default()),
@@ -57,12 +62,21 @@ pub fn speed<B: Measured>(options: &Options, pytorch: Option<&PyTorch>) -> Vec<V
         "{:<12} {:<13} {:>10} {:>9} {:>16} {:>16}",
         "model", "precision", "step ms", "speed-up", "middle half", "a second"
     );
-    let models = options.models();
-    let rows = models.flat_map(|model| one::<B>(options, model, pytorch));
-    rows.collect()
+    let mut rows = Vec::new();
+    for model in options.models() {
+        let with_before = |new: &[Value]| so_far(&[&rows, new].concat());
+        let of_model = one::<B>(options, model, pytorch, with_before);
+        rows.extend(of_model);
+    }
+    rows
 }
 
-fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) -> Vec<Value> {
+fn one<B: Measured>(
+    options: &Options,
+    model: Model,
+    pytorch: Option<&PyTorch>,
+    mut so_far: impl FnMut(&[Value]),
+) -> Vec<Value> {
     let dims = model.dims(options.size);
     let mut names = vec!["burn".to_string()];
     let mut contenders = vec![contender::<Autodiff<B>>(model, dims)];
@@ -80,18 +94,9 @@ fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) 
         }
     }
     let contenders = contenders.into_iter().map(warmed).collect();
-    let rounds = in_turn(options.rounds.into(), ROUND, contenders);
     let (unit, items) = model.items(dims);
     let row = |precision: &str, seconds: f64, speedup: Spread| {
         let a_second = items as f64 / seconds;
-        println!(
-            "{:<12} {precision:<13} {:>10.3} {:>9.3} {:>16} {:>16}",
-            model.name(),
-            seconds * 1e3,
-            speedup.median,
-            format!("{:.3} to {:.3}", speedup.low, speedup.high),
-            format!("{a_second:.0} {unit}"),
-        );
         json!({
             "backend": B::name(&B::Device::default()),
             "emulated": B::emulated().is_some(),
@@ -105,28 +110,58 @@ fn one<B: Measured>(options: &Options, model: Model, pytorch: Option<&PyTorch>) 
             "unit": unit,
         })
     };
-    let timed = names.iter().enumerate().map(|(of, name)| {
-        // Each with FP32 in the same framework.
-        let fp32 = if of < ours { 0 } else { ours };
-        let speedup = rounds.ratio(fp32, of);
-        let mut row = row(name, rounds.seconds(of).median, speedup);
-        let peer = format!("PyTorch {name}");
-        if let Some(peer) = names.iter().position(|name| *name == peer) {
-            row["of_pytorch"] = json!(speedup.median / rounds.ratio(ours, peer).median);
+    let rows_of = |rounds: &Rounds| -> Vec<_> {
+        let timed = names.iter().enumerate().filter(|(of, _)| rounds.has(*of));
+        let row = |(of, name): (usize, &String)| {
+            // Each with FP32 in the same framework.
+            let fp32 = if of < ours { 0 } else { ours };
+            let speedup = rounds.ratio(fp32, of);
+            let mut row = row(name, rounds.seconds(of).median, speedup);
+            let peer = format!("PyTorch {name}");
+            let peer = names.iter().position(|name| *name == peer);
+            if let Some(peer) = peer.filter(|peer| rounds.has(*peer)) {
+                row["of_pytorch"] = json!(speedup.median / rounds.ratio(ours, peer).median);
+            }
+            row
+        };
+        timed.map(row).collect()
+    };
+    let begun = |of: usize, took: Duration| {
+        if options.first_steps {
+            let (model, name) = (model.name(), &names[of]);
+            println!(
+                "{model:<12} {name:<13} {:>10.1} s for the first two steps",
+                took.as_secs_f64()
+            );
         }
-        row
-    });
-    let mut rows: Vec<_> = timed.collect();
-    if options.without_floor {
-        return rows;
+    };
+    let kept = |rounds: &Rounds| so_far(&rows_of(rounds));
+    let rounds = watched(options.rounds.into(), ROUND, contenders, begun, kept);
+    let mut rows = rows_of(&rounds);
+    if !options.without_floor {
+        let fp32 = rounds.seconds(0).median;
+        for precision in precisions.into_iter().skip(1) {
+            let floor = fp32 - saved::<B>(options, model, dims, precision);
+            let speedup = Spread::of(fp32 / floor);
+            rows.push(row(&format!("{precision} floor"), floor, speedup));
+        }
     }
-    let fp32 = rounds.seconds(0).median;
-    for precision in precisions.into_iter().skip(1) {
-        let floor = fp32 - saved::<B>(options, model, dims, precision);
-        let speedup = Spread::of(fp32 / floor);
-        rows.push(row(&format!("{precision} floor"), floor, speedup));
-    }
+    rows.iter().for_each(print);
     rows
+}
+
+fn print(row: &Value) {
+    let figure = |name: &str| row[name].as_f64().unwrap_or(f64::NAN);
+    let [low, high, a_second] = ["speedup_low", "speedup_high", "items_per_second"].map(figure);
+    println!(
+        "{:<12} {:<13} {:>10.3} {:>9.3} {:>16} {:>16}",
+        text(&row["model"]),
+        text(&row["precision"]),
+        figure("step_ms"),
+        figure("speedup"),
+        format!("{low:.3} to {high:.3}"),
+        format!("{a_second:.0} {}", text(&row["unit"])),
+    );
 }
 
 fn contender<A: AutodiffBackend>(model: Model, dims: Dims) -> Contender<'static> {

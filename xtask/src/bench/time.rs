@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 pub type Contender<'a> = Box<dyn FnMut(u32) -> Duration + 'a>;
 
 /// The seconds of a run, by contender and round.
+#[derive(Debug, PartialEq)]
 pub struct Rounds(Vec<Vec<f64>>);
 
 /// The middle of all rounds, and where the middle half of them lies.
@@ -36,26 +37,49 @@ pub fn warmed(mut contender: Contender<'_>) -> Contender<'_> {
 }
 
 /// Times all of them, in rounds of at least `round` for the first.
-pub fn in_turn(rounds: usize, round: Duration, mut contenders: Vec<Contender>) -> Rounds {
-    for contender in &mut contenders {
-        contender(1);
+pub fn in_turn(rounds: usize, round: Duration, contenders: Vec<Contender>) -> Rounds {
+    watched(rounds, round, contenders, |_, _| {}, |_| {})
+}
+
+/// The same. `begun` gets each contender's place and the time of its first runs; `so_far` gets what is
+/// known after each of these, one run of each, and after each round.
+pub fn watched(
+    rounds: usize,
+    round: Duration,
+    mut contenders: Vec<Contender>,
+    mut begun: impl FnMut(usize, Duration),
+    mut so_far: impl FnMut(&Rounds),
+) -> Rounds {
+    let mut first = Rounds(vec![Vec::new(); contenders.len()]);
+    for (i, contender) in contenders.iter_mut().enumerate() {
+        let start = Instant::now();
+        let last = contender(1);
+        begun(i, start.elapsed());
+        first.0[i].push(last.as_secs_f64());
+        so_far(&first);
     }
     let once = contenders[0](1).as_secs_f64().max(1e-9);
     let runs = (round.as_secs_f64() / once).ceil().max(1.0) as u32;
-    let mut seconds = vec![Vec::new(); contenders.len()];
+    let mut timed = Rounds(vec![Vec::new(); contenders.len()]);
     let mut order: Vec<_> = (0..contenders.len()).collect();
     for _ in 0..rounds {
         // In changing order, so that no contender always comes after the same one.
         order.rotate_left(1);
         order.reverse();
         for &i in &order {
-            seconds[i].push(contenders[i](runs).as_secs_f64() / f64::from(runs));
+            timed.0[i].push(contenders[i](runs).as_secs_f64() / f64::from(runs));
         }
+        so_far(&timed);
     }
-    Rounds(seconds)
+    timed
 }
 
 impl Rounds {
+    /// Whether a contender has run.
+    pub fn has(&self, of: usize) -> bool {
+        !self.0[of].is_empty()
+    }
+
     pub fn seconds(&self, of: usize) -> Spread {
         spread(self.0[of].iter().copied())
     }
@@ -138,5 +162,28 @@ mod tests {
         assert_eq!(rounds.seconds(1).median, 1e-3);
         // Once to warm up, the first once more to see how long it takes, then 5 in each round.
         assert_eq!(ran, [17, 16]);
+    }
+
+    #[test]
+    fn what_is_known_is_told_at_once() {
+        let contenders: Vec<Contender> = vec![
+            Box::new(|runs| Duration::from_secs(u64::from(runs))),
+            Box::new(|runs| Duration::from_secs(u64::from(2 * runs))),
+        ];
+        let (mut begun, mut known) = (Vec::new(), Vec::new());
+        let rounds = watched(
+            2,
+            Duration::ZERO,
+            contenders,
+            |i, _| begun.push(i),
+            |so_far| known.push(so_far.0.clone()),
+        );
+        assert_eq!(begun, [0, 1]);
+        assert_eq!(known[0], [vec![1.0], vec![]]);
+        assert_eq!(known[1], [vec![1.0], vec![2.0]]);
+        assert_eq!(known[2], [vec![1.0], vec![2.0]]);
+        assert_eq!(rounds, Rounds(known.pop().unwrap()));
+        assert_eq!(known.len(), 3);
+        assert!(rounds.has(1) && !Rounds(vec![vec![]]).has(0));
     }
 }
