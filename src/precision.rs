@@ -12,6 +12,8 @@ struct Modes {
     /// The precision of the innermost region. A region covers code that a thread runs; tensors and
     /// devices have no region.
     region: Option<Precision>,
+    /// The precisions of the regions that this thread is in, with the innermost: a bit for each.
+    regions: u8,
     /// Whether the lower layer demotes nothing. Burn's autodiff between the two layers has no argument
     /// for it.
     keep_dtypes: bool,
@@ -31,6 +33,7 @@ struct Modes {
 thread_local! {
     static MODES: Cell<Modes> = const { Cell::new(Modes {
         region: None,
+        regions: 0,
         keep_dtypes: false,
         in_backward: false,
         seed: None,
@@ -73,6 +76,7 @@ impl Modes {
     fn aside(self) -> Self {
         Self {
             region: None,
+            regions: 0,
             keep_dtypes: false,
             in_backward: false,
             seed: None,
@@ -132,7 +136,15 @@ pub fn with_precision<T>(precision: Precision, f: impl FnOnce() -> T) -> T {
     if precision != Precision::F32 {
         want_half();
     }
-    changed(|modes| modes.region = Some(precision), f)
+    let enter = |modes: &mut Modes| {
+        modes.region = Some(precision);
+        modes.regions |= bit(precision);
+    };
+    changed(enter, f)
+}
+
+fn bit(precision: Precision) -> u8 {
+    1 << precision as u8
 }
 
 /// Runs `f` in FP32: half tensors that the policy made are cast to FP32 when they are used. The
@@ -161,6 +173,11 @@ pub(crate) fn around_step<T>(f: impl FnOnce() -> T) -> T {
 #[inline]
 pub(crate) fn region() -> Option<Precision> {
     MODES.get().region
+}
+
+/// Whether the thread is in a region of this precision, the innermost one or one around it.
+pub(crate) fn is_in_region(precision: Precision) -> bool {
+    MODES.get().regions & bit(precision) != 0
 }
 
 /// Runs `f` with the lower layer computing in the given dtypes instead of demoting FP32. In effect
@@ -237,8 +254,13 @@ mod tests {
     fn regions_nest_and_survive_a_panic() {
         assert_eq!(region(), None);
         with_precision(Precision::F16, || {
-            full_precision(|| assert_eq!(region(), Some(Precision::F32)));
+            full_precision(|| {
+                assert_eq!(region(), Some(Precision::F32));
+                let all = [Precision::F32, Precision::F16, Precision::Bf16];
+                assert_eq!(all.map(is_in_region), [true, true, false]);
+            });
             assert_eq!(region(), Some(Precision::F16));
+            assert!(!is_in_region(Precision::F32));
             let caught = std::panic::catch_unwind(|| {
                 with_precision(Precision::Bf16, || panic!("inside the region"))
             });

@@ -10,6 +10,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
+use burn::tensor::DType;
 use burn::tensor::activation::relu;
 use burn_amp::{
     AmpAutodiff, AmpConfig, AmpOptimizer, Anomaly, AnomalyPass, GradScaler, LastStep,
@@ -285,8 +286,40 @@ fn a_gradient_beyond_f16_is_a_cast() {
         panic!("{step:?}")
     };
     let text = found.to_string();
-    let expected = "backward: cast [1] in F16, operands up to 8.192e6";
+    let expected = "backward: cast [1] in F16, operands up to 8.192e6, for the gradient of mean";
     assert_eq!(text, expected);
+}
+
+/// Operations that cast the gradient of their operand, and one whose own formula does. A program's own cast has its
+/// name too.
+#[test]
+fn a_cast_of_a_gradient_names_the_operation_that_it_is_for() {
+    let _alone = alone();
+    let scaler = configured(true, 65536.0);
+    let ops: [(&str, fn(Tensor<B, 2>) -> Tensor<B, 2>); 4] = [
+        ("log", |x| (x * 0.001).log()),
+        ("powi_scalar", |x| x.square() * 1000.0),
+        ("exp", |x| x.exp() * 1000.0),
+        ("cast", |x| x.cast(DType::F32) * 1000.0),
+    ];
+    for (name, op) in ops {
+        let model: Linear<B> = LinearConfig::new(4, 4)
+            .with_bias(false)
+            .init(&Default::default());
+        let ones = Tensor::<B, 2>::ones([4, 4], &Default::default());
+        let out = model.forward(ones).abs() + 0.5;
+        let _ = op(out).sum().backward();
+        let step = scaler.last_step().unwrap();
+        let [found] = &step.anomalies[..] else {
+            panic!("{name}: {step:?}")
+        };
+        assert_eq!((&*found.op, found.step.as_deref()), ("cast", Some(name)));
+        assert!(
+            found
+                .to_string()
+                .ends_with(&format!(", for the gradient of {name}"))
+        );
+    }
 }
 
 #[test]

@@ -190,7 +190,7 @@ fn a_parameter_that_is_a_product_is_fp32() {
             assert_eq!(parameter.dtype(), DType::F32);
             assert_eq!(data(parameter), data(product));
             // A program's own half parameter stays so.
-            let own = Tensor::<B, 2>::zeros([2, 2], (&device, half));
+            let own = Tensor::<B, 2>::zeros([2, 2], &device).cast(half);
             assert_eq!(Param::from_tensor(own).val().dtype(), half);
         });
     }

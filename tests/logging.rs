@@ -5,13 +5,13 @@ use std::sync::Mutex;
 use burn::backend::{Autodiff, Flex, NdArray};
 use burn::lr_scheduler::LrScheduler;
 use burn::nn::LinearConfig;
-use burn::nn::loss::BinaryCrossEntropyLossConfig;
+use burn::nn::loss::{BinaryCrossEntropyLossConfig, CrossEntropyLossConfig};
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::DType;
 use burn::tensor::activation::sigmoid;
 use burn_amp::{
-    AmpAutodiff, AmpConfig, AmpLrScheduler, DynamicLossScale, GradScaler, LossScaleConfig,
+    Amp, AmpAutodiff, AmpConfig, AmpLrScheduler, DynamicLossScale, GradScaler, LossScaleConfig,
     Precision, full_precision, with_precision,
 };
 use log::kv::{self, Key, Value, VisitSource};
@@ -218,10 +218,85 @@ fn the_log_is_told_once_and_why() {
             panic!("one line")
         };
         assert!(
-            widened.starts_with("burn-amp: parameters in bf16 on flex on Cpu are trained in FP32"),
+            widened.starts_with(
+                "burn-amp: tensors in bf16 that require a gradient are trained in FP32 on flex on Cpu"
+            ),
             "{widened}"
         );
     }
+
+    // A loss that is not finite, and that no step checks: one line, when the program reads it.
+    let lost = |precision: Precision| {
+        with_precision(precision, || {
+            let x = Tensor::<AmpAutodiff<Flex>, 1>::ones([1], &Default::default()).require_grad();
+            for loss in [x.clone() / 0.0, x.clone() * 2.0, x.log() * f32::NAN] {
+                let _: f32 = loss.into_scalar();
+            }
+        });
+    };
+    for precision in [Precision::Bf16, Precision::F32] {
+        lost(precision);
+    }
+    let [(Level::Warn, lost)] = &self::lines()[..] else {
+        panic!("one line")
+    };
+    assert!(
+        lost.starts_with("burn-amp: the program read inf on flex on Cpu"),
+        "{lost}"
+    );
+
+    // Burn's cross entropy of probabilities that the policy made f16 bounds them at 1/128.
+    let cross_entropy = |precision: Precision| {
+        with_precision(precision, || {
+            let device = Default::default();
+            let gates = Tensor::<B, 2>::from_data([[0.5, 0.5]], &device).require_grad();
+            let experts = Tensor::<B, 2>::from_data([[0.001, 0.999], [0.001, 0.999]], &device);
+            let loss = CrossEntropyLossConfig::new()
+                .with_logits(false)
+                .init(&device);
+            let target = || Tensor::<B, 1, Int>::from_ints([0], &device);
+            let mixed = gates.matmul(experts);
+            let wide = loss
+                .forward(mixed.clone().cast(DType::F32), target())
+                .into_scalar();
+            assert!((wide / 6.907_755 - 1.0).abs() < 1e-3, "{wide}");
+            loss.forward(mixed, target());
+        });
+    };
+    (0..2).for_each(|_| cross_entropy(Precision::F16));
+    cross_entropy(Precision::Bf16);
+    // Other lines are of the trials of Flex's kernels.
+    let mut told = self::lines();
+    told.retain(|(level, _)| *level == Level::Warn);
+    let [(_, bounded)] = &told[..] else {
+        panic!("one line")
+    };
+    assert!(
+        bounded.contains("probabilities.cast(DType::F32)"),
+        "{bounded}"
+    );
+
+    // A backward pass that is not burn-amp's: in f16 its loss is not scaled.
+    let foreign = |precision| with_precision(precision, || train::<Autodiff<Amp<Flex>>>(1e-9));
+    for precision in [Precision::F32, Precision::Bf16] {
+        foreign(precision);
+    }
+    assert_eq!(self::lines(), []);
+    for precision in [Precision::F16; 2] {
+        foreign(precision);
+    }
+    let mut told = self::lines();
+    told.retain(|(level, _)| *level == Level::Warn);
+    let [(_, foreign)] = &told[..] else {
+        panic!("one line")
+    };
+    assert!(foreign.starts_with("burn-amp: linear_"), "{foreign}");
+    assert!(
+        foreign.contains("Give the program AmpAutodiff<..> where it trains"),
+        "{foreign}"
+    );
+    with_precision(Precision::F16, || train::<B>(1.0));
+    assert_eq!(self::lines(), []);
 
     // Without loss scaling no step reports an anomaly: the log has it.
     for precision in [Precision::Bf16, Precision::F32] {

@@ -8,13 +8,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, AmpReport, GradScaler, LossScaleConfig, Precision, precision_of,
     with_precision,
 };
-use burn_backend::{DType, DTypeUsage, DTypeUsageSet};
+use burn_backend::{DType, DTypeUsage, DTypeUsageSet, Shape};
 
-use checked::{Checked, CheckedDevice};
+use checked::{Checked, CheckedDevice, Wrong};
 
 type B = AmpAutodiff<Flex>;
 
@@ -76,6 +78,74 @@ fn what_adds_up_in_half_computes_in_fp32_and_gives_half() {
             .contains("\nFP32 here   float_matmul: computed in FP32, then rounded to f16\n")
     );
     assert_eq!(GradScaler::of::<B>(&Default::default()).skipped_steps(), 0);
+}
+
+/// A convolution of two groups, and the gradients of its input and of its weight. The shapes have one channel in each
+/// group, as a depthwise convolution.
+fn convolved(
+    device: &CheckedDevice,
+    channels: usize,
+    groups: usize,
+    stride: usize,
+) -> [Tensor<Amp<Checked>, 4>; 3] {
+    type B = AmpAutodiff<Checked>;
+    let x = Tensor::<B, 4>::ones([1, channels, 9, 9], device).require_grad();
+    let weight = Tensor::<B, 4>::ones([channels, channels / groups, 3, 3], device).require_grad();
+    let options = ConvOptions::new([stride; 2], [0; 2], [1; 2], groups);
+    let out = conv2d(x.clone(), weight.clone(), None, options);
+    let grads = out.clone().sum().backward();
+    let grad = |of: Tensor<B, 4>| of.grad(&grads).expect("finite");
+    [out.inner(), grad(x), grad(weight)]
+}
+
+/// CubeCL 0.21 adds up in half where a convolution has groups, and where the gradient of its input has a stride.
+/// What is wrong there does not move the other convolutions to FP32.
+#[test]
+fn each_kind_of_convolution_is_tried_by_itself() {
+    const CONVOLUTIONS: [&str; 3] = ["conv2d", "conv2d_x_backward", "conv2d_weight_backward"];
+
+    fn in_groups(op: &str, shapes: &[Shape]) -> bool {
+        CONVOLUTIONS.contains(&op) && shapes[1][1] == 1 && shapes[1][0] > 1
+    }
+    /// The gradient of an input that is twice as large as the output.
+    fn at_a_stride(op: &str, shapes: &[Shape]) -> bool {
+        op == "conv2d_x_backward" && shapes[0][2] >= 2 * shapes[2][2]
+    }
+    let run = |wrong: Wrong| {
+        let device = CheckedDevice::new();
+        device.set_wrong(wrong);
+        let config = AmpConfig::new().with_precision(Precision::Bf16);
+        config.apply::<Checked>(&device).unwrap();
+        // Usual, at a stride, in groups.
+        for (channels, groups, stride) in [(32, 1, 1), (32, 1, 2), (32, 32, 1)] {
+            let found = convolved(&device, channels, groups, stride);
+            let expected = with_precision(Precision::F32, || {
+                let right = CheckedDevice::new();
+                convolved(&right, channels, groups, stride)
+            });
+            for (found, expected) in found.into_iter().zip(expected) {
+                let values = |tensor: Tensor<_, 4>| -> Vec<f32> {
+                    tensor.into_data().convert::<f32>().to_vec().unwrap()
+                };
+                for (found, expected) in values(found).into_iter().zip(values(expected)) {
+                    let close = (found - expected).abs() <= expected.abs() * 2f32.powi(-8);
+                    assert!(
+                        close,
+                        "{found} for {expected}: {channels}, {groups}, {stride}"
+                    );
+                }
+            }
+        }
+        let report = AmpReport::of::<Checked>(&device).unwrap();
+        let mut fp32 = report.fp32_here;
+        fp32.retain(|op| op.starts_with("conv"));
+        fp32
+    };
+    assert!(run(|_, _, _| false).is_empty());
+    let grouped = run(|op, dtype, shapes| dtype == DType::BF16 && in_groups(op, shapes));
+    assert_eq!(grouped, CONVOLUTIONS.map(|op| format!("{op} in groups")));
+    let strided = run(|op, dtype, shapes| dtype == DType::BF16 && at_a_stride(op, shapes));
+    assert_eq!(strided, ["conv2d_x_backward with a stride"]);
 }
 
 /// Flex computes some operations that the policy widens in FP32 inside: they need no casts around them.

@@ -52,8 +52,9 @@ fn log_once<B: Backend>(from: DType, device: &B::Device) {
     let passes = passes();
     if LOGGED_AFTER.swap(passes, Ordering::Relaxed) != passes {
         log::info!(
-            "burn-amp: parameters in {} on {} are trained in FP32, for example those of a file in half \
-             precision: an update in half would be rounded away",
+            "burn-amp: tensors in {} that require a gradient are trained in FP32 on {}: an update in half would \
+             be rounded away. The parameters of a file in half precision are such tensors, and a `Param` that a \
+             program makes of a half result",
             from.name(),
             device::name::<B>(device)
         );

@@ -11,7 +11,7 @@ use burn_backend::{Backend, DeviceOps, FloatDType, Shape};
 use super::bare_name;
 use crate::Precision;
 use crate::policy::HalfSupport;
-use crate::precision::full_precision;
+use crate::precision::{full_precision, keep_dtypes};
 
 /// The precision that `Auto` selects on a device, and the reason.
 pub(super) fn select<B: Backend>(device: &B::Device, capabilities: Capabilities) -> Chosen {
@@ -103,7 +103,8 @@ fn times<B: Backend>(device: &B::Device) -> Option<Times> {
 
 /// The shortest of three runs, after a first run that may compile a kernel.
 fn product<B: Backend>(device: &B::Device, size: usize, dtype: FloatDType) -> Option<Duration> {
-    let ones = || B::float_ones(Shape::new([size, size]), device, dtype);
+    // In this dtype, where a program's half ones may be the policy's.
+    let ones = || keep_dtypes(|| B::float_ones(Shape::new([size, size]), device, dtype));
     let (lhs, rhs) = (ones(), ones());
     let run = || {
         B::sync(device).ok()?;

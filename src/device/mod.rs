@@ -20,7 +20,7 @@ pub(crate) use state::DeviceState;
 pub(crate) use statistics::CastStatistics;
 
 use crate::policy::{Mode, Op, OpPrecision, Support};
-use crate::precision::{in_kernel, region};
+use crate::precision::{in_kernel, is_in_region, region};
 use crate::{AmpError, GradScaler, Precision};
 
 /// The precision in force on a device for this thread, never `Auto`: the innermost region's, else
@@ -60,6 +60,16 @@ pub fn is_exact<B: Backend>(device: &B::Device, op: TriedOp) -> Option<bool> {
         Mode::On(half) => context.is_exact::<B>(device, half, op),
         _ => None,
     }
+}
+
+/// Whether a half dtype is the policy's on a device: that of the device's configuration, of the innermost region
+/// of this thread, or of a region around it. Where a program asks for this dtype, it asks for the dtype of a tensor
+/// that the policy made half, as in `x.zeros_like()`.
+pub(crate) fn is_of_policy<B: Backend>(device: &B::Device, half: DType) -> bool {
+    let is_half = |precision: &Precision| precision.compute_dtype() == Some(half);
+    let mut regions = [Precision::F16, Precision::Bf16].into_iter();
+    let known = DeviceState::of::<B>(device).known_precisions();
+    regions.any(|region| is_half(&region) && is_in_region(region)) || known.iter().any(is_half)
 }
 
 /// A device's state as one operation sees it.

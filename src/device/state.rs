@@ -1,7 +1,7 @@
 //! The state of a device.
 
 use std::any::type_name;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use burn_amp_core::policy::trials::TrialResults;
@@ -12,12 +12,12 @@ use super::auto::select;
 use super::capabilities::capabilities;
 use super::{AmpConfig, CastStatistics, DeviceKey, Settings, key, name};
 use crate::policy::{Op, OpPrecision, OpPrecisions, Support};
-use crate::precision::{in_kernel, want_half};
+use crate::precision::{in_kernel, is_in_region, want_half};
 use crate::{AmpError, GradScaler, Precision};
 
 /// The state of a device, for all threads and for the life of the process. Backends that share the
 /// device share its state.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct DeviceState {
     capabilities: OnceLock<Capabilities>,
     /// The precision that `Auto` selects. Unset until it is first needed.
@@ -28,6 +28,22 @@ pub(crate) struct DeviceState {
     statistics: CastStatistics,
     /// The results of the trials, in f16 and in bf16.
     trials: [TrialResults; 2],
+    /// Whether the log has that a program read a loss that was not finite.
+    lost: Once,
+}
+
+impl Default for DeviceState {
+    fn default() -> Self {
+        Self {
+            capabilities: OnceLock::new(),
+            auto: OnceLock::new(),
+            in_force: ArcSwapOption::empty(),
+            scaler: GradScaler::default(),
+            statistics: CastStatistics::default(),
+            trials: Default::default(),
+            lost: Once::new(),
+        }
+    }
 }
 
 /// The configuration in force.
@@ -96,6 +112,18 @@ impl DeviceState {
         }
     }
 
+    /// The precision of the configuration in force, and that of `Auto` in a region. While a device's `Auto` is being
+    /// selected, it has neither.
+    pub(super) fn known_precisions(&self) -> Vec<Precision> {
+        let in_force = self.in_force.load();
+        let in_force = in_force
+            .as_ref()
+            .map(|in_force| in_force.settings.precision);
+        let auto = self.auto.get().filter(|_| is_in_region(Precision::Auto));
+        let auto = auto.map(|auto| auto.precision);
+        in_force.into_iter().chain(auto).collect()
+    }
+
     /// The operations whose precision the configuration changes.
     pub(crate) fn changed(&self) -> OpPrecisions {
         let in_force = self.in_force.load();
@@ -150,6 +178,20 @@ impl DeviceState {
     /// The results of the trials in `half` so far.
     pub(crate) fn trials(&self, half: DType) -> &TrialResults {
         &self.trials[usize::from(half == DType::BF16)]
+    }
+
+    /// Logs, once, that a program read a loss that is not finite. Where the loss is scaled, the check of each step
+    /// reports such a loss; elsewhere nothing is checked.
+    pub(crate) fn report_lost<B: Backend>(&self, device: &B::Device, loss: f32) {
+        self.lost.call_once(|| {
+            log::warn!(
+                "burn-amp: the program read {loss} on {}, a number with a gradient, such as a loss. Only f16 checks \
+                 losses and gradients and skips a step: in bf16 and FP32 such a step changes the parameters. \
+                 AmpConfig::with_anomaly_detection(true) names the first operation whose result is not finite; the \
+                 guide's page on troubleshooting has more",
+                name::<B>(device)
+            );
+        });
     }
 
     /// Marks half precision as in use in this process, if the settings use it, and the scaler as idle, if

@@ -44,10 +44,10 @@ impl<B: Backend> TrialDevice for Tried<B> {
     burn_amp_core::trials! { for Burn 0.21 }
 }
 
-fn conv<const D: usize>() -> ConvOptions<D> {
-    ConvOptions::new([1; D], [0; D], [1; D], 1)
+fn conv<const D: usize>(stride: usize, groups: usize) -> ConvOptions<D> {
+    ConvOptions::new([stride; D], [0; D], [1; D], groups)
 }
 
-fn transpose<const D: usize>() -> ConvTransposeOptions<D> {
-    ConvTransposeOptions::new([1; D], [0; D], [0; D], [1; D], 1)
+fn transpose<const D: usize>(stride: usize, groups: usize) -> ConvTransposeOptions<D> {
+    ConvTransposeOptions::new([stride; D], [0; D], [0; D], [1; D], groups)
 }

@@ -18,6 +18,10 @@ use crate::{Anomaly, AnomalyPass};
 struct Watched {
     /// The first anomaly of each pass.
     found: Vec<Anomaly>,
+    /// The current operation of the forward pass.
+    op: Option<&'static str>,
+    /// The operation whose backward step runs.
+    step: Option<&'static str>,
     /// The node of the last parameter used by an operation of the forward pass.
     leaf: Option<u64>,
     /// The largest magnitude of the current operation's operands, and whether all are finite.
@@ -54,6 +58,7 @@ pub(crate) fn end_unreported(are_steps: bool) {
 /// a parameter's node on the tape.
 #[cold]
 pub(crate) fn begins<B: Backend>(
+    op: &'static str,
     tensors: &[&AmpTensor<B>],
     node: impl Fn(&AmpTensor<B>) -> Option<u64>,
 ) -> bool {
@@ -67,10 +72,36 @@ pub(crate) fn begins<B: Backend>(
         .filter(|t| B::float_is_require_grad(&t.primitive));
     let leaf = leaves.find_map(|leaf| node(leaf));
     WATCHED.with_borrow_mut(|watched| {
+        watched.op = above.then_some(op).or(watched.op);
         watched.leaf = leaf.or(watched.leaf);
         (watched.largest, watched.finite) = (0.0, true);
     });
     true
+}
+
+/// The operation that is recorded, if it is watched.
+pub(crate) fn recorded_op() -> Option<&'static str> {
+    WATCHED.with_borrow(|watched| watched.op)
+}
+
+/// Runs the backward step of a recorded operation.
+pub(crate) fn in_step_of<T>(op: Option<&'static str>, step: impl FnOnce() -> T) -> T {
+    if op.is_none() {
+        return step();
+    }
+    /// Restores the step around this one, also when the thread unwinds.
+    struct Around(Option<&'static str>);
+    impl Drop for Around {
+        fn drop(&mut self) {
+            set_step(self.0);
+        }
+    }
+    let _around = Around(set_step(op));
+    step()
+}
+
+fn set_step(op: Option<&'static str>) -> Option<&'static str> {
+    WATCHED.with_borrow_mut(|watched| mem::replace(&mut watched.step, op))
 }
 
 /// Adds an operand of the current operation.
@@ -110,16 +141,24 @@ pub(crate) fn result<B: Backend>(op: &str, class: Class, tensor: &FloatTensor<B>
     if magnitude::<B>(tensor.clone()).is_none() {
         WATCHED.with_borrow_mut(|watched| {
             watched.found.push(Anomaly {
-                op: op.trim_start_matches("float_").into(),
+                op: short(op),
                 pass,
                 dtype: format!("{:?}", tensor.dtype()),
                 shape: tensor.shape().to_vec(),
                 largest_operand: watched.largest,
+                step: watched
+                    .step
+                    .filter(|_| pass == AnomalyPass::Backward)
+                    .map(short),
                 parameter: None,
                 leaf: watched.leaf.filter(|_| pass == AnomalyPass::Forward),
             });
         });
     }
+}
+
+fn short(op: &str) -> String {
+    op.trim_start_matches("float_").into()
 }
 
 /// The largest magnitude, if all values are finite.

@@ -17,6 +17,7 @@ pub(super) fn sum<B: Backend>(
     lhs: AmpTensor<B>,
     rhs: AmpTensor<B>,
 ) -> AmpTensor<B> {
+    let (lhs, rhs) = with_statistics(lhs, rhs);
     let call = Call::new(op, [&lhs, &rhs]);
     let tape = call
         .recording::<B>()
@@ -38,6 +39,7 @@ pub(super) fn product<B: Backend>(
     lhs: AmpTensor<B>,
     rhs: AmpTensor<B>,
 ) -> AmpTensor<B> {
+    let (lhs, rhs) = with_statistics(lhs, rhs);
     let call = Call::new(op, [&lhs, &rhs]);
     let tape = call.recording::<B>();
     if let Some((tape, half)) = tape {
@@ -126,6 +128,15 @@ pub(super) fn reduction<B: Backend>(
         tape.and_then(|tape| tape.reduction(kind, tensor.clone(), dim))
             .unwrap_or_else(|| run(tensor))
     }))
+}
+
+/// Operands, with the FP32 statistic in place of one that a program cast to half.
+fn with_statistics<B: Backend>(
+    lhs: AmpTensor<B>,
+    rhs: AmpTensor<B>,
+) -> (AmpTensor<B>, AmpTensor<B>) {
+    let rhs = rhs.or_statistic_of(&lhs);
+    (lhs.or_statistic_of(&rhs), rhs)
 }
 
 /// The dtype in which an operand is kept for the backward pass.

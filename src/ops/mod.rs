@@ -9,11 +9,14 @@ mod attention;
 mod bool_tensor;
 mod custom;
 mod int_tensor;
+mod leaving;
 mod libtorch;
 mod module;
 mod qtensor;
 mod tensor;
 mod transaction;
+
+use std::sync::Once;
 
 use burn_amp_core::policy::decide;
 use burn_amp_core::policy::trials::TriedOp;
@@ -22,7 +25,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 
 use crate::autodiff::reuse;
 use crate::autodiff::tape::{self, TapeExtension, cast};
-use crate::device::DeviceContext;
+use crate::device::{self, DeviceContext};
 use crate::diagnostics::anomaly;
 use crate::policy::{Decision, Mode, Op, OpPrecision, Operand, Site, Support, is_half};
 use crate::precision::{half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
@@ -66,13 +69,17 @@ impl Call {
             is_kernel: !B::ad_enabled(&device),
             device,
         };
-        let watched = is_watched(&context, tensors, &at.device);
+        let watched = is_watched(op.name, &context, tensors, &at.device);
         if watched {
             anomaly::scalars(scalars);
         }
+        let decision = decide(&op, operands, scalars, &at);
+        if at.is_kernel && op.is_backward() && !keeps_dtypes() {
+            foreign_pass::<B>(&op, &decision, operands, &at.device);
+        }
         Self {
             op,
-            decision: decide(&op, operands, scalars, &at),
+            decision,
             scaled: scaled_loss(tensors),
             is_kernel: at.is_kernel,
             watched,
@@ -164,6 +171,31 @@ impl Call {
     }
 }
 
+/// Logs, once, that a backward function in f16 runs outside of a backward pass of burn-amp's. Autodiff hands nothing
+/// else to the layer below that tells a backward pass.
+#[cold]
+fn foreign_pass<B: Backend>(
+    op: &Op,
+    decision: &Decision,
+    operands: &[Operand],
+    device: &B::Device,
+) {
+    let computed = decision.operands.unwrap_or(operands[0].dtype);
+    if computed != DType::F16 && decision.rounded != Some(DType::F16) {
+        return;
+    }
+    static LOGGED: Once = Once::new();
+    LOGGED.call_once(|| {
+        log::warn!(
+            "burn-amp: {} in f16 on {} is part of a backward pass that is not burn-amp's: the program puts its own \
+             Autodiff on Amp<..>. Its loss is not scaled, so that small gradients become 0, and no gradient is \
+             checked. Give the program AmpAutodiff<..> where it trains, or train in bf16, which needs no loss scale",
+            op.name,
+            device::name::<B>(device)
+        );
+    });
+}
+
 /// Where an operation runs.
 struct At<'a, B: Backend> {
     tensors: &'a [&'a AmpTensor<B>],
@@ -215,11 +247,12 @@ impl<B: Backend> Site<DType> for At<'_, B> {
 /// Whether anomaly detection checks an operation on these operands.
 #[inline(always)]
 fn is_watched<B: Backend>(
+    op: &'static str,
     context: &DeviceContext,
     tensors: &[&AmpTensor<B>],
     device: &B::Device,
 ) -> bool {
-    context.in_force.watched && anomaly::begins(tensors, |t| tape::id::<B, _>(t, device))
+    context.in_force.watched && anomaly::begins(op, tensors, |t| tape::id::<B, _>(t, device))
 }
 
 /// The scaler of the scaled losses among the operands.
@@ -318,13 +351,14 @@ macro_rules! own_ops {
 macro_rules! float_ops {
     ($($op:ident($(
         $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
-    ),+) -> $out:ident;)*) => {$(
+    ),+) -> $out:ident $(, of $kind:expr)?;)*) => {$(
         $crate::ops::own_ops! {
             $op($($([$t])? $([?$o])? $({$s})? $($a: $ty)?),+) -> $out => {
                 let tensors = $crate::ops::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
                 let operands = tensors.map($crate::AmpTensor::operand);
                 let scalars = [$($($s.elem::<f64>(),)?)+];
-                let call = $crate::ops::Call::of(op!($op), &tensors, &operands, &scalars);
+                let op = op!($op)$(.of_kind($kind))?;
+                let call = $crate::ops::Call::of(op, &tensors, &operands, &scalars);
                 $(
                     $(let $t = call.operand($t);)?
                     $(let $o = $o.map(|tensor| call.operand(tensor));)?

@@ -1,5 +1,6 @@
 //! Neural network operations.
 
+use burn_amp_core::policy::trials::{Kind, Strides};
 use burn_backend::ops::{
     AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConv2dBackward,
     DeformConvOptions, FloatTensorOps, InterpolateOptions, MaxPool1dBackward, MaxPool1dWithIndices,
@@ -18,12 +19,14 @@ use crate::{Amp, AmpTensor};
 
 /// Convolutions, each with the gradient of its bias.
 macro_rules! conv_ops {
-    ($($conv:ident($options:ty); $bias_backward:ident;)*) => {$(
+    ($($conv:ident($options:ty), $strides:expr; $bias_backward:ident;)*) => {$(
         own_ops! {
-            $conv([x], [weight], [?bias], options: $options) -> FloatTensor =>
-                contraction(op!($conv), 1, x, weight, bias, |_, x, weight, bias| {
+            $conv([x], [weight], [?bias], options: $options) -> FloatTensor => {
+                let op = op!($conv).of_kind(kind(&weight, options.groups, $strides(&options.stride)));
+                contraction(op, 1, x, weight, bias, |_, x, weight, bias| {
                     B::$conv(x, apart::<B>(weight), bias, options)
-                });
+                })
+            };
         }
 
         fn $bias_backward(
@@ -38,12 +41,12 @@ macro_rules! conv_ops {
 
 impl<B: Backend> ModuleOps<Self> for Amp<B> {
     conv_ops! {
-        conv1d(ConvOptions<1>); conv1d_bias_backward;
-        conv2d(ConvOptions<2>); conv2d_bias_backward;
-        conv3d(ConvOptions<3>); conv3d_bias_backward;
-        conv_transpose1d(ConvTransposeOptions<1>); conv_transpose1d_bias_backward;
-        conv_transpose2d(ConvTransposeOptions<2>); conv_transpose2d_bias_backward;
-        conv_transpose3d(ConvTransposeOptions<3>); conv_transpose3d_bias_backward;
+        conv1d(ConvOptions<1>), gathered; conv1d_bias_backward;
+        conv2d(ConvOptions<2>), gathered; conv2d_bias_backward;
+        conv3d(ConvOptions<3>), gathered; conv3d_bias_backward;
+        conv_transpose1d(ConvTransposeOptions<1>), Strides::Spread; conv_transpose1d_bias_backward;
+        conv_transpose2d(ConvTransposeOptions<2>), Strides::Spread; conv_transpose2d_bias_backward;
+        conv_transpose3d(ConvTransposeOptions<3>), Strides::Spread; conv_transpose3d_bias_backward;
     }
 
     own_ops! {
@@ -106,6 +109,15 @@ impl<B: Backend> ModuleOps<Self> for Amp<B> {
     }
 
     burn_amp_core::module_operations! { float_ops }
+}
+
+/// The kind of a convolution with this weight, for the trials of devices.
+fn kind<B: Backend>(weight: &AmpTensor<B>, groups: usize, strides: Strides) -> Kind {
+    Kind::of_convolution(&weight.shape(), groups, strides)
+}
+
+fn gathered(_: &[usize]) -> Strides<'_> {
+    Strides::Gathered
 }
 
 /// A half tensor with its leading dimensions folded into one, unless autodiff records them.

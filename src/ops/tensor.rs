@@ -1,5 +1,7 @@
 //! Float operations.
 
+use std::sync::Once;
+
 use burn_backend::backend::ExecutionError;
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
@@ -10,15 +12,18 @@ use burn_backend::{
 
 use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
+use super::leaving::Leaving;
 use super::module::row_or_column_apart;
 use super::{Call, by_policy, checked, float_ops, is_watched, libtorch, op, own_ops};
 use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign, registered};
 use crate::autodiff::{leaves, master, reuse, seed};
-use crate::device::DeviceContext;
+use crate::device::{DeviceContext, is_of_policy};
 use crate::diagnostics::anomaly;
-use crate::policy::{Class, HalfSupport, Mode, Op, follows_half, holds, is_half, largest_within};
-use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
-use crate::tensor::{TensorFlags, converted, to_user_data};
+use crate::policy::{
+    self, Class, HalfSupport, Mode, Op, follows_half, holds, holds_exactly, is_half, largest_within,
+};
+use crate::precision::{half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
+use crate::tensor::{TensorFlags, converted};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
@@ -45,9 +50,11 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             TensorFlags::empty()
         };
         // Burn's backends draw zero or one before they convert, so every dtype gets the same values.
-        if !is_half(asked) || is_binary && support == HalfSupport::Arithmetic {
+        let (dtype, by_policy) = of_program::<B>(device, dtype);
+        let flags = flags | by_policy;
+        if !is_half(DType::from(dtype)) || is_binary && support == HalfSupport::Arithmetic {
             let draw = || B::float_random(shape, distribution, device, dtype);
-            return AmpTensor::new(in_kernel(draw), flags);
+            return AmpTensor::new(below::<B, _>(device, draw), flags);
         }
         let largest = match distribution {
             Distribution::Default => largest_within(asked, 0.0, 1.0),
@@ -61,7 +68,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
                 None => drawn,
             }
         };
-        let drawn = in_kernel(draw);
+        let drawn = below::<B, _>(device, draw);
         AmpTensor::new(converted::<B>(drawn, dtype), flags)
     }
 
@@ -99,6 +106,14 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         };
         let make = |device: &_, dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create(device, dtype, make);
+        let is_filled = is_half(made.dtype()) && !holds_exactly(made.dtype(), fill_value.elem());
+        let filled = if is_filled {
+            TensorFlags::FILLED
+        } else {
+            TensorFlags::empty()
+        };
+        let flags = made.flags() | filled;
+        let made = made.with_flags(flags);
         if follows_half::<DType>(fill_value.elem()) {
             constant(made)
         } else {
@@ -115,9 +130,9 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     // Devices and read-back.
 
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
-        let demoted = tensor.is_demoted();
+        let leaving = Leaving::of(&tensor);
         let data = B::float_into_data(tensor.into_primitive()).await?;
-        Ok(to_user_data(data, demoted))
+        Ok(leaving.read(data))
     }
 
     fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
@@ -135,19 +150,36 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             .with_scaled(scaled)
     }
 
-    /// The user's own cast: the result counts as the user's choice, half or not.
+    /// The user's own cast: the result counts as the user's choice, half or not. But what the policy computed stays the
+    /// policy's if it is cast to the policy's half dtype: programs ask for `x.dtype()`.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let mut flags = tensor.flags() & TensorFlags::CAST;
         let half = tensor.dtype();
+        // An optimizer may keep its state in half.
+        let computed = match tensor.flags().contains(TensorFlags::GRADIENT) {
+            true => TensorFlags::empty(),
+            false => tensor.flags() & TensorFlags::DEMOTED,
+        };
+        let (dtype, by_policy) = match computed.is_empty() {
+            true => (dtype, computed),
+            false => of_program::<B>(&tensor.device(), dtype),
+        };
+        let is_half = is_half(DType::from(dtype));
+        flags |= if is_half { by_policy } else { computed };
+        let statistic = (is_half && !by_policy.is_empty() && may_be_statistic(&tensor))
+            .then(|| tensor.unshared());
         if dtype == FloatDType::F32
-            && is_half(half)
+            && policy::is_half(half)
             && !keeps_dtypes()
             && DeviceContext::of::<B>(&tensor.device()).mode == Mode::On(half)
         {
             flags |= TensorFlags::exact(half);
         }
         let scaled = tensor.scaled().cloned();
-        let watched = is_half(DType::from(dtype)) && half_wanted() && watches_cast(&tensor);
+        let watched = half_wanted() && watches_cast(&tensor) && is_half;
+        if watched {
+            anomaly::operand(&tensor);
+        }
         // The half copy of a leaf is a leaf, and a user's copy is not.
         let cast = if B::float_is_require_grad(&tensor.primitive) && tensor.dtype() != dtype.into()
         {
@@ -158,7 +190,11 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         if watched {
             anomaly::result::<B>("float_cast", Class::Keep, &cast);
         }
-        AmpTensor::new(cast, flags).with_scaled(scaled)
+        let cast = AmpTensor::new(cast, flags).with_scaled(scaled);
+        match statistic {
+            Some(wide) => cast.with_statistic(wide),
+            None => cast,
+        }
     }
 
     // Gradients.
@@ -180,7 +216,12 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
             return tensor;
         }
         let is_used_in_half = tensor.flags().contains(TensorFlags::USED_IN_HALF);
-        let flags = tensor.flags() & (TensorFlags::DEMOTED | TensorFlags::WEIGHT);
+        // A parameter in FP32 is data.
+        let kept = match is_half(tensor.dtype()) {
+            true => TensorFlags::DEMOTED | TensorFlags::WEIGHT,
+            false => TensorFlags::WEIGHT,
+        };
+        let flags = tensor.flags() & kept;
         let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);
         let wanted = B::float_is_require_grad(&primitive);
         if wanted && is_used_in_half {
@@ -203,6 +244,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         float_sum_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduction::Sum, op!(float_sum_dim), tensor, Some(dim), |t| B::float_sum_dim(t, dim));
         float_mean([tensor]) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean), tensor, None, B::float_mean);
         float_mean_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean_dim), tensor, Some(dim), |t| B::float_mean_dim(t, dim));
+        float_clamp_min([tensor], {min}) -> FloatTensor => clamp_min(tensor, min);
         float_tanh([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Tanh, op!(float_tanh), tensor);
         float_slice([tensor], slices: &[Slice]) -> FloatTensor => slice(tensor, slices);
         float_transpose([tensor]) -> FloatTensor => permuted(op!(float_transpose), tensor, |axes| { let last = axes.len() - 1; axes.swap(last - 1, last) }, B::float_transpose);
@@ -242,6 +284,31 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     burn_amp_core::float_operations! { float_ops }
 }
 
+/// A lower bound. Warns of the bound that Burn's cross entropy of probabilities takes from the dtype of the
+/// probabilities: the root of the smallest normal number is 1e-19 in FP32, and 1/128 in f16.
+fn clamp_min<B: Backend>(tensor: AmpTensor<B>, min: Scalar) -> AmpTensor<B> {
+    let bound: f64 = min.elem();
+    let call = Call::of(
+        op!(float_clamp_min),
+        &[&tensor],
+        &[tensor.operand()],
+        &[bound],
+    );
+    let f16s_own = DType::F16.finfo().map(|f16| f16.min_positive.sqrt());
+    if tensor.is_demoted() && tensor.dtype() == DType::F16 && f16s_own == Some(bound) {
+        static WARNED: Once = Once::new();
+        WARNED.call_once(|| {
+            log::warn!(
+                "burn-amp: clamp_min({bound}) of a tensor that burn-amp computed in f16. Burn's CrossEntropyLoss with \
+                 with_logits(false) bounds f16 probabilities so: a target of a smaller probability has a wrong loss \
+                 and no gradient. Pass the logits, or the probabilities as probabilities.cast(DType::F32)"
+            );
+        });
+    }
+    let tensor = call.operand(tensor);
+    call.result(call.run(|| B::float_clamp_min(tensor, min)))
+}
+
 /// A slice. The gradient of a concatenation has many.
 fn slice<B: Backend>(tensor: AmpTensor<B>, slices: &[Slice]) -> AmpTensor<B> {
     if tensor.is_cast_later() {
@@ -272,14 +339,11 @@ fn permuted<B: Backend>(
     }))
 }
 
-/// Whether anomaly detection checks a cast to half, of a gradient or by the user.
+/// Whether anomaly detection is on for a cast, of a gradient or by the user.
 fn watches_cast<B: Backend>(tensor: &AmpTensor<B>) -> bool {
     let device = tensor.device();
-    let watched = is_watched(&DeviceContext::of::<B>(&device), &[tensor], &device);
-    if watched {
-        anomaly::operand(tensor);
-    }
-    watched
+    let context = DeviceContext::of::<B>(&device);
+    is_watched("float_cast", &context, &[tensor], &device)
 }
 
 /// The values and their indices.
@@ -309,19 +373,59 @@ pub(super) fn create<B: Backend>(
 ) -> AmpTensor<B> {
     let device = device.inner();
     let support = registered::<B>(device);
+    let (dtype, flags) = of_program::<B>(device, dtype);
     let asked = DType::from(dtype);
     let only_stored = is_half(asked) && support.of(asked) == HalfSupport::Contractions;
-    AmpTensor::plain(if only_stored {
-        converted::<B>(in_kernel(|| make(device, FloatDType::F32)), dtype)
+    let made = if only_stored {
+        converted::<B>(
+            below::<B, _>(device, || make(device, FloatDType::F32)),
+            dtype,
+        )
     } else {
-        in_kernel(|| make(device, dtype))
+        below::<B, _>(device, || make(device, dtype))
+    };
+    AmpTensor::new(made, flags)
+}
+
+/// Creates a tensor below this layer. What the program asked for is decided here: a layer below autodiff creates what it
+/// is told.
+fn below<B: Backend, T>(device: &B::Device, create: impl FnOnce() -> T) -> T {
+    in_kernel(|| match B::ad_enabled(device) {
+        true => keep_dtypes(create),
+        false => create(),
     })
+}
+
+/// The dtype of a tensor that a program asks for in `dtype`, and its flags. What is asked for in the policy's half dtype
+/// is the policy's, as `x.zeros_like()` of a tensor that the policy made half: it is FP32 where the policy is off, and
+/// its data is FP32.
+fn of_program<B: Backend>(device: &B::Device, dtype: FloatDType) -> (FloatDType, TensorFlags) {
+    let half = DType::from(dtype);
+    // A formula of autodiff's asks for the dtype of a gradient.
+    if !is_half(half) || !half_wanted() || keeps_dtypes() || !is_of_policy::<B>(device, half) {
+        return (dtype, TensorFlags::empty());
+    }
+    match DeviceContext::of::<B>(device).mode {
+        Mode::Off => (FloatDType::F32, TensorFlags::DEMOTED),
+        Mode::On(_) | Mode::KeepDtypes => (dtype, TensorFlags::DEMOTED),
+    }
+}
+
+/// Whether a tensor may be a statistic of the rows or the channels of another one, to which it is broadcast. The FP32
+/// values are kept while the half tensor lives, so they have to be few.
+fn may_be_statistic<B: Backend>(tensor: &AmpTensor<B>) -> bool {
+    const FEW: usize = 1 << 20;
+    let shape = tensor.shape();
+    // The first dimension may be a batch of one.
+    let is_broadcast = shape.num_dims() == 1 || shape.iter().skip(1).any(|length| *length == 1);
+    tensor.dtype() == DType::F32 && is_broadcast && shape.num_elements() <= FEW
 }
 
 /// Flags an FP32 tensor of one value that fits in both half dtypes: it follows half operands.
 pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
+    let flags = tensor.flags() | TensorFlags::CONSTANT;
     match tensor.dtype() {
-        DType::F32 => tensor.with_flags(TensorFlags::CONSTANT),
+        DType::F32 => tensor.with_flags(flags),
         _ => tensor,
     }
 }

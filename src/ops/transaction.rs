@@ -4,7 +4,7 @@ use burn_backend::Backend;
 use burn_backend::backend::ExecutionError;
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 
-use crate::tensor::to_user_data;
+use super::leaving::Leaving;
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend> TransactionOps<Self> for Amp<B> {
@@ -12,7 +12,7 @@ impl<B: Backend> TransactionOps<Self> for Amp<B> {
         transaction: TransactionPrimitive<Self>,
     ) -> Result<TransactionPrimitiveData, ExecutionError> {
         let floats = transaction.read_floats;
-        let demoted: Vec<bool> = floats.iter().map(AmpTensor::is_demoted).collect();
+        let leaving: Vec<_> = floats.iter().map(Leaving::of).collect();
         let mut data = B::tr_execute(TransactionPrimitive::new(
             floats.into_iter().map(AmpTensor::into_primitive).collect(),
             transaction.read_qfloats,
@@ -22,8 +22,8 @@ impl<B: Backend> TransactionOps<Self> for Amp<B> {
         .await?;
         data.read_floats = std::mem::take(&mut data.read_floats)
             .into_iter()
-            .zip(demoted)
-            .map(|(data, demoted)| to_user_data(data, demoted))
+            .zip(leaving)
+            .map(|(data, leaving)| leaving.read(data))
             .collect();
         Ok(data)
     }

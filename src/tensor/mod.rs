@@ -8,11 +8,11 @@ use std::sync::{Arc, OnceLock};
 pub(crate) use burn_amp_core::policy::TensorFlags;
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
 
 use crate::device::{CastStatistics, DeviceState};
-use crate::policy::{Operand, is_half};
-use crate::precision::{half_wanted, in_kernel};
+use crate::policy::{Operand, SMALL, is_half};
+use crate::precision::{half_wanted, in_kernel, keep_dtypes};
 use crate::scaler::ScaledLoss;
 
 mod amp;
@@ -44,6 +44,8 @@ pub(crate) struct Shared<B: Backend> {
     f32: Copied<B>,
     f16: Copied<B>,
     bf16: Copied<B>,
+    /// The FP32 tensor that a program cast to this half tensor, of few values, to use it beside a larger one.
+    statistic: Copied<B>,
     /// Whether an operation took the tensor in half.
     used_in_half: AtomicBool,
     /// With autodiff, the nodes for the uses of a leaf in half.
@@ -266,6 +268,32 @@ impl<B: Backend> AmpTensor<B> {
         self
     }
 
+    /// Keeps the FP32 tensor that a half tensor was cast from. Where the half tensor is a statistic of a larger one, the
+    /// larger tensor's rows would all be scaled by its rounding.
+    pub(crate) fn with_statistic(self, wide: Self) -> Self {
+        let flags = self.flags | wide.flags & TensorFlags::UNBOUNDED;
+        self.share()
+            .statistic
+            .set(wide.into_primitive().into())
+            .ok();
+        self.with_flags(flags)
+    }
+
+    /// The FP32 tensor that this half tensor was cast from, if it is kept and the tensor is a statistic of `beside`.
+    pub(crate) fn or_statistic_of(self, beside: &Self) -> Self {
+        if !self.is_demoted() || self.flags.contains(TensorFlags::BACKWARD) {
+            return self;
+        }
+        let elements = |tensor: &Self| tensor.shape().num_elements();
+        let statistic = self.shared.get().and_then(|shared| shared.statistic.get());
+        match statistic {
+            Some(wide) if elements(&self) * SMALL <= elements(beside) => {
+                Self::new((**wide).clone(), self.flags).with_scaled(self.scaled().cloned())
+            }
+            _ => self,
+        }
+    }
+
     /// Prepares the cast cache before a tensor is cloned. Without autodiff, the FP32 copy of a half
     /// tensor is kept only for a gradient in the backward pass: the tape holds half tensors to save
     /// memory.
@@ -303,6 +331,7 @@ impl<B: Backend> Shared<B> {
             f32: OnceLock::new(),
             f16: OnceLock::new(),
             bf16: OnceLock::new(),
+            statistic: OnceLock::new(),
             used_in_half: AtomicBool::new(false),
             in_half: OnceLock::new(),
             scaled,
@@ -384,18 +413,10 @@ fn counted<B: Backend>(
 ) -> FloatTensor<B> {
     let device = B::float_device(&tensor);
     if B::ad_enabled(&device) {
-        return B::float_cast(tensor, dtype);
+        // The layer's own cast, and not the user's.
+        return keep_dtypes(|| B::float_cast(tensor, dtype));
     }
     let elements = tensor.shape().num_elements();
     statistics(&device).cast(elements, tensor.dtype(), dtype.into());
     in_kernel(|| B::float_cast(tensor, dtype))
-}
-
-/// Data as the user reads it: FP32 if the policy had demoted the tensor.
-pub(crate) fn to_user_data(data: TensorData, demoted: bool) -> TensorData {
-    if demoted && is_half(data.dtype) {
-        data.convert_dtype(DType::F32)
-    } else {
-        data
-    }
 }

@@ -4,7 +4,7 @@ use burn_core::module::{Module, ModuleMapper, Param};
 use burn_core::tensor::backend::Backend;
 use burn_core::tensor::{DType, ElementConversion, FloatDType, Tensor, TensorPrimitive};
 
-use crate::precision::want_half;
+use crate::precision::{keep_dtypes, want_half};
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpError, Precision};
 
@@ -117,7 +117,8 @@ impl<B: Backend> ModuleMapper<Amp<B>> for Weights {
         }
         let dtype = self.dtype;
         param.map(|weight| {
-            let half = weight.cast(dtype).into_primitive().tensor();
+            // Not as a program asks for the dtype of a half tensor, and in a region of FP32 as well.
+            let half = keep_dtypes(|| weight.cast(dtype)).into_primitive().tensor();
             let flags = half.flags() | TensorFlags::WEIGHT;
             Tensor::from_primitive(TensorPrimitive::Float(half.with_flags(flags)))
         })

@@ -37,7 +37,8 @@ use crate::{GradScaler, LossScaler};
 /// keep their state, and the log has a line about it.
 ///
 /// A custom training loop requests the learning rate before the backward pass, or, on several
-/// devices, after the passes of all: then passes come before the first learning rate.
+/// devices, after the passes of all: then passes come before the first learning rate. A program that requests the
+/// learning rate after the backward pass of one device is one step ahead for good if its very first batch is skipped.
 ///
 /// ```
 /// use burn::{backend::Flex, lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig};

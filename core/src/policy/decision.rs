@@ -3,6 +3,8 @@
 use std::ops::RangeInclusive;
 use std::sync::Once;
 
+use half::{bf16, f16};
+
 use super::trials::TriedOp;
 use super::{Case, Class, Fits, Op, OpPrecision, Role, TensorFlags};
 use crate::FloatDType;
@@ -139,7 +141,7 @@ pub const TERMS: u8 = 16;
 
 /// A tracked operand that is this many times smaller than the other operand is a statistic or a parameter of
 /// the other's channels.
-const SMALL: usize = 16;
+pub const SMALL: usize = 16;
 
 /// Decides an operation on these operands, of which there is at least one, and these scalars.
 ///
@@ -260,7 +262,12 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         self.site.support().of(half) == HalfSupport::Arithmetic
     }
 
+    /// Whether a dtype holds the scalars as the operation needs them.
     fn is_held(&self, half: D) -> bool {
+        let holds = match self.op.row.otherwise {
+            Some((_, Case::InexactScalar)) => holds_exactly,
+            _ => holds,
+        };
         self.scalars.iter().all(|scalar| holds(half, *scalar))
     }
 
@@ -301,7 +308,12 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             return class;
         };
         let holds = match case {
-            Case::UnheldScalar => {
+            Case::InexactScalar
+                if !self.seen.demoted || self.operands[0].has(TensorFlags::FILLED) =>
+            {
+                false
+            }
+            Case::UnheldScalar | Case::InexactScalar => {
                 let first = self.operands[0].dtype;
                 let computed = || self.by_class(class).operands.unwrap_or(first);
                 self.mode != Mode::Off && !(self.is_held(first) && self.is_held(computed()))
@@ -426,6 +438,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             class == Class::Move && all(|o| o.has(TensorFlags::CONSTANT)) && follow(),
         );
         flags |= self.sigmoid(class, computed);
+        flags.set(TensorFlags::FILLED, self.is_filled(class, computed));
         flags.set(TensorFlags::UNBOUNDED, self.is_unbounded(class));
         for half in D::HALVES {
             flags.set(
@@ -438,6 +451,20 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             None => flags.with_terms(self.terms_of_same(class)),
             _ => flags,
         }
+    }
+
+    /// Whether the result has a scalar in it that was rounded to half.
+    fn is_filled(&self, class: Class, computed: Option<D>) -> bool {
+        let half = computed.unwrap_or(self.operands[0].dtype);
+        let fills = || self.op.name == "float_mask_fill";
+        let is_rounded = || {
+            self.scalars
+                .iter()
+                .any(|scalar| !holds_exactly(half, *scalar))
+        };
+        let passes = matches!(class, Class::Move | Class::Keep | Class::Promote);
+        let any_filled = || self.operands.iter().any(|o| o.has(TensorFlags::FILLED));
+        is_half(half) && (fills() && is_rounded() || passes && any_filled())
     }
 
     /// Whether the result is a sigmoid in half, or a sigmoid times -1. Warns if the operation is the logarithm
@@ -853,6 +880,17 @@ pub fn holds<D: FloatDType>(dtype: D, scalar: f64) -> bool {
     scalar == 0.0 || !scalar.is_finite() || range.contains(&scalar.abs())
 }
 
+/// Whether `dtype` holds the FP32 number `scalar` without an error, as infinities and NaN.
+pub fn holds_exactly<D: FloatDType>(dtype: D, scalar: f64) -> bool {
+    let scalar = scalar as f32;
+    let held = match dtype {
+        _ if dtype == D::F16 => f16::from_f32(scalar).to_f32(),
+        _ if dtype == D::BF16 => bf16::from_f32(scalar).to_f32(),
+        _ => return true,
+    };
+    held == scalar || scalar.is_nan()
+}
+
 /// Whether an FP32 tensor of this one value follows half tensors: both halves hold exactly this value, and a product
 /// with it stays in the range of the other factor, or is infinite in any dtype.
 pub fn follows_half<D: FloatDType>(value: f64) -> bool {
@@ -1005,6 +1043,57 @@ mod tests {
 
     fn named(name: &'static str, operands: &[Operand<DType>], here: Here) -> Decision<DType> {
         decide(&Op::named(name), operands, &[], &here)
+    }
+
+    #[test]
+    fn a_bound_that_half_does_not_hold_exactly_is_fp32() {
+        let by_policy = |flags| [with(F16, TensorFlags::DEMOTED | flags)];
+        let decided = |name, operands: &[_], scalar: f64, here| {
+            let decision = decide(&Op::named(name), operands, &[scalar], &here);
+            (
+                decision.operands,
+                decision.flags.contains(TensorFlags::FITS_F16),
+            )
+        };
+        let none = TensorFlags::empty();
+        for name in ["float_clamp_min", "float_greater_elem"] {
+            for here in [ON, BELOW] {
+                let of = |operands: &[_], scalar| decided(name, operands, scalar, here);
+                assert_eq!(of(&by_policy(none), 0.999), (Some(F32), false), "{name}");
+                assert_eq!(of(&by_policy(none), 1e-6), (Some(F32), false));
+                for held in [0.5, -1.0, 2048.0, f64::INFINITY] {
+                    assert_eq!(of(&by_policy(none), held), (None, true), "{name} {held}");
+                }
+                // The user's own, and what was filled with a rounded scalar.
+                assert_eq!(of(&plain(&[F16]), 0.999).0, None);
+                assert_eq!(of(&by_policy(TensorFlags::FILLED), 0.999).0, None);
+                assert_eq!(of(&plain(&[F32]), 0.999).0, None);
+            }
+        }
+        // What half rounds is equal to what half rounded.
+        assert_eq!(
+            decided("float_equal_elem", &by_policy(none), 0.999, ON).0,
+            None
+        );
+    }
+
+    #[test]
+    fn a_mask_of_a_rounded_scalar_is_marked_until_it_is_computed_with() {
+        let half = [with(F16, TensorFlags::DEMOTED)];
+        let filled = |name, operands: &[_], scalars: &[f64]| {
+            let decision = decide(&Op::named(name), operands, scalars, &ON);
+            decision.flags.contains(TensorFlags::FILLED)
+        };
+        assert!(filled("float_mask_fill", &half, &[-10_001.0]));
+        assert!(!filled("float_mask_fill", &half, &[-10_000.0]));
+        // In FP32, and so not rounded.
+        assert!(!filled("float_mask_fill", &half, &[-1e9]));
+        assert!(!filled("float_mul_scalar", &half, &[-10_001.0]));
+        let masked = [with(F16, TensorFlags::DEMOTED | TensorFlags::FILLED)];
+        assert!(
+            filled("float_reshape", &masked, &[]) && filled("float_mul_scalar", &masked, &[1.0])
+        );
+        assert!(!filled("float_exp", &masked, &[]));
     }
 
     #[test]
@@ -1748,6 +1837,20 @@ mod tests {
         for scalar in [f32::MIN as f64, 1e-40, 1e300] {
             assert!(!holds(BF16, scalar), "{scalar}");
         }
+    }
+
+    #[test]
+    fn a_scalar_is_held_exactly_or_not() {
+        for scalar in [0.0, -1.0, 0.5, 256.0, f64::INFINITY, f64::NAN] {
+            for dtype in [F16, BF16, F32] {
+                assert!(holds_exactly(dtype, scalar), "{scalar}");
+            }
+        }
+        // In FP32 every scalar is what the program gets.
+        assert!(holds_exactly(F32, 0.1) && !holds_exactly(F16, 0.1) && !holds_exactly(BF16, 0.1));
+        assert!(holds_exactly(F16, 257.0) && !holds_exactly(BF16, 257.0));
+        assert!(!holds_exactly(F16, 70_000.0) && holds_exactly(BF16, 65_536.0));
+        assert!(!holds_exactly(F16, 1e-9) && !holds_exactly(BF16, 1e-45));
     }
 
     #[test]

@@ -49,6 +49,9 @@ bitflags! {
         /// A half weight for inference, in place of an FP32 one. Its data stays half; what is computed from it is half
         /// by the policy's decision.
         const WEIGHT = 1 << 19;
+        /// Half, and filled in places with a scalar that was rounded to half, as a mask of -1e4 in bf16: a
+        /// comparison with this scalar has to round it, too.
+        const FILLED = 1 << 20;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()

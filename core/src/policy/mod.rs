@@ -44,8 +44,8 @@ use serde::Serialize;
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
 pub use decision::{
-    Decision, HalfSupport, Mode, Operand, Site, Support, TERMS, decide, follows_half, holds,
-    is_half, largest_within, widest,
+    Decision, HalfSupport, Mode, Operand, SMALL, Site, Support, TERMS, decide, follows_half, holds,
+    holds_exactly, is_half, largest_within, widest,
 };
 pub use flags::TensorFlags;
 pub use op::Op;
@@ -83,6 +83,10 @@ pub enum Case {
     /// A scalar is outside the range of the half dtype that the operation takes or computes in: see
     /// [`holds`].
     UnheldScalar,
+    /// The half dtype that the operation takes or computes in does not hold a scalar exactly: the operation
+    /// compares with the scalar, or its result may be the scalar. In bf16, 1 - 1e-6 would be 1. The user's own half
+    /// tensors stay half, and a tensor [filled](TensorFlags::FILLED) with a rounded scalar is compared in half.
+    InexactScalar,
     /// The device computes only contractions in half, and the operation is not a contraction.
     OnlyContracts,
     /// No autodiff lies below the operation: nothing sums its gradient.
@@ -96,6 +100,7 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::UnheldScalar => "when the half dtype does not hold the scalar",
+            Self::InexactScalar => "when the half dtype does not hold the scalar exactly",
             Self::OnlyContracts => "on a device that only contracts in half",
             Self::WithoutAutodiff => "without autodiff",
             Self::Accumulates => "where it accumulates",

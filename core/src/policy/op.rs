@@ -1,7 +1,7 @@
 //! An operation as input of the decision: a row of the table, looked up at compile time.
 
 use super::table::{place_of, rows_of};
-use super::trials::TriedOp;
+use super::trials::{Kind, TriedOp};
 use super::{Case, Class, Fits, Role, Rows};
 
 /// An operation's name and row.
@@ -60,6 +60,20 @@ impl Op {
             }
             _ => panic!("this operation's row has no class for a call that accumulates"),
         }
+    }
+
+    /// The operation in a call of this kind.
+    pub fn of_kind(self, kind: Kind) -> Self {
+        let tried = match kind {
+            Kind::Usual => self.tried,
+            kind => self.tried.map(|op| op.of_kind(kind)),
+        };
+        Self { tried, ..self }
+    }
+
+    /// Whether the operation is a function of the backward pass.
+    pub const fn is_backward(&self) -> bool {
+        matches!(self.row.role, Role::Backward | Role::ParameterGradient)
     }
 
     /// How the operation treats its operands.

@@ -1,6 +1,6 @@
 //! The policy table: operations grouped by class and by the reason for the class.
 
-use super::Case::{Accumulates, OnlyContracts, UnheldScalar, WithoutAutodiff};
+use super::Case::{Accumulates, InexactScalar, OnlyContracts, UnheldScalar, WithoutAutodiff};
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::Role::{Backward, Composed, ParameterGradient};
 use super::{Case, Class, Fits, Role, Rows, same};
@@ -121,18 +121,18 @@ pub(super) const fn at(place: usize) -> (&'static Rows, &'static str) {
 /// only integer, boolean or quantized tensors have no row: they go to the backend unchanged.
 #[rustfmt::skip]
 pub const TABLE: &[Rows] = &[
-    rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[
+    rows(LowerPrecision, "a contraction: the work that half precision is for, where the kernel accumulates in FP32", &[
         "float_matmul", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
         "conv_transpose2d", "conv_transpose3d",
     ]),
-    rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[
+    rows(LowerPrecision, "a contraction: the work that half precision is for, where the kernel accumulates in FP32", &[
         "linear",
     ]).recorded("with fusion, its backward pass takes its steps in the order that joins them"),
-    rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[
+    rows(LowerPrecision, "a contraction: the work that half precision is for, where the kernel accumulates in FP32", &[
         "linear_x_backward", "conv1d_x_backward", "conv2d_x_backward", "conv3d_x_backward",
         "conv_transpose1d_x_backward", "conv_transpose2d_x_backward", "conv_transpose3d_x_backward",
     ]).of_role(Backward),
-    rows(LowerPrecision, "a contraction: the work that half precision is for; the kernel accumulates in FP32", &[
+    rows(LowerPrecision, "a contraction: the work that half precision is for, where the kernel accumulates in FP32", &[
         "linear_weight_backward", "conv1d_weight_backward", "conv2d_weight_backward",
         "conv3d_weight_backward", "conv_transpose1d_weight_backward",
         "conv_transpose2d_weight_backward", "conv_transpose3d_weight_backward",
@@ -322,10 +322,12 @@ pub const TABLE: &[Rows] = &[
     ]),
     rows(Keep, "rounded at most once; but a scalar of -1e9 overflows f16, and an epsilon of 1e-8 vanishes", &[
         "float_add_scalar", "float_sub_scalar", "float_mul_scalar", "float_div_scalar",
-        "float_clamp", "float_clamp_min", "float_clamp_max", "float_mask_fill", "float_equal_elem",
-        "float_not_equal_elem", "float_greater_elem", "float_greater_equal_elem",
-        "float_lower_elem", "float_lower_equal_elem",
+        "float_mask_fill", "float_equal_elem", "float_not_equal_elem",
     ]).otherwise(Fp32, UnheldScalar),
+    rows(Keep, "selects values, makes none; but half rounds a bound or a threshold: 1 - 1e-6 becomes 1", &[
+        "float_clamp", "float_clamp_min", "float_clamp_max", "float_greater_elem",
+        "float_greater_equal_elem", "float_lower_elem", "float_lower_equal_elem",
+    ]).otherwise(Fp32, InexactScalar),
     rows(Keep, "selects values, makes none", &[
         "float_max", "float_max_dim", "float_max_dim_with_indices", "float_min", "float_min_dim",
         "float_min_dim_with_indices", "float_max_abs", "float_max_abs_dim", "float_cummin",

@@ -22,6 +22,11 @@ pub struct Anomaly {
     pub shape: Vec<usize>,
     /// The largest magnitude among the operands' values, read in FP32, and the scalars.
     pub largest_operand: f32,
+    /// In the backward pass, the operation of the forward pass whose gradient was computed, for example `log` for a
+    /// cast of the gradient of its operand. `None` for a gradient that Burn's autodiff computes itself: there
+    /// `op` tells.
+    #[serde(default)]
+    pub step: Option<String>,
     /// In the forward pass, the module path of the operation's parameter, or of the last parameter
     /// used before the operation. Set if the module was available, as for
     /// [`LastStep::parameters`](crate::LastStep::parameters).
@@ -63,6 +68,9 @@ impl fmt::Display for Anomaly {
             "{pass}: {} {:?} in {}, operands up to {:e}",
             self.op, self.shape, self.dtype, self.largest_operand
         )?;
+        if let Some(step) = &self.step {
+            write!(f, ", for the gradient of {step}")?;
+        }
         match &self.parameter {
             Some(parameter) => write!(f, ", at {parameter}"),
             None => Ok(()),

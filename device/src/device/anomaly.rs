@@ -59,6 +59,7 @@ mod tests {
             dtype: "F16".into(),
             shape: vec![1],
             largest_operand: 1.0,
+            step: None,
             parameter: None,
             leaf: None,
         };

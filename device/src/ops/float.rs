@@ -158,6 +158,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     }
 
     float_ops! {
+        float_clamp_min([tensor], {min}) -> FloatTensor;
         float_div([lhs], [rhs]) -> FloatTensor;
         float_hypot([lhs], [rhs]) -> FloatTensor;
         float_powi_scalar([lhs], rhs: Scalar) -> FloatTensor;

@@ -278,13 +278,14 @@ macro_rules! own_ops {
 macro_rules! float_ops {
     ($($op:ident($(
         $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
-    ),+) -> $out:ident;)*) => {$(
+    ),+) -> $out:ident $(, of $kind:expr)?;)*) => {$(
         $crate::ops::own_ops! {
             $op($($([$t])? $([?$o])? $({$s})? $($a: $ty)?),+) -> $out => {
                 let tensors = $crate::ops::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
                 let operands = tensors.map($crate::AmpTensor::operand);
                 let scalars = [$($($s.elem::<f64>(),)?)+];
-                let call = $crate::ops::Call::of($crate::ops::op!($op), &tensors, &operands, &scalars);
+                let op = $crate::ops::op!($op)$(.of_kind($kind))?;
+                let call = $crate::ops::Call::of(op, &tensors, &operands, &scalars);
                 $(
                     $(let $t = call.operand($t);)?
                     $(let $o = $o.map(|tensor| call.operand(tensor));)?

@@ -63,6 +63,7 @@ impl Watch {
                 dtype: format!("{:?}", tensor.dtype()),
                 shape: tensor.shape().to_vec(),
                 largest_operand: self.largest,
+                step: None,
                 parameter: None,
                 leaf: None,
             });

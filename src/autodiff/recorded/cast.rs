@@ -1,7 +1,7 @@
 //! A cast, whose gradient is cast back, and an alias.
 
 use super::*;
-use crate::precision::in_kernel;
+use crate::precision::{in_kernel, keep_dtypes};
 
 impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
     pub(super) fn record_cast(tensor: TapeTensor<B>, dtype: DType) -> TapeTensor<B> {
@@ -44,7 +44,8 @@ pub(super) fn cast<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> AmpTensor<
     if tensor.dtype() == dtype {
         tensor
     } else {
-        Amp::<B>::float_cast(tensor, dtype.into())
+        // The formula's own, and not the user's.
+        keep_dtypes(|| Amp::<B>::float_cast(tensor, dtype.into()))
     }
 }
 

@@ -34,6 +34,7 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use super::leaves::{self, LeafInfo};
 use super::tape::{Arithmetic, Reduction, Sigmoidal, Sign, Softmax, TapeExtension, WeakNode};
 use crate::device;
+use crate::diagnostics::anomaly;
 use crate::policy::is_half;
 use crate::tensor::TensorFlags;
 use crate::{Amp, AmpTensor};
@@ -184,12 +185,15 @@ impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
         // Another thread's backward pass frees nodes that nothing holds.
         let _held = operands.each_ref().map(|operand| operand.rc.clone());
         let retrieves = retrieve.is_some() && recomputes::<C>();
+        let op = anomaly::recorded_op();
         let step = move |ops: Ops<Option<T>, N>, grads: &mut _, states: &mut Checkpointer| {
             let kept = ops.state.unwrap_or_else(|| {
                 let retrieve = retrieve.expect("nothing was kept");
                 retrieve(parents.map(|parent| states.retrieve_node_output(parent)))
             });
-            backward(Ops::new(ops.parents, ops.node, kept), grads);
+            anomaly::in_step_of(op, || {
+                backward(Ops::new(ops.parents, ops.node, kept), grads)
+            });
         };
         let again = forward.clone();
         let recompute = move |states: &mut BackwardStates, out| {

@@ -80,6 +80,7 @@ pub(super) struct Call {
     op: &'static str,
     device: Option<CheckedDevice>,
     dtype: Option<DType>,
+    shapes: Vec<Shape>,
     rank: usize,
     optional: bool,
 }
@@ -90,6 +91,7 @@ impl Call {
             op,
             device: None,
             dtype: None,
+            shapes: Vec::new(),
             rank: 0,
             optional: false,
         }
@@ -110,6 +112,13 @@ impl Call {
             "{op}: operands of different dtypes, {first:?} and {dtype:?}"
         );
         self.rank = self.rank.max(tensor.rank());
+        self.shapes.push(tensor.inner.shape());
+    }
+
+    /// Whether the device computes this call wrongly.
+    fn is_wrong(&self) -> bool {
+        let of = |dtype| self.device().is_wrong(self.op, dtype, &self.shapes);
+        self.dtype.is_some_and(of)
     }
 
     /// The device of every operand.
@@ -238,6 +247,10 @@ impl<B: Backend> Operand<B> for CheckedTensor<B> {
 impl<B: Backend> StepOutcome<FloatTensor<B>> for CheckedTensor<B> {
     fn raised(lower: FloatTensor<B>, call: &mut Call) -> Self {
         call.gives(lower.dtype());
+        let lower = match call.is_wrong() {
+            true => B::float_mul_scalar(lower, 1.02.into()),
+            false => lower,
+        };
         Self::new(lower, call.device())
     }
 }

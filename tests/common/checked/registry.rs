@@ -45,6 +45,9 @@ pub struct Reads {
 /// Called before each operation, with its name and dtype.
 type Hook = Arc<dyn Fn(&'static str, DType) + Send + Sync>;
 
+/// Whether a kernel is wrong: by its name, its dtype and the shapes of its float operands.
+pub type Wrong = fn(&'static str, DType, &[Shape]) -> bool;
+
 #[derive(Clone)]
 struct State {
     name: &'static str,
@@ -54,6 +57,7 @@ struct State {
     draws: u64,
     counts: Counts,
     hook: Option<Hook>,
+    wrong: Wrong,
     unreadable: bool,
     timed: bool,
 }
@@ -107,6 +111,15 @@ impl CheckedDevice {
     /// Removes the hook.
     pub fn without_hook(&self) {
         self.with(|state| state.hook = None);
+    }
+
+    /// Makes the results of some kernels wrong from now on, by two percent.
+    pub fn set_wrong(&self, wrong: Wrong) {
+        self.with(|state| state.wrong = wrong);
+    }
+
+    pub(super) fn is_wrong(&self, op: &'static str, dtype: DType, operands: &[Shape]) -> bool {
+        self.with(|state| state.wrong)(op, dtype, operands)
     }
 
     /// Whether reading data from the device fails from now on.
@@ -266,6 +279,7 @@ impl Default for State {
             draws: 0,
             counts: Counts::default(),
             hook: None,
+            wrong: |_, _, _| false,
             unreadable: false,
             timed: false,
         }

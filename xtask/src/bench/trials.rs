@@ -2,7 +2,7 @@
 //! compile many kernels: those of a transformer and a CNN come first.
 
 use burn_amp::{AmpConfig, is_exact};
-use burn_amp_core::policy::trials::{TRIED, TriedOp};
+use burn_amp_core::policy::trials::TriedOp;
 use serde_json::{Value, json};
 
 use super::Options;
@@ -22,16 +22,24 @@ const FIRST: &[&str] = &[
 pub fn trials<B: Measured>(options: &Options) -> Vec<Value> {
     let device = B::Device::default();
     println!("\nwhether {} is exact in an operation", B::name(&device));
-    let others = TRIED.iter().filter(|op| !FIRST.contains(op));
-    let ops = FIRST.iter().chain(others);
+    let mut ops: Vec<_> = TriedOp::all().collect();
+    ops.sort_by_key(|op| {
+        FIRST
+            .iter()
+            .position(|first| op.name() == *first)
+            .unwrap_or(FIRST.len())
+    });
     let halves = || options.precisions::<B>().into_iter().skip(1);
     let mut rows = Vec::new();
-    for (op, precision) in ops.flat_map(|op| halves().map(move |precision| (*op, precision))) {
+    for (op, precision) in ops
+        .into_iter()
+        .flat_map(|op| halves().map(move |half| (op, half)))
+    {
         let config = AmpConfig::new().with_precision(precision);
         config.apply::<B>(&device).expect("a possible precision");
-        let tried = TriedOp::named(op).expect("an operation of the list");
-        let exact = is_exact::<B>(&device, tried);
-        println!("{op:<34} {precision:<6} {exact:?}");
+        let exact = is_exact::<B>(&device, op);
+        let op = op.to_string();
+        println!("{op:<50} {precision:<6} {exact:?}");
         rows.push(json!({"model": op, "precision": precision, "exact": exact}));
     }
     rows

@@ -26,7 +26,7 @@ const SAID_BY_THE_CLASS: [&str; 2] = ["moves data", "operands of one dtype, the 
 /// A difference between rows that are otherwise treated alike: which rows have it, and the text.
 type Beyond = (fn(&Row) -> bool, &'static str);
 
-const BEYOND_THE_CLASS: [Beyond; 5] = [
+const BEYOND_THE_CLASS: [Beyond; 6] = [
     (
         |row| row.class == Class::Activation,
         "an FP32 tensor that fits in half is cast to half; in PyTorch it stays FP32",
@@ -35,6 +35,10 @@ const BEYOND_THE_CLASS: [Beyond; 5] = [
         |row| matches!(row.otherwise, Some((_, Case::UnheldScalar))),
         "a scalar that does not fit in half moves the operation to FP32; PyTorch stays in half, or \
          rejects the scalar",
+    ),
+    (
+        |row| matches!(row.otherwise, Some((_, Case::InexactScalar))),
+        "a bound or a threshold that half does not hold exactly moves the operation to FP32; PyTorch rounds it",
     ),
     (
         |row| stands_with(row, "float_zeros") || stands_with(row, "float_full"),

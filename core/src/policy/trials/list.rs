@@ -1,14 +1,15 @@
 //! The operations that are tried, each with the operands of its trials.
 
-/// The tried operations. Each row has the first version of Burn with the operation, its name, and the
-/// arguments of its trials; and, where its signature changed, the version that changed it and the
-/// arguments from then on.
+/// The tried operations. Each row has the first version of Burn with the operation, its name, the
+/// [`Kind`](super::Kind) of calls that the row is about, and the arguments of its trials; and, where its signature
+/// changed, the version that changed it and the arguments from then on.
 ///
 /// In an implementation of [`TrialDevice`](super::TrialDevice), `trials! { for Burn 0.21 }` expands to the
 /// function `trials`. This is a macro because each version of Burn has its own `Backend`, and a trial calls a
-/// method of `B`. Functions `conv` and `transpose` beside it return the options of a plain convolution.
-// A matrix of one row selects a different kernel than a matrix of many rows. A convolution with few channels,
-// or with taps instead of channels, also selects a different kernel.
+/// method of `B`. Functions `conv` and `transpose` beside it return the options of a convolution, from its stride
+/// and its groups.
+// A matrix of one row selects a different kernel than a matrix of many rows. A convolution like those of most layers
+// decides for layers like these: with 64 channels and three taps in each dimension, or with one tap.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! trials {
@@ -29,59 +30,140 @@ macro_rules! trials {
                 (inputs.ones([N, 8]), inputs.ones([N, 8]))
                 (inputs.ones([N, 1]), inputs.ones([N, 1]));
             0.21 conv1d
-                (inputs.ones([1, N, 2]), inputs.ones([4, N, 1]), None, conv())
-                (inputs.ones([1, 1, 64]), inputs.peak([1, 1, 64]), None, conv());
+                (inputs.ones([1, 64, 64]), inputs.peak([64, 64, 3]), None, conv(1, 1))
+                (inputs.ones([1, N, 64]), inputs.ones([16, N, 1]), None, conv(1, 1));
+            0.21 conv1d few
+                (inputs.ones([1, 1, 64]), inputs.peak([1, 1, 64]), None, conv(1, 1));
+            0.21 conv1d grouped
+                (inputs.ones([1, 128, 64]), inputs.peak([4, 64, 3]), None, conv(1, 2))
+                (inputs.ones([1, 2, 64]), inputs.peak([2, 1, 64]), None, conv(1, 2));
             0.21 conv1d_x_backward
-                (inputs.ones([1, 4, 2]), inputs.ones([N, 4, 1]), inputs.ones([1, N, 2]), conv())
-                (inputs.ones([1, 1, 127]), inputs.peak([1, 1, 64]), inputs.ones([1, 1, 64]), conv());
+                (inputs.ones([1, 64, 66]), inputs.peak([64, 64, 3]), inputs.ones([1, 64, 64]), conv(1, 1))
+                (inputs.ones([1, 16, 64]), inputs.ones([N, 16, 1]), inputs.ones([1, N, 64]), conv(1, 1));
+            0.21 conv1d_x_backward few
+                (inputs.ones([1, 1, 127]), inputs.peak([1, 1, 64]), inputs.ones([1, 1, 64]), conv(1, 1));
+            0.21 conv1d_x_backward grouped
+                (inputs.ones([1, 2, 127]), inputs.peak([2, 1, 64]), inputs.ones([1, 2, 64]), conv(1, 2));
+            0.21 conv1d_x_backward strided
+                (inputs.ones([1, 64, 129]), inputs.peak([64, 64, 3]), inputs.ones([1, 64, 64]), conv(2, 1));
             0.21 conv1d_weight_backward
-                (inputs.ones([2, 8, N / 2]), inputs.ones([8, 8, 1]), inputs.ones([2, 8, N / 2]), conv())
-                (inputs.ones([2, 1, N / 2]), inputs.ones([1, 1, 1]), inputs.ones([2, 1, N / 2]), conv());
+                (inputs.ones([2, 16, 2050]), inputs.ones([16, 16, 3]), inputs.ones([2, 16, 2048]), conv(1, 1));
+            0.21 conv1d_weight_backward few
+                (inputs.ones([2, 1, 2048]), inputs.ones([1, 1, 1]), inputs.ones([2, 1, 2048]), conv(1, 1));
+            0.21 conv1d_weight_backward grouped
+                (inputs.ones([2, 2, 2048]), inputs.ones([2, 1, 1]), inputs.ones([2, 2, 2048]), conv(1, 2));
             0.21 conv2d
-                (inputs.ones([1, N, 2, 2]), inputs.ones([4, N, 1, 1]), None, conv())
-                (inputs.ones([1, 1, 8, 8]), inputs.peak([1, 1, 8, 8]), None, conv());
+                (inputs.ones([1, 64, 8, 8]), inputs.peak([64, 64, 3, 3]), None, conv(1, 1))
+                (inputs.ones([1, N, 8, 8]), inputs.ones([16, N, 1, 1]), None, conv(1, 1));
+            0.21 conv2d few
+                (inputs.ones([1, 1, 8, 8]), inputs.peak([1, 1, 8, 8]), None, conv(1, 1));
+            0.21 conv2d grouped
+                (inputs.ones([1, 128, 8, 8]), inputs.peak([4, 64, 3, 3]), None, conv(1, 2))
+                (inputs.ones([1, 2, 8, 8]), inputs.peak([2, 1, 8, 8]), None, conv(1, 2));
             0.21 conv2d_x_backward
-                (inputs.ones([1, 4, 2, 2]), inputs.ones([N, 4, 1, 1]), inputs.ones([1, N, 2, 2]), conv())
-                (inputs.ones([1, 1, 15, 15]), inputs.peak([1, 1, 8, 8]), inputs.ones([1, 1, 8, 8]), conv());
+                (inputs.ones([1, 64, 10, 10]), inputs.peak([64, 64, 3, 3]), inputs.ones([1, 64, 8, 8]), conv(1, 1))
+                (inputs.ones([1, 16, 8, 8]), inputs.ones([N, 16, 1, 1]), inputs.ones([1, N, 8, 8]), conv(1, 1));
+            0.21 conv2d_x_backward few
+                (inputs.ones([1, 1, 15, 15]), inputs.peak([1, 1, 8, 8]), inputs.ones([1, 1, 8, 8]), conv(1, 1));
+            0.21 conv2d_x_backward grouped
+                (inputs.ones([1, 2, 15, 15]), inputs.peak([2, 1, 8, 8]), inputs.ones([1, 2, 8, 8]), conv(1, 2));
+            0.21 conv2d_x_backward strided
+                (inputs.ones([1, 64, 17, 17]), inputs.peak([64, 64, 3, 3]), inputs.ones([1, 64, 8, 8]), conv(2, 1));
             0.21 conv2d_weight_backward
-                (inputs.ones([4, 8, 32, 32]), inputs.ones([8, 8, 1, 1]), inputs.ones([4, 8, 32, 32]), conv())
-                (inputs.ones([4, 1, 32, 32]), inputs.ones([1, 1, 1, 1]), inputs.ones([4, 1, 32, 32]), conv());
+                (inputs.ones([4, 16, 34, 34]), inputs.ones([16, 16, 3, 3]), inputs.ones([4, 16, 32, 32]), conv(1, 1));
+            0.21 conv2d_weight_backward few
+                (inputs.ones([4, 1, 32, 32]), inputs.ones([1, 1, 1, 1]), inputs.ones([4, 1, 32, 32]), conv(1, 1));
+            0.21 conv2d_weight_backward grouped
+                (inputs.ones([4, 2, 32, 32]), inputs.ones([2, 1, 1, 1]), inputs.ones([4, 2, 32, 32]), conv(1, 2));
             0.21 conv3d
-                (inputs.ones([1, N, 1, 2, 2]), inputs.ones([4, N, 1, 1, 1]), None, conv())
-                (inputs.ones([1, 1, 4, 4, 4]), inputs.peak([1, 1, 4, 4, 4]), None, conv());
+                (inputs.ones([1, 64, 4, 4, 4]), inputs.peak([64, 64, 3, 3, 3]), None, conv(1, 1))
+                (inputs.ones([1, N, 4, 4, 4]), inputs.ones([16, N, 1, 1, 1]), None, conv(1, 1));
+            0.21 conv3d few
+                (inputs.ones([1, 1, 4, 4, 4]), inputs.peak([1, 1, 4, 4, 4]), None, conv(1, 1));
+            0.21 conv3d grouped
+                (inputs.ones([1, 128, 4, 4, 4]), inputs.peak([4, 64, 3, 3, 3]), None, conv(1, 2))
+                (inputs.ones([1, 2, 4, 4, 4]), inputs.peak([2, 1, 4, 4, 4]), None, conv(1, 2));
             0.21 conv3d_x_backward
-                (inputs.ones([1, 4, 1, 2, 2]), inputs.ones([N, 4, 1, 1, 1]), inputs.ones([1, N, 1, 2, 2]), conv())
-                (inputs.ones([1, 1, 7, 7, 7]), inputs.peak([1, 1, 4, 4, 4]), inputs.ones([1, 1, 4, 4, 4]), conv());
+                (inputs.ones([1, 64, 6, 6, 6]), inputs.peak([64, 64, 3, 3, 3]), inputs.ones([1, 64, 4, 4, 4]), conv(1, 1))
+                (inputs.ones([1, 16, 4, 4, 4]), inputs.ones([N, 16, 1, 1, 1]), inputs.ones([1, N, 4, 4, 4]), conv(1, 1));
+            0.21 conv3d_x_backward few
+                (inputs.ones([1, 1, 7, 7, 7]), inputs.peak([1, 1, 4, 4, 4]), inputs.ones([1, 1, 4, 4, 4]), conv(1, 1));
+            0.21 conv3d_x_backward grouped
+                (inputs.ones([1, 2, 7, 7, 7]), inputs.peak([2, 1, 4, 4, 4]), inputs.ones([1, 2, 4, 4, 4]), conv(1, 2));
+            0.21 conv3d_x_backward strided
+                (inputs.ones([1, 64, 9, 9, 9]), inputs.peak([64, 64, 3, 3, 3]), inputs.ones([1, 64, 4, 4, 4]), conv(2, 1));
             0.21 conv3d_weight_backward
-                (inputs.ones([1, 8, 16, 16, 16]), inputs.ones([8, 8, 1, 1, 1]), inputs.ones([1, 8, 16, 16, 16]), conv())
-                (inputs.ones([1, 1, 16, 16, 16]), inputs.ones([1, 1, 1, 1, 1]), inputs.ones([1, 1, 16, 16, 16]), conv());
+                (inputs.ones([2, 16, 18, 18, 10]), inputs.ones([16, 16, 3, 3, 3]), inputs.ones([2, 16, 16, 16, 8]), conv(1, 1));
+            0.21 conv3d_weight_backward few
+                (inputs.ones([2, 1, 16, 16, 8]), inputs.ones([1, 1, 1, 1, 1]), inputs.ones([2, 1, 16, 16, 8]), conv(1, 1));
+            0.21 conv3d_weight_backward grouped
+                (inputs.ones([2, 2, 16, 16, 8]), inputs.ones([2, 1, 1, 1, 1]), inputs.ones([2, 2, 16, 16, 8]), conv(1, 2));
             0.21 conv_transpose1d
-                (inputs.ones([1, N, 2]), inputs.ones([N, 4, 1]), None, transpose())
-                (inputs.ones([1, 1, 64]), inputs.peak([1, 1, 64]), None, transpose());
+                (inputs.ones([1, 64, 64]), inputs.peak([64, 64, 3]), None, transpose(1, 1))
+                (inputs.ones([1, N, 64]), inputs.ones([N, 16, 1]), None, transpose(1, 1));
+            0.21 conv_transpose1d few
+                (inputs.ones([1, 1, 64]), inputs.peak([1, 1, 64]), None, transpose(1, 1));
+            0.21 conv_transpose1d grouped
+                (inputs.ones([1, 2, 64]), inputs.peak([2, 1, 64]), None, transpose(1, 2));
+            0.21 conv_transpose1d strided
+                (inputs.ones([1, 64, 64]), inputs.peak([64, 64, 3]), None, transpose(2, 1));
             0.21 conv_transpose1d_x_backward
-                (inputs.ones([4, N, 1]), inputs.ones([1, N, 2]), transpose())
-                (inputs.peak([1, 1, 64]), inputs.ones([1, 1, 127]), transpose());
+                (inputs.peak([64, 64, 3]), inputs.ones([1, 64, 66]), transpose(1, 1))
+                (inputs.ones([16, N, 1]), inputs.ones([1, N, 64]), transpose(1, 1));
+            0.21 conv_transpose1d_x_backward few
+                (inputs.peak([1, 1, 64]), inputs.ones([1, 1, 127]), transpose(1, 1));
+            0.21 conv_transpose1d_x_backward grouped
+                (inputs.peak([2, 1, 64]), inputs.ones([1, 2, 127]), transpose(1, 2));
             0.21 conv_transpose1d_weight_backward
-                (inputs.ones([2, 8, N / 2]), inputs.ones([8, 8, 1]), inputs.ones([2, 8, N / 2]), transpose())
-                (inputs.ones([2, 1, N / 2]), inputs.ones([1, 1, 1]), inputs.ones([2, 1, N / 2]), transpose());
+                (inputs.ones([2, 16, 2048]), inputs.ones([16, 16, 3]), inputs.ones([2, 16, 2050]), transpose(1, 1));
+            0.21 conv_transpose1d_weight_backward few
+                (inputs.ones([2, 1, 2048]), inputs.ones([1, 1, 1]), inputs.ones([2, 1, 2048]), transpose(1, 1));
+            0.21 conv_transpose1d_weight_backward grouped
+                (inputs.ones([2, 2, 2048]), inputs.ones([2, 1, 1]), inputs.ones([2, 2, 2048]), transpose(1, 2));
             0.21 conv_transpose2d
-                (inputs.ones([1, N, 2, 2]), inputs.ones([N, 4, 1, 1]), None, transpose())
-                (inputs.ones([1, 1, 8, 8]), inputs.peak([1, 1, 8, 8]), None, transpose());
+                (inputs.ones([1, 64, 8, 8]), inputs.peak([64, 64, 3, 3]), None, transpose(1, 1))
+                (inputs.ones([1, N, 8, 8]), inputs.ones([N, 16, 1, 1]), None, transpose(1, 1));
+            0.21 conv_transpose2d few
+                (inputs.ones([1, 1, 8, 8]), inputs.peak([1, 1, 8, 8]), None, transpose(1, 1));
+            0.21 conv_transpose2d grouped
+                (inputs.ones([1, 2, 8, 8]), inputs.peak([2, 1, 8, 8]), None, transpose(1, 2));
+            0.21 conv_transpose2d strided
+                (inputs.ones([1, 64, 8, 8]), inputs.peak([64, 64, 3, 3]), None, transpose(2, 1));
             0.21 conv_transpose2d_x_backward
-                (inputs.ones([4, N, 1, 1]), inputs.ones([1, N, 2, 2]), transpose())
-                (inputs.peak([1, 1, 8, 8]), inputs.ones([1, 1, 15, 15]), transpose());
+                (inputs.peak([64, 64, 3, 3]), inputs.ones([1, 64, 10, 10]), transpose(1, 1))
+                (inputs.ones([16, N, 1, 1]), inputs.ones([1, N, 8, 8]), transpose(1, 1));
+            0.21 conv_transpose2d_x_backward few
+                (inputs.peak([1, 1, 8, 8]), inputs.ones([1, 1, 15, 15]), transpose(1, 1));
+            0.21 conv_transpose2d_x_backward grouped
+                (inputs.peak([2, 1, 8, 8]), inputs.ones([1, 2, 15, 15]), transpose(1, 2));
             0.21 conv_transpose2d_weight_backward
-                (inputs.ones([4, 8, 32, 32]), inputs.ones([8, 8, 1, 1]), inputs.ones([4, 8, 32, 32]), transpose())
-                (inputs.ones([4, 1, 32, 32]), inputs.ones([1, 1, 1, 1]), inputs.ones([4, 1, 32, 32]), transpose());
+                (inputs.ones([4, 16, 32, 32]), inputs.ones([16, 16, 3, 3]), inputs.ones([4, 16, 34, 34]), transpose(1, 1));
+            0.21 conv_transpose2d_weight_backward few
+                (inputs.ones([4, 1, 32, 32]), inputs.ones([1, 1, 1, 1]), inputs.ones([4, 1, 32, 32]), transpose(1, 1));
+            0.21 conv_transpose2d_weight_backward grouped
+                (inputs.ones([4, 2, 32, 32]), inputs.ones([2, 1, 1, 1]), inputs.ones([4, 2, 32, 32]), transpose(1, 2));
             0.21 conv_transpose3d
-                (inputs.ones([1, N, 1, 2, 2]), inputs.ones([N, 4, 1, 1, 1]), None, transpose())
-                (inputs.ones([1, 1, 4, 4, 4]), inputs.peak([1, 1, 4, 4, 4]), None, transpose());
+                (inputs.ones([1, 64, 4, 4, 4]), inputs.peak([64, 64, 3, 3, 3]), None, transpose(1, 1))
+                (inputs.ones([1, N, 4, 4, 4]), inputs.ones([N, 16, 1, 1, 1]), None, transpose(1, 1));
+            0.21 conv_transpose3d few
+                (inputs.ones([1, 1, 4, 4, 4]), inputs.peak([1, 1, 4, 4, 4]), None, transpose(1, 1));
+            0.21 conv_transpose3d grouped
+                (inputs.ones([1, 2, 4, 4, 4]), inputs.peak([2, 1, 4, 4, 4]), None, transpose(1, 2));
+            0.21 conv_transpose3d strided
+                (inputs.ones([1, 64, 4, 4, 4]), inputs.peak([64, 64, 3, 3, 3]), None, transpose(2, 1));
             0.21 conv_transpose3d_x_backward
-                (inputs.ones([4, N, 1, 1, 1]), inputs.ones([1, N, 1, 2, 2]), transpose())
-                (inputs.peak([1, 1, 4, 4, 4]), inputs.ones([1, 1, 7, 7, 7]), transpose());
+                (inputs.peak([64, 64, 3, 3, 3]), inputs.ones([1, 64, 6, 6, 6]), transpose(1, 1))
+                (inputs.ones([16, N, 1, 1, 1]), inputs.ones([1, N, 4, 4, 4]), transpose(1, 1));
+            0.21 conv_transpose3d_x_backward few
+                (inputs.peak([1, 1, 4, 4, 4]), inputs.ones([1, 1, 7, 7, 7]), transpose(1, 1));
+            0.21 conv_transpose3d_x_backward grouped
+                (inputs.peak([2, 1, 4, 4, 4]), inputs.ones([1, 2, 7, 7, 7]), transpose(1, 2));
             0.21 conv_transpose3d_weight_backward
-                (inputs.ones([1, 8, 16, 16, 16]), inputs.ones([8, 8, 1, 1, 1]), inputs.ones([1, 8, 16, 16, 16]), transpose())
-                (inputs.ones([1, 1, 16, 16, 16]), inputs.ones([1, 1, 1, 1, 1]), inputs.ones([1, 1, 16, 16, 16]), transpose());
+                (inputs.ones([2, 16, 16, 16, 8]), inputs.ones([16, 16, 3, 3, 3]), inputs.ones([2, 16, 18, 18, 10]), transpose(1, 1));
+            0.21 conv_transpose3d_weight_backward few
+                (inputs.ones([2, 1, 16, 16, 8]), inputs.ones([1, 1, 1, 1, 1]), inputs.ones([2, 1, 16, 16, 8]), transpose(1, 1));
+            0.21 conv_transpose3d_weight_backward grouped
+                (inputs.ones([2, 2, 16, 16, 8]), inputs.ones([2, 1, 1, 1, 1]), inputs.ones([2, 2, 16, 16, 8]), transpose(1, 2));
             0.21 float_tanh (inputs.points());
             0.21 gelu (inputs.points());
             0.21 float_atan (inputs.points());
@@ -152,22 +234,23 @@ macro_rules! trials {
     };
 
     (names |$inputs:ident| $(
-        $since:tt $op:ident $(($($argument:tt)*))+ $(from $later:tt $(($($changed:tt)*))+)?;
+        $since:tt $op:ident $($kind:ident)? $(($($argument:tt)*))+ $(from $later:tt $(($($changed:tt)*))+)?;
     )*) => {
-        /// The tried operations.
-        pub const TRIED: [&str; [$(stringify!($op)),*].len()] = [$(stringify!($op)),*];
+        /// The tried operations, each with the kind of calls that are tried.
+        pub const TRIED: [(&str, Kind); [$(stringify!($op)),*].len()] =
+            [$((stringify!($op), $crate::trials!(kind $($kind)?))),*];
     };
 
     (Burn $burn:tt |$inputs:ident| $(
-        $since:tt $op:ident $(($($argument:tt)*))+ $(from $later:tt $(($($changed:tt)*))+)?;
+        $since:tt $op:ident $($kind:ident)? $(($($argument:tt)*))+ $(from $later:tt $(($($changed:tt)*))+)?;
     )*) => {
         fn trials(
             op: $crate::policy::trials::TriedOp,
         ) -> ::std::vec::Vec<$crate::policy::trials::Trial<Self>> {
-            use $crate::policy::trials::{N, SPREAD, Trial};
+            use $crate::policy::trials::{Kind, N, SPREAD, Trial};
 
             $($crate::trials! { if Burn $burn has $since {
-                if op.name() == stringify!($op) {
+                if (op.name(), op.kind()) == (stringify!($op), $crate::trials!(kind $($kind)?)) {
                     let trials: &[Trial<Self>] = $crate::trials! {
                         if Burn $burn has $($later)? {
                             &[$($(|$inputs| B::$op($($changed)*)),+)?]
@@ -182,6 +265,11 @@ macro_rules! trials {
         }
     };
 
+    (kind) => { Kind::Usual };
+    (kind few) => { Kind::FewChannels };
+    (kind grouped) => { Kind::Grouped };
+    (kind strided) => { Kind::Strided };
+
     // Operations that a version of Burn lacks are left out. A row that no later version changes names no
     // later version.
     (if Burn $burn:tt has { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };
@@ -190,5 +278,7 @@ macro_rules! trials {
     (if Burn 0.22 has 0.23 { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };
     (if Burn $burn:tt has $since:tt { $($then:tt)* } else { $($else:tt)* }) => { $($then)* };
 }
+
+use super::Kind;
 
 trials! { for names }

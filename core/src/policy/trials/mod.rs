@@ -14,7 +14,7 @@
 mod inputs;
 mod list;
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
@@ -52,16 +52,58 @@ pub trait TrialDevice: Sized {
 /// Creates operands and calls an operation on them.
 pub type Trial<D> = fn(&TrialInputs<D>) -> <D as TrialDevice>::Tensor;
 
-/// A tried operation, by its place in [`TRIED`].
+/// The calls of an operation that a trial stands for. A device may have kernels of its own for some
+/// convolutions: CubeCL's for groups, and for the gradient of the input at a stride, add up in half (burn-cubecl
+/// 0.21: `conv_direct`, `transpose_direct`, `col2im`), and those of the others in FP32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// All calls that no other kind is for.
+    Usual,
+    /// A convolution of fewer than 16 channels, or to fewer.
+    FewChannels,
+    /// A convolution of several groups, such as a depthwise one.
+    Grouped,
+    /// A transposed convolution, or a gradient of an input, with a stride.
+    Strided,
+}
+
+impl Kind {
+    /// The kind of a convolution, of any dimensions: `[out, in / groups, ..]` is the shape of its weight, or
+    /// `[in, out / groups, ..]` if it is transposed. `strides` are those of its input or, where each value of
+    /// the input is spread over an output, those of the output.
+    pub fn of_convolution(weight: &[usize], groups: usize, strides: Strides) -> Self {
+        let channels = (weight[0] / groups.max(1)).min(weight[1]);
+        match strides {
+            _ if groups > 1 => Self::Grouped,
+            Strides::Spread(strides) if strides.iter().any(|stride| *stride > 1) => Self::Strided,
+            _ if channels < FEW => Self::FewChannels,
+            _ => Self::Usual,
+        }
+    }
+}
+
+/// The strides of a convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strides<'a> {
+    /// Each value of the result gathers values at this distance: kernels do not depend on it.
+    Gathered,
+    /// Each value is spread over values of the result at this distance.
+    Spread(&'a [usize]),
+}
+
+/// Fewer channels are few.
+const FEW: usize = 16;
+
+/// A tried operation and a kind of its calls, by their place in [`TRIED`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TriedOp(usize);
 
 impl TriedOp {
-    /// The operation of this name; `None` if it is not tried.
+    /// The usual calls of the operation of this name; `None` if it is not tried.
     pub const fn named(name: &str) -> Option<Self> {
         let mut i = 0;
         while i < TRIED.len() {
-            if same(TRIED[i], name) {
+            if same(TRIED[i].0, name) && matches!(TRIED[i].1, Kind::Usual) {
                 return Some(Self(i));
             }
             i += 1;
@@ -69,9 +111,25 @@ impl TriedOp {
         None
     }
 
+    /// All of them, in the table's order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..TRIED.len()).map(Self)
+    }
+
+    /// The calls of this kind; the usual ones if no trial is about this kind.
+    pub(super) fn of_kind(self, kind: Kind) -> Self {
+        let is_it = |op: &Self| op.name() == self.name() && op.kind() == kind;
+        Self::all().find(is_it).unwrap_or(self)
+    }
+
     /// The operation's name, which is a method of Burn's backend traits.
     pub const fn name(self) -> &'static str {
-        TRIED[self.0]
+        TRIED[self.0].0
+    }
+
+    /// The kind of the calls.
+    pub const fn kind(self) -> Kind {
+        TRIED[self.0].1
     }
 
     /// Whether the policy runs the operation in FP32 unless the device is exact. Other operations run in half
@@ -98,10 +156,10 @@ impl TriedOp {
             return false;
         }
         let trials = D::trials(self);
-        assert!(!trials.is_empty(), "{} has no trial", self.name());
+        assert!(!trials.is_empty(), "{self} has no trial");
         let passes = || self.passes(&trials, device, half);
         let exact = catch_unwind(AssertUnwindSafe(passes)).unwrap_or(None);
-        let (op, device) = (self.name(), device.name());
+        let (op, device) = (self, device.name());
         let half = if half == D::DType::F16 { "f16" } else { "bf16" };
         match exact {
             Some(false) if !self.is_widened() => log::info!(
@@ -140,6 +198,18 @@ impl TriedOp {
             }
         }
         Some(true)
+    }
+}
+
+impl fmt::Display for TriedOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        f.write_str(match self.kind() {
+            Kind::Usual => "",
+            Kind::FewChannels => " of few channels",
+            Kind::Grouped => " in groups",
+            Kind::Strided => " with a stride",
+        })
     }
 }
 
@@ -182,9 +252,9 @@ impl TrialResults {
 
     /// The names of the operations in which the device was found exact, or not, in the table's order.
     fn shown(&self, exact: bool, is: impl Fn(TriedOp) -> bool) -> Vec<String> {
-        let ops = (0..TRIED.len()).map(TriedOp);
-        ops.filter(|op| self.exact[op.0].get() == Some(&exact) && is(*op))
-            .map(|op| op.name().into())
+        TriedOp::all()
+            .filter(|op| self.exact[op.0].get() == Some(&exact) && is(*op))
+            .map(|op| op.to_string())
             .collect()
     }
 }
@@ -311,17 +381,47 @@ mod tests {
 
     #[test]
     fn every_tried_operation_has_a_row_and_a_name() {
-        for op in TRIED {
+        for op in TriedOp::all() {
             // Panics without a row.
-            class(op);
-            assert_eq!(TriedOp::named(op).map(TriedOp::name), Some(op));
+            class(op.name());
+            let usual = TriedOp::named(op.name()).expect("usual calls");
+            assert_eq!(usual.of_kind(op.kind()), op);
         }
         assert_eq!(TriedOp::named("no such operation"), None);
     }
 
     #[test]
+    fn a_convolution_has_the_answer_of_its_kind() {
+        let of = |weight: [usize; 4], groups, stride: usize| {
+            let spread = Strides::Spread(&[stride, 1]);
+            let kinds = [Strides::Gathered, spread];
+            kinds.map(|strides| Kind::of_convolution(&weight, groups, strides))
+        };
+        assert_eq!(of([64, 16, 3, 3], 1, 1), [Kind::Usual; 2]);
+        assert_eq!(of([64, 64, 3, 3], 1, 2), [Kind::Usual, Kind::Strided]);
+        assert_eq!(of([64, 3, 3, 3], 1, 1), [Kind::FewChannels; 2]);
+        assert_eq!(of([3, 64, 3, 3], 1, 1), [Kind::FewChannels; 2]);
+        assert_eq!(of([64, 1, 3, 3], 64, 2), [Kind::Grouped; 2]);
+
+        let conv = TriedOp::named("conv2d").unwrap();
+        let results = TrialResults::default();
+        assert!(!results.of(conv.of_kind(Kind::Grouped), || false));
+        assert!(results.of(conv, || true));
+        assert_eq!(results.fp32_here(), ["conv2d in groups"]);
+        // It gathers: a stride makes no difference.
+        assert_eq!(conv.of_kind(Kind::Strided), conv);
+        let matmul = TriedOp::named("float_matmul").unwrap();
+        assert_eq!(matmul.of_kind(Kind::Grouped), matmul);
+    }
+
+    #[test]
     fn a_report_names_the_first_operations_and_the_field_with_all() {
-        let ops = |count: usize| TRIED[..count].iter().map(|op| op.to_string()).collect();
+        let ops = |count| {
+            TriedOp::all()
+                .take(count)
+                .map(|op| op.to_string())
+                .collect()
+        };
         let lines = |fp32, half| {
             let [fp32, half]: [Vec<_>; 2] = [fp32, half].map(ops);
             report_lines("f16", &fp32, &half)

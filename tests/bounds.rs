@@ -1,0 +1,133 @@
+//! Bounds and thresholds that half does not hold: comparisons and clamps with them are in FP32.
+
+mod common;
+
+use burn::prelude::*;
+use burn::tensor::DType;
+use burn::tensor::activation::sigmoid;
+use burn_amp::{AmpAutodiff, AmpConfig, LossScaleConfig, Precision, with_precision};
+
+use common::{Inner, halves};
+
+type B = AmpAutodiff<Inner>;
+
+/// These values in half, by a parameter that changes none of them.
+fn half<const N: usize>(values: [f32; N]) -> Tensor<B, 2> {
+    let device = Default::default();
+    let identity = Tensor::<B, 2>::eye(N, &device).require_grad();
+    let half = Tensor::<B, 2>::from_data([values], &device).matmul(identity);
+    assert!(matches!(half.dtype(), DType::F16 | DType::BF16));
+    half
+}
+
+fn data(tensor: Tensor<B, 2>) -> Vec<f32> {
+    tensor.into_data().to_vec().unwrap()
+}
+
+fn unscaled(precision: Precision) {
+    let config = AmpConfig::new().with_precision(precision);
+    let config = match precision.scales_loss() {
+        true => config.with_loss_scale(LossScaleConfig::Fixed(1.0)),
+        false => config,
+    };
+    config.apply::<B>(&Default::default()).unwrap();
+}
+
+/// A public segmentation program: in bf16, 1 - 1e-6 is 1, and the gradient was 0 times minus infinity.
+#[test]
+fn a_guarded_logarithm_is_finite() {
+    for precision in [vec![Precision::F32], halves()].concat() {
+        unscaled(precision);
+        let device = Default::default();
+        let x = Tensor::<B, 2>::from_data([[9.0, -0.5]], &device).require_grad();
+        let layer = Tensor::<B, 2>::eye(2, &device).require_grad();
+        let tiny = 1e-6;
+        let p = sigmoid(x.clone().matmul(layer)).clamp(tiny, 1.0 - tiny);
+        assert_eq!(p.dtype(), DType::F32, "{precision}");
+        let target = Tensor::<B, 2>::from_data([[1.0, 0.0]], &device);
+        let rest = (target.ones_like() - target) * (p.ones_like() - p).log();
+        let grads = rest.sum().neg().backward();
+        let grad = data(Tensor::from_inner(x.grad(&grads).unwrap()));
+        // The gradient of the second is its sigmoid.
+        let second = 1.0 / (1.0 + 0.5f32.exp());
+        assert!(
+            grad[0] == 0.0 && (grad[1] / second - 1.0).abs() < 0.02,
+            "{precision}: {grad:?}"
+        );
+    }
+}
+
+#[test]
+fn a_threshold_between_two_half_numbers_divides_them() {
+    for precision in halves() {
+        with_precision(precision, || {
+            // Half holds no number between 0.996 and 1.
+            let values = half([1.0, 0.75]);
+            let above = values.clone().greater_elem(0.999).into_data();
+            assert_eq!(above.iter::<bool>().collect::<Vec<_>>(), [true, false]);
+            let below = values.clone().lower_equal_elem(0.999).into_data();
+            assert_eq!(below.iter::<bool>().collect::<Vec<_>>(), [false, true]);
+            for (bounded, expected) in [
+                (values.clone().clamp_max(0.999), [0.999, 0.75]),
+                (values.clone().clamp_min(0.8), [1.0, 0.8]),
+                (values.clone().clamp(0.8, 0.999), [0.999, 0.8]),
+            ] {
+                assert_eq!(bounded.dtype(), DType::F32, "{precision}");
+                assert_eq!(data(bounded), expected, "{precision}");
+            }
+        });
+    }
+}
+
+/// The bounds of a ReLU to 6 and of a hard tanh: half holds them, and the result stays half.
+#[test]
+fn a_bound_that_half_holds_stays_in_half() {
+    for precision in halves() {
+        with_precision(precision, || {
+            let values = half([9.0, -3.0]);
+            for (bounded, expected) in [
+                (values.clone().clamp(0.0, 6.0), [6.0, 0.0]),
+                (values.clone().clamp_min(-1.0), [9.0, -1.0]),
+                (values.clone().clamp_max(f32::INFINITY), [9.0, -3.0]),
+            ] {
+                assert_eq!(bounded.dtype(), values.dtype(), "{precision}");
+                assert_eq!(data(bounded), expected, "{precision}");
+            }
+        });
+    }
+}
+
+/// bf16 rounds -1e4 to -9984, f16 rounds -1e4 - 1: the mask is compared with the number that it holds.
+#[test]
+fn a_mask_is_compared_with_its_own_scalar() {
+    for precision in halves() {
+        with_precision(precision, || {
+            let scalar = -10_001.0;
+            let values = half([1.0, 2.0]);
+            let places = values.clone().greater_elem(1.5);
+            let bools =
+                |mask: Tensor<B, 2, Bool>| -> Vec<bool> { mask.into_data().iter().collect() };
+            let masked = values.clone().mask_fill(places, scalar);
+            assert_eq!(masked.dtype(), values.dtype(), "{precision}");
+            for masked in [masked.clone(), masked.reshape([1, 2]) * 1.0] {
+                assert_eq!(bools(masked.clone().equal_elem(scalar)), [false, true]);
+                assert_eq!(bools(masked.clone().greater_elem(scalar)), [true, false]);
+                assert_eq!(bools(masked.lower_equal_elem(scalar)), [false, true]);
+            }
+            let full = values.full_like(scalar);
+            assert_eq!(bools(full.greater_elem(scalar)), [false, false]);
+        });
+    }
+}
+
+#[test]
+fn a_users_own_half_stays_in_half() {
+    for precision in halves() {
+        with_precision(precision, || {
+            let dtype = half([1.0]).dtype();
+            let own = Tensor::<B, 2>::from_data([[0.5, 2.0]], &Default::default()).cast(dtype);
+            let bounded = own.clamp(0.1, 0.999);
+            assert_eq!((bounded.dtype(), bounded.into_data().dtype), (dtype, dtype));
+        });
+    }
+}
