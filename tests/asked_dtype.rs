@@ -137,7 +137,7 @@ fn the_users_own_half_stays_half() {
         };
         with_precision(precision, || {
             let dtypes = [half, half, other, other];
-            for tensors in [own(), full_precision(&own)] {
+            for tensors in [own(), full_precision(own)] {
                 for (tensor, dtype) in tensors.into_iter().zip(dtypes) {
                     assert_eq!(tensor.dtype(), dtype);
                     assert_eq!(tensor.clone().into_data().dtype, dtype);

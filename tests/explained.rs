@@ -296,7 +296,8 @@ fn a_gradient_beyond_f16_is_a_cast() {
 fn a_cast_of_a_gradient_names_the_operation_that_it_is_for() {
     let _alone = alone();
     let scaler = configured(true, 65536.0);
-    let ops: [(&str, fn(Tensor<B, 2>) -> Tensor<B, 2>); 4] = [
+    type Run = fn(Tensor<B, 2>) -> Tensor<B, 2>;
+    let ops: [(&str, Run); 4] = [
         ("log", |x| (x * 0.001).log()),
         ("powi_scalar", |x| x.square() * 1000.0),
         ("exp", |x| x.exp() * 1000.0),

@@ -513,6 +513,13 @@ pub fn check(cases: &[Case]) {
                 let said = said(panic.as_ref());
                 writeln!(wrong, "{} in {precision} panics: {said}", case.rows).unwrap();
             }
+            // With `--nocapture`, a run that is stopped tells how far it came.
+            let so_far = if wrong.is_empty() {
+                "right"
+            } else {
+                wrong.as_str()
+            };
+            println!("{} in {precision}, so far: {so_far}", case.rows);
         }
     }
     assert!(wrong.is_empty(), "{wrong}");

@@ -63,15 +63,15 @@ pub struct Run {
 }
 
 /// A stage: its name, the part of the campaign that it belongs to, the seconds that it may take, the program
-/// with its first arguments, and the other arguments. `{b}` stands for the backend, `{s}` for the size and
-/// `{r}` for the folder of the results.
+/// with its first arguments, and the other arguments. `{b}` stands for the backend, `{s}` for the size,
+/// `{p}` for the half precision and `{r}` for the folder of the results.
 type Stage = (&'static str, u8, u64, &'static str, &'static str);
 
 /// Without trials, since each compiles kernels of its own: the stage `trials` has them.
 const SPEED: &str = "xtask bench speed --backend {b} --without-floor --without-trials --first-steps --json {r}/measurements.json";
 /// The same where each operation takes the kernel that comes first.
 const UNTUNED: &str = "untuned bench speed --backend {b} --without-floor --without-trials --first-steps --json {r}/measurements.json";
-const MEMORY: &str = "bench memory --backend {b} --size {s} --precision bf16 --without-trials --pytorch --json {r}/measurements.json";
+const MEMORY: &str = "bench memory --backend {b} --size {s} --precision {p} --without-trials --pytorch --json {r}/measurements.json";
 
 /// The most important first, in three parts: eight minutes, three minutes, and what a longer time is good
 /// for. What takes time is to compile kernels at their first use, 0.9 s each on an H100; they are kept for
@@ -79,31 +79,33 @@ const MEMORY: &str = "bench memory --backend {b} --size {s} --precision bf16 --w
 /// a later part goes on with it.
 #[rustfmt::skip]
 const STAGES: &[Stage] = &[
-    ("transformer-untuned", 1, 200, UNTUNED, "--size {s} --model transformer --precision bf16 --pytorch"),
-    ("cnn", 1, 200, SPEED, "--size {s} --model cnn --precision bf16 --pytorch"),
-    ("tests-ops", 1, 60, "ops", "sums survival gradients"),
-    ("memory-transformer", 2, 40, "untuned", "{memory} --model transformer"),
-    ("memory-cnn", 2, 40, "xtask", "{memory} --model cnn"),
-    ("f16-transformer", 2, 60, UNTUNED, "--size {s} --model transformer --precision f16"),
-    ("small-mlp", 2, 40, UNTUNED, "--model mlp --precision bf16 --pytorch"),
-    ("small-transformer", 2, 40, UNTUNED, "--model transformer --precision bf16 --pytorch"),
-    ("small-lstm", 2, 40, UNTUNED, "--model lstm --precision bf16 --pytorch"),
-    ("trials", 2, 60, "xtask", "bench trials --backend {b} --precision bf16"),
-    ("transformer", 1, 300, SPEED, "--size {s} --model transformer --precision bf16"),
+    ("transformer-untuned", 1, 200, UNTUNED, "--size {s} --model transformer --precision {p} --pytorch"),
+    ("cnn", 1, 220, SPEED, "--size {s} --model cnn --precision {p} --pytorch"),
+    ("tests-ops", 1, 60, "ops", "results_that_are_sums --nocapture"),
+    ("memory-transformer", 2, 60, "untuned", "{memory} --model transformer"),
+    ("memory-cnn", 2, 90, "xtask", "{memory} --model cnn"),
+    // If the first part did not come to an end with it.
+    ("cnn-continued", 2, 60, SPEED, "--size {s} --model cnn --precision {p} --pytorch"),
+    ("f16-transformer", 2, 80, UNTUNED, "--size {s} --model transformer --precision f16"),
+    ("small-transformer", 2, 40, UNTUNED, "--model transformer --precision {p} --pytorch"),
+    ("small-mlp", 2, 50, UNTUNED, "--model mlp --precision {p} --pytorch"),
+    ("small-lstm", 2, 80, UNTUNED, "--model lstm --precision {p} --pytorch"),
+    ("trials", 2, 60, "xtask", "bench trials --backend {b} --precision {p}"),
+    ("transformer", 1, 300, SPEED, "--size {s} --model transformer --precision {p}"),
     ("tests-device", 3, 60, "device", ""),
     ("tests-training", 3, 120, "training", ""),
     ("tests-modules", 3, 120, "modules", ""),
     ("tests-all-ops", 3, 120, "ops", ""),
-    ("mlp", 3, 90, SPEED, "--size {s} --model mlp --precision bf16 --pytorch"),
-    ("lstm", 3, 120, SPEED, "--size {s} --model lstm --precision bf16 --pytorch"),
-    ("first-steps", 3, 180, "xtask", "bench first --backend {b} --precision bf16 --size {s} --model transformer \
+    ("mlp", 3, 90, SPEED, "--size {s} --model mlp --precision {p} --pytorch"),
+    ("lstm", 3, 120, SPEED, "--size {s} --model lstm --precision {p} --pytorch"),
+    ("first-steps", 3, 180, "xtask", "bench first --backend {b} --precision {p} --size {s} --model transformer \
         --json {r}/measurements.json"),
     ("small-tuned", 3, 300, SPEED, "--pytorch"),
     ("host-mlp", 3, 60, SPEED, "--size tiny --model mlp --pytorch"),
     ("host-transformer", 3, 90, SPEED, "--size tiny --model transformer --pytorch"),
     ("kernels", 3, 120, "xtask", "bench casts --backend {b} --detail --json {r}/measurements.json"),
     ("digits", 3, 60, "digits", "--backend {b} --epochs 5 --out {r}/digits"),
-    ("learner", 3, 120, "learner", "--backend {b} --precision bf16 --epochs 2 --output {r}/learner"),
+    ("learner", 3, 120, "learner", "--backend {b} --precision {p} --epochs 2 --output {r}/learner"),
     ("memory-mlp", 3, 60, "xtask", "{memory} --model mlp"),
     ("memory-lstm", 3, 60, "xtask", "{memory} --model lstm"),
     ("vulkan-kernels", 3, 90, "xtask", "bench casts --backend vulkan --model mlp --detail"),
@@ -372,8 +374,17 @@ fn arguments(first: &str, others: &str, backend: &Choice, size: Size, results: &
     format!("{first} {others}")
         .replace("{memory}", MEMORY)
         .replace("{b}", &value_name(backend))
+        .replace("{p}", half(backend))
         .replace("{s}", &value_name(&size))
         .replace("{r}", results)
+}
+
+/// The half precision to measure: most devices of wgpu have no bf16.
+fn half(backend: &Choice) -> &'static str {
+    match backend {
+        Choice::Vulkan | Choice::Wgpu => "f16",
+        Choice::Flex | Choice::Cuda | Choice::Tch => "bf16",
+    }
 }
 
 /// Runs a command, and stops it with all that it started once its time is over.
@@ -435,6 +446,61 @@ mod tests {
                 suite => assert!(SUITE.contains(&suite), "{suite}"),
             }
         }
+    }
+
+    /// The first program logs two kernels where its configuration says, the second one fails, and the third one is cut.
+    #[cfg(unix)]
+    #[test]
+    fn a_campaign_that_is_cut_goes_on_where_it_ended() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let from = env::temp_dir().join(format!("xtask-campaign-{}", std::process::id()));
+        let into = from.join("results");
+        fs::create_dir_all(&into).unwrap();
+        let program = |name: &str, script: &str| {
+            let path = from.join(name);
+            fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        let log = r#"log=$(sed -n 's/.*"basic", file = "\(.*\)".*/\1/p' cubecl.toml)"#;
+        let kernel = format!("echo '{COMPILING} one' >> \"$log\"");
+        program(
+            "untuned",
+            &format!("{log}; {kernel}; {kernel}; echo once >> ran"),
+        );
+        program("xtask", "exit 3");
+        program("ops", "sleep 60");
+        let run = |minutes: f64| {
+            let stages = "transformer-untuned,cnn,tests-ops,memory-transformer";
+            let run = Run {
+                backend: Choice::Cuda,
+                size: Size::Tiny,
+                from: from.clone(),
+                into: into.clone(),
+                minutes,
+                part: 1,
+                only: stages.split(',').map(String::from).collect(),
+            };
+            run.run().unwrap();
+            let ended = fs::read_to_string(into.join(ENDED)).unwrap();
+            let without_time = |line: &str| {
+                let (name, rest) = line.split_once(' ').unwrap();
+                let (_, status) = rest.split_once(" s, ").unwrap();
+                format!("{name}: {status}")
+            };
+            ended.lines().map(without_time).collect::<Vec<_>>()
+        };
+        let first = [
+            "transformer-untuned: 2 kernels compiled so far, exit status: 0",
+            "cnn: 0 kernels compiled so far, exit status: 3",
+        ];
+        assert_eq!(run(3.0 / 60.0), first);
+        program("ops", "exit 0");
+        let rest = ["tests-ops: 0 kernels compiled so far, exit status: 0"];
+        assert_eq!(run(1.0), [&first[..], &rest].concat());
+        // Each stage ran once, and that of a later part not at all.
+        assert_eq!(fs::read_to_string(into.join("ran")).unwrap(), "once\n");
+        fs::remove_dir_all(&from).unwrap();
     }
 
     #[cfg(unix)]
