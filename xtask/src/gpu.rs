@@ -67,10 +67,15 @@ pub struct Run {
 /// `{p}` for the half precision and `{r}` for the folder of the results.
 type Stage = (&'static str, u8, u64, &'static str, &'static str);
 
-/// Without trials, since each compiles kernels of its own: the stage `trials` has them.
-const SPEED: &str = "xtask bench speed --backend {b} --without-floor --without-trials --first-steps --json {r}/measurements.json";
+/// Without trials, since each compiles kernels of its own: the stage `trials` has them. Each stage of the same kind and
+/// size measures PyTorch too: figures with PyTorch's version and figures without do not go into one run.
+const SPEED: &str =
+    "xtask bench speed --backend {b} --without-floor --without-trials --first-steps --pytorch";
 /// The same where each operation takes the kernel that comes first.
-const UNTUNED: &str = "untuned bench speed --backend {b} --without-floor --without-trials --first-steps --json {r}/measurements.json";
+const UNTUNED: &str =
+    "untuned bench speed --backend {b} --without-floor --without-trials --first-steps --pytorch";
+/// The place of the figures. Those of another precision need another file: a run replaces those of the same model.
+const JSON: &str = "--json {r}/measurements.json";
 const MEMORY: &str = "bench memory --backend {b} --size {s} --precision {p} --without-trials --pytorch --json {r}/measurements.json";
 
 /// The most important first, in three parts: eight minutes, three minutes, and what a longer time is good
@@ -79,30 +84,30 @@ const MEMORY: &str = "bench memory --backend {b} --size {s} --precision {p} --wi
 /// a later part goes on with it.
 #[rustfmt::skip]
 const STAGES: &[Stage] = &[
-    ("transformer-untuned", 1, 200, UNTUNED, "--size {s} --model transformer --precision {p} --pytorch"),
-    ("cnn", 1, 220, SPEED, "--size {s} --model cnn --precision {p} --pytorch"),
+    ("transformer-untuned", 1, 200, UNTUNED, "--size {s} --model transformer --precision {p} {json}"),
+    ("cnn", 1, 220, SPEED, "--size {s} --model cnn --precision {p} {json}"),
     ("tests-ops", 1, 60, "ops", "results_that_are_sums --nocapture"),
     ("memory-transformer", 2, 60, "untuned", "{memory} --model transformer"),
     ("memory-cnn", 2, 90, "xtask", "{memory} --model cnn"),
     // If the first part did not come to an end with it.
-    ("cnn-continued", 2, 60, SPEED, "--size {s} --model cnn --precision {p} --pytorch"),
-    ("f16-transformer", 2, 80, UNTUNED, "--size {s} --model transformer --precision f16"),
-    ("small-transformer", 2, 40, UNTUNED, "--model transformer --precision {p} --pytorch"),
-    ("small-mlp", 2, 50, UNTUNED, "--model mlp --precision {p} --pytorch"),
-    ("small-lstm", 2, 80, UNTUNED, "--model lstm --precision {p} --pytorch"),
+    ("cnn-continued", 2, 60, SPEED, "--size {s} --model cnn --precision {p} {json}"),
+    ("f16-transformer", 2, 80, UNTUNED, "--size {s} --model transformer --precision f16 --json {r}/f16.json"),
+    ("small-transformer", 2, 40, UNTUNED, "--model transformer --precision {p} {json}"),
+    ("small-mlp", 2, 50, UNTUNED, "--model mlp --precision {p} {json}"),
+    ("small-lstm", 2, 80, UNTUNED, "--model lstm --precision {p} {json}"),
     ("trials", 2, 60, "xtask", "bench trials --backend {b} --precision {p}"),
-    ("transformer", 1, 300, SPEED, "--size {s} --model transformer --precision {p}"),
+    ("transformer", 1, 300, SPEED, "--size {s} --model transformer --precision {p} {json}"),
     ("tests-device", 3, 60, "device", ""),
     ("tests-training", 3, 120, "training", ""),
     ("tests-modules", 3, 120, "modules", ""),
     ("tests-all-ops", 3, 120, "ops", ""),
-    ("mlp", 3, 90, SPEED, "--size {s} --model mlp --precision {p} --pytorch"),
-    ("lstm", 3, 120, SPEED, "--size {s} --model lstm --precision {p} --pytorch"),
+    ("mlp", 3, 90, SPEED, "--size {s} --model mlp --precision {p} {json}"),
+    ("lstm", 3, 120, SPEED, "--size {s} --model lstm --precision {p} {json}"),
     ("first-steps", 3, 180, "xtask", "bench first --backend {b} --precision {p} --size {s} --model transformer \
         --json {r}/measurements.json"),
-    ("small-tuned", 3, 300, SPEED, "--pytorch"),
-    ("host-mlp", 3, 60, SPEED, "--size tiny --model mlp --pytorch"),
-    ("host-transformer", 3, 90, SPEED, "--size tiny --model transformer --pytorch"),
+    ("small-tuned", 3, 300, SPEED, "{json}"),
+    ("host-mlp", 3, 60, SPEED, "--size tiny --model mlp {json}"),
+    ("host-transformer", 3, 90, SPEED, "--size tiny --model transformer {json}"),
     ("kernels", 3, 120, "xtask", "bench casts --backend {b} --detail --json {r}/measurements.json"),
     ("digits", 3, 60, "digits", "--backend {b} --epochs 5 --out {r}/digits"),
     ("learner", 3, 120, "learner", "--backend {b} --precision {p} --epochs 2 --output {r}/learner"),
@@ -373,6 +378,7 @@ impl Run {
 fn arguments(first: &str, others: &str, backend: &Choice, size: Size, results: &str) -> String {
     format!("{first} {others}")
         .replace("{memory}", MEMORY)
+        .replace("{json}", JSON)
         .replace("{b}", &value_name(backend))
         .replace("{p}", half(backend))
         .replace("{s}", &value_name(&size))
