@@ -35,7 +35,8 @@ pub struct AmpReport {
     /// Why this precision is in force.
     pub reason: String,
     /// Operations that run in half by the policy, but in FP32 here, because the device failed their trial in
-    /// this precision. They return half. Contains only operations that have run on the device so far.
+    /// this precision. They return half. Contains only operations that have run on the device so far. The kind of a
+    /// convolution stands behind its name: `conv2d in groups`.
     pub fp32_here: Vec<String>,
     /// Operations that run in FP32 by the policy, but in half here, without casts, because a trial showed
     /// that the device is as exact in half. Contains only operations that have run on the device so far.

@@ -73,7 +73,7 @@ pub struct AmpReport {
     pub changed_operations: BTreeMap<String, OpPrecision>,
     /// Operations that the policy runs in half, but this device in FP32, with a result in half: a trial
     /// found that the device is not exact in them in this precision. Only operations that have run on
-    /// the device so far. See [`AmpConfig::with_trials`](crate::AmpConfig::with_trials).
+    /// the device so far. The kind of a convolution stands behind its name: `conv2d in groups`. See [`AmpConfig::with_trials`](crate::AmpConfig::with_trials).
     pub fp32_here: Vec<String>,
     /// Operations that the policy runs in FP32, but this device in half, without casts: a trial found
     /// that the device is as exact in half. Only operations that have run on the device so far.
