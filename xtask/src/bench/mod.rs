@@ -191,8 +191,14 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     }
     let mut report = Map::new();
     let version = pytorch.as_ref().map(|pytorch| pytorch.version.as_str());
-    let kept = |name: &str, rows: &[Value]| match &options.json {
-        Some(path) => measurements::renew(path, of(options, name, rows, version)?),
+    // Once: naming a GPU starts a program.
+    let json = options.json.as_ref();
+    let json = json.map(|path| anyhow::Ok((path, Head::here(options.backend)?)));
+    let json = json.transpose()?;
+    let kept = |name: &str, rows: &[Value]| match &json {
+        Some((path, head)) => {
+            measurements::renew(path, of(options, head.clone(), name, rows, version))
+        }
         None => Ok(()),
     };
     let mut add = |name: &str, rows: Vec<Value>| {
@@ -259,21 +265,21 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
 /// The figures of a kind, with the conditions that they hold for.
 fn of(
     options: &Options,
+    mut head: Head,
     bench: &str,
     rows: &[Value],
     pytorch: Option<&str>,
-) -> anyhow::Result<Run> {
-    let mut head = Head::here(options.backend)?;
+) -> Run {
     let has_pytorchs = ["speed", "pytorch_memory"].contains(&bench);
     head.versions.pytorch = pytorch.filter(|_| has_pytorchs).map(String::from);
-    Ok(Run {
+    Run {
         bench: bench.into(),
         backend: options.backend,
         size: options.size,
         untuned: options.backend.is_untuned(),
         head,
         rows: rows.to_vec(),
-    })
+    }
 }
 
 #[cfg(test)]
