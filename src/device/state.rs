@@ -1,7 +1,8 @@
 //! The state of a device.
 
 use std::any::type_name;
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use burn_amp_core::policy::trials::TrialResults;
@@ -17,7 +18,7 @@ use crate::{AmpError, GradScaler, Precision};
 
 /// The state of a device, for all threads and for the life of the process. Backends that share the
 /// device share its state.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct DeviceState {
     capabilities: OnceLock<Capabilities>,
     /// The precision that `Auto` selects. Unset until it is first needed.
@@ -29,21 +30,7 @@ pub(crate) struct DeviceState {
     /// The results of the trials, in f16 and in bf16.
     trials: [TrialResults; 2],
     /// Whether the log has that a program read a loss that was not finite.
-    lost: Once,
-}
-
-impl Default for DeviceState {
-    fn default() -> Self {
-        Self {
-            capabilities: OnceLock::new(),
-            auto: OnceLock::new(),
-            in_force: ArcSwapOption::empty(),
-            scaler: GradScaler::default(),
-            statistics: CastStatistics::default(),
-            trials: Default::default(),
-            lost: Once::new(),
-        }
-    }
+    lost: AtomicBool,
 }
 
 /// The configuration in force.
@@ -183,7 +170,7 @@ impl DeviceState {
     /// Logs, once, that a program read a loss that is not finite. Where the loss is scaled, the check of each step
     /// reports such a loss; elsewhere nothing is checked.
     pub(crate) fn report_lost<B: Backend>(&self, device: &B::Device, loss: f32) {
-        self.lost.call_once(|| {
+        if !self.lost.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "burn-amp: the program read {loss} on {}, a number with a gradient, such as a loss. Only f16 checks \
                  losses and gradients and skips a step: in bf16 and FP32 such a step changes the parameters. \
@@ -191,7 +178,7 @@ impl DeviceState {
                  guide's page on troubleshooting has more",
                 name::<B>(device)
             );
-        });
+        }
     }
 
     /// Marks half precision as in use in this process, if the settings use it, and the scaler as idle, if
