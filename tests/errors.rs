@@ -283,9 +283,7 @@ fn nothing_scaled() {
     assert_says(
         scaler.step(&mut optimizer, 0.1, model, grads).1,
         "step was called, but no loss was scaled since the last update. Call \
-         scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. On \
-         burn-amp's AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is \
-         skipped without them",
+         scaler.scale(loss).backward(), or scaler.backward(loss, &model), first, on this scaler or a clone of it",
     );
 }
 
@@ -296,8 +294,22 @@ fn nothing_stepped() {
     assert_says(
         scaler.update(),
         "update was called, but there was no step since the last update. Call scaler.step(..) \
-         first, once for each optimizer, and update once after all of them. On \
-         burn-amp's AmpAutodiff, a loop that calls loss.backward() needs neither call",
+         first, once for each optimizer, and update once after all of them",
+    );
+}
+
+/// Of burn-amp-device: the scalers of a device here share their step.
+#[test]
+fn several_steps() {
+    let several = AmpError::SeveralSteps {
+        call: "step",
+        steps: 2,
+    };
+    assert_says::<()>(
+        Err(several),
+        "step: expected one step, got 2 that scalers have left which were dropped, as those of several \
+         trainings that call GradScaler::of(&device) for each step. Call it once in each training, and use that \
+         scaler, or its clones, for scale, step and update",
     );
 }
 
@@ -457,7 +469,7 @@ fn half_weight_on_autodiff() {
 }
 
 #[test]
-fn f16_gradient() {
+fn half_parameter() {
     let mut model = Mlp::<Plain>::new();
     let weight = model.first.weight.val().inner().cast(FloatDType::F16);
     model.first.weight = Param::from_tensor(Tensor::from_inner(weight));
@@ -467,8 +479,8 @@ fn f16_gradient() {
     let mut grads = GradientsParams::from_grads(grads, &model);
     assert_says(
         scaler.unscale(&model, &mut grads),
-        "unscale: the gradient of first.weight is f16, expected FP32. Unscaled gradients are often too \
-         small for f16: cast the parameter to FP32 before training",
+        "unscale: the parameter first.weight, or its gradient, is f16, expected FP32: the steps of a training are \
+         too small for f16. Cast the parameter to FP32 before training, or the record that it is loaded from",
     );
 }
 

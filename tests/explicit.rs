@@ -244,9 +244,10 @@ fn an_f16_gradient_is_refused_where_it_carries_the_scale() {
         .init::<Plain>(&device);
     let weight = Tensor::from_inner(model.weight.val().inner().cast(FloatDType::F16));
     model.weight = Param::from_tensor(weight);
-    let expected = |call| AmpError::F16Gradient {
+    let expected = |call| AmpError::HalfParameter {
         call,
         parameter: "weight".into(),
+        precision: Precision::F16,
     };
     let before = data(model.weight.val().cast(FloatDType::F32));
     let scaled = |scaler: &GradScaler| {
@@ -567,12 +568,9 @@ fn refused_unscale<B: AutodiffBackend>(
 }
 
 const NOTHING_SCALED: &str = " was called, but no loss was scaled since the last update. Call \
-     scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. On \
-     burn-amp's AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is \
-     skipped without them";
+     scaler.scale(loss).backward(), or scaler.backward(loss, &model), first, on this scaler or a clone of it";
 const NOTHING_STEPPED: &str = "update was called, but there was no step since the last update. Call \
-     scaler.step(..) first, once for each optimizer, and update once after all of them. On \
-     burn-amp's AmpAutodiff, a loop that calls loss.backward() needs neither call";
+     scaler.step(..) first, once for each optimizer, and update once after all of them";
 const ALREADY_UNSCALED: &str = "unscale was called again, or after step, before update: the gradient of \
         encoder.layers.0.weight, for example, would be divided by the scale twice. Unscale once, \
         after the last micro-batch and before step";

@@ -108,9 +108,7 @@ pub enum AmpError {
     /// A call of the explicit protocol before a loss was scaled.
     #[error(
         "{call} was called, but no loss was scaled since the last update. Call \
-         scaler.scale(loss).backward(), or scaler.backward(loss, &model), first. On \
-         burn-amp's AmpAutodiff, a loop that calls loss.backward() needs none of these calls: a step that overflows is \
-         skipped without them"
+         scaler.scale(loss).backward(), or scaler.backward(loss, &model), first, on this scaler or a clone of it"
     )]
     NothingScaled {
         /// The method that was called.
@@ -120,8 +118,7 @@ pub enum AmpError {
     /// `update` before `step`.
     #[error(
         "update was called, but there was no step since the last update. Call scaler.step(..) first, \
-         once for each optimizer, and update once after all of them. On burn-amp's AmpAutodiff, a loop that \
-         calls loss.backward() needs neither call"
+         once for each optimizer, and update once after all of them"
     )]
     NothingStepped,
 
@@ -145,6 +142,19 @@ pub enum AmpError {
     AlreadyStepped {
         /// The path of a parameter in its module.
         parameter: String,
+    },
+
+    /// Gradients for which several steps are under way, none of which is the scaler's own.
+    #[error(
+        "{call}: expected one step, got {steps} that scalers have left which were dropped, as those of several \
+         trainings that call GradScaler::of(&device) for each step. Call it once in each training, and use that \
+         scaler, or its clones, for scale, step and update"
+    )]
+    SeveralSteps {
+        /// The method that was called.
+        call: &'static str,
+        /// How many steps there are.
+        steps: usize,
     },
 
     /// Gradients that do not belong to the given model, or no gradients at all.
@@ -211,16 +221,19 @@ pub enum AmpError {
         why: String,
     },
 
-    /// A gradient in f16 where losses are scaled: a parameter is f16 in the program.
+    /// A trained parameter that is half in the program, as a file in half leaves it.
     #[error(
-        "{call}: the gradient of {parameter} is f16, expected FP32. Unscaled gradients are often too small \
-         for f16: cast the parameter to FP32 before training"
+        "{call}: the parameter {parameter}, or its gradient, is {precision}, expected FP32: the steps of a \
+         training are too small for {precision}. Cast the parameter to FP32 before training, or the record that it \
+         is loaded from"
     )]
-    F16Gradient {
+    HalfParameter {
         /// The method.
         call: &'static str,
         /// The path of the parameter in its module.
         parameter: String,
+        /// Its precision.
+        precision: Precision,
     },
 
     /// A precision for weights that is not a half precision.

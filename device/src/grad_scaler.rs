@@ -18,9 +18,9 @@ use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 /// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For
 /// training on a device that computes in f16: bf16 and FP32 have the range to train without.
 ///
-/// Its methods are those of PyTorch's `torch.amp.GradScaler`. Cheap to clone; all clones share one state, on
-/// any thread. The clones also share the step, so run each step from `scale` to `update` on one thread:
-/// threads that step at once mix their losses and gradients.
+/// Its methods are those of PyTorch's `torch.amp.GradScaler`. Cheap to clone. All clones share the scale and
+/// the step from `scale` to `update`, on any thread. Trainings that run at once on one device each call
+/// [`GradScaler::of`] once: these scalers share the scale, and each has steps of its own.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -68,7 +68,12 @@ scaler_handle!(GradScaler);
 static OF_DEVICES: Mutex<Vec<(Device, Precision, GradScaler)>> = Mutex::new(Vec::new());
 
 impl GradScaler {
-    /// The scaler of a device: the same one at each call, on any thread, for the life of the process.
+    /// The scaler of a device. Its scale, counts, history and settings last as long as the process, and all
+    /// calls share them, on any thread. Each call returns a scaler with a step of its own.
+    ///
+    /// A step whose scaler is dropped under way, as in `GradScaler::of(&device).scale(loss).backward()`, goes on
+    /// with the next scaler of the device that has no step under way: on the same thread, or if it is the only
+    /// step, on any thread. So a `TrainStep` may call `of` anew each time.
     ///
     /// In f16 the scaler begins with the default [`DynamicLossScale`](crate::DynamicLossScale);
     /// [`load_state`](GradScaler::load_state) sets another state. In bf16 and FP32 the scaler is
@@ -80,7 +85,8 @@ impl GradScaler {
         // A panic leaves the list as it was.
         let mut list = OF_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((.., scaler)) = list.iter().find(|(of, p, _)| (of, *p) == (&on, precision)) {
-            return scaler.clone();
+            let shared = scaler.shared.another();
+            return Self { shared };
         }
         let config = if precision.scales_loss() {
             LossScaleConfig::default()
@@ -88,8 +94,9 @@ impl GradScaler {
             LossScaleConfig::Disabled
         };
         let scaler = Self::new(config).expect("the default configuration is valid");
-        list.push((on, precision, scaler.clone()));
-        scaler
+        let shared = scaler.shared.another();
+        list.push((on, precision, scaler));
+        Self { shared }
     }
 
     /// Whether the scaler of a device scales by default.
@@ -98,19 +105,16 @@ impl GradScaler {
         of_device(device).1.scales_loss()
     }
 
-    /// Drops a step that is under way, and restarts the count towards a stuck run.
+    /// Forgets the steps that an earlier run left under way, and restarts the count towards a stuck run.
     #[cfg(feature = "train")]
     pub(crate) fn begin_run(&self) {
-        let shared = &mut *self.shared.lock();
-        shared.pending = Default::default();
-        shared.scaler.forget_stuck();
+        self.shared.forget_left();
+        self.shared.lock().scaler.forget_stuck();
     }
 
     /// The scale that the losses of the step under way are multiplied by, or else the next loss.
     pub(crate) fn scale_of_step(&self) -> f32 {
-        let shared = self.shared.lock();
-        let given = shared.pending.scale_given();
-        given.unwrap_or(shared.scaler.scale())
+        self.shared.scale_of_step()
     }
 
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. A loss in
@@ -119,15 +123,11 @@ impl GradScaler {
     /// Then call [`step`](GradScaler::step), and not the optimizer itself: the gradients are multiplied by
     /// the scale. The log warns once 1,000 losses were scaled without an [`update`](GradScaler::update).
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
-        let scale = {
-            let shared = &mut *self.shared.lock();
-            let scale = shared.pending.scale(&shared.scaler);
-            if !shared.scaler.is_enabled() {
-                return loss;
-            }
-            shared.pending.set_scaled();
-            scale
-        };
+        let (scaler, scale) = self.shared.count_loss();
+        if !scaler.is_enabled() {
+            return loss;
+        }
+        self.shared.pending().set_scaled();
         UNSCALED.scaled();
         if self.shared.has_many_losses("") {
             self.read_losses();
@@ -137,22 +137,22 @@ impl GradScaler {
         let value = loss.clone().inner();
         let one = factor(1.0, &value);
         let value = times(value, &one);
-        self.shared.lock().pending.losses.add(value);
+        self.shared.pending().losses.add(value);
         begins_backward(loss * scale)
     }
 
     /// Reads back the checks of the losses, and frees them.
     fn read_losses(&self) {
-        let losses = std::mem::take(&mut self.shared.lock().pending.losses);
+        let losses = std::mem::take(&mut self.shared.pending().losses);
         // Losses that cannot be read count as not finite.
         let are_finite = losses.read().is_ok_and(|finite| !finite.contains(&false));
-        self.shared.lock().pending.set_losses(are_finite);
+        self.shared.pending().set_losses(are_finite);
     }
 
     /// The part of a step under way that a record keeps.
     pub(crate) fn pending_record(&self) -> PendingStepRecord {
         self.read_losses();
-        self.shared.lock().pending.record()
+        self.shared.pending().record()
     }
 
     /// Discards the step under way: all losses since the last update, also those of earlier micro-batches, whose
@@ -161,7 +161,9 @@ impl GradScaler {
     /// and not between [`step`](GradScaler::step) and [`update`](GradScaler::update). The scale and the counts
     /// stay. PyTorch checks no losses, and needs no such call.
     pub fn discard_step(&self) {
-        let pending = std::mem::take(&mut self.shared.lock().pending);
+        // Without a step of its own, and with several that are left, it discards none.
+        let _ = self.shared.take_up("discard_step");
+        let pending = std::mem::take(&mut *self.shared.pending());
         if let Some(device) = pending.losses.device().filter(|_| is_watched()) {
             // Operations may still be on their way to the device. A device that does not answer has none.
             let _ = device.sync();
@@ -171,13 +173,13 @@ impl GradScaler {
 
     /// Continues a step that was under way when it was recorded.
     pub(crate) fn resume(&self, record: PendingStepRecord) {
-        let shared = &mut *self.shared.lock();
-        shared.pending.resume(record, &shared.scaler, true);
+        let mut pending = self.shared.pending();
+        pending.resume(record, &self.state(), true);
     }
 
     /// The scale that the gradients of the step under way are multiplied by; 1 if there is no step.
     pub(crate) fn carried_scale(&self) -> f32 {
-        self.shared.lock().pending.scale_given().unwrap_or(1.0)
+        self.shared.pending().scale_given().unwrap_or(1.0)
     }
 
     /// Runs the backward pass of a loss for a model's parameters:
@@ -203,38 +205,25 @@ impl GradScaler {
     /// # Errors
     ///
     /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
+    /// - [`AmpError::SeveralSteps`] when the scaler has no step under way, and several are left.
     /// - [`AmpError::AlreadyUnscaled`] when `unscale` or `step` was already called for these
     ///   parameters since the last update, in every precision.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
-    /// - [`AmpError::F16Gradient`] when a parameter, and so its gradient, is f16 in the program.
+    /// - [`AmpError::HalfParameter`] when a parameter, or its gradient, is half in the program.
     /// - [`Error::Read`] when the device gives no answer.
     ///
     /// After an error the gradients and the scaler are unchanged, except after [`Error::Read`]: some
     /// gradients may then be unscaled, and a step with them is skipped.
     pub fn unscale(&self, model: &impl Module, grads: &mut GradientsParams) -> Result<(), Error> {
+        self.shared.take_up("unscale")?;
         let (given, found) = (grads.len(), found(model, grads));
         let parameters = &found.parameters;
-        self.shared
-            .lock()
-            .pending
-            .check_unscale(given, parameters)?;
-        self.check_dtypes("unscale", &found)?;
+        self.shared.pending().check_unscale(given, parameters)?;
+        check_dtypes("unscale", &found)?;
         let checked = self.unscaled(model, grads, parameters)?;
         self.note(&checked, checked.outcome);
-        self.shared.lock().pending.unscale(parameters);
+        self.shared.pending().unscale(parameters);
         Ok(())
-    }
-
-    /// Whether the gradients can be unscaled. As in PyTorch, not in f16: the values that the loss scale saves
-    /// would be lost.
-    fn check_dtypes(&self, call: &'static str, found: &Found) -> Result<(), AmpError> {
-        match &found.in_f16 {
-            Some(parameter) if self.shared.lock().scaler.is_enabled() => {
-                let parameter = parameter.clone();
-                Err(AmpError::F16Gradient { call, parameter })
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Unscales the gradients and checks them. Those that were already unscaled keep their values; they are
@@ -245,28 +234,28 @@ impl GradScaler {
         grads: &mut GradientsParams,
         found: &'a [Parameter],
     ) -> Result<Checked<'a>, Error> {
-        let to_check = self.shared.lock().pending.to_check(found);
+        let to_check = self.shared.pending().to_check(found);
         let Some(to_check) = to_check else {
             // Where nothing is scaled, the gradients still have their marks.
             gradients::unmark(model, grads);
             return Ok(Checked {
                 parameters: Vec::new(),
                 finite: Vec::new(),
-                outcome: self.shared.lock().pending.outcome(found),
+                outcome: self.shared.pending().outcome(found),
             });
         };
         let mut unscale = Unscale {
             scale: to_check.scale,
             factor: None,
             device: None,
-            check: std::mem::take(&mut self.shared.lock().pending.losses),
+            check: std::mem::take(&mut self.shared.pending().losses),
         };
         // Without the lock: the module's code may call this scaler.
         gradients::replace(to_check.left.iter().copied(), model, grads, &mut unscale);
         (unscale.scale, unscale.factor) = (1.0, None);
         gradients::replace(to_check.again.iter().copied(), model, grads, &mut unscale);
         let finite = unscale.check.read();
-        let pending = &mut self.shared.lock().pending;
+        let mut pending = self.shared.pending();
         // Losses that cannot be read count as not finite.
         let finite = finite.inspect_err(|_| pending.set_losses(false))?;
         if let Some(device) = unscale.device.filter(|_| is_watched()) {
@@ -284,7 +273,7 @@ impl GradScaler {
     /// Notes the result of a check. `outcome` is the outcome of all devices of the step.
     fn note(&self, checked: &Checked, outcome: StepOutcome) {
         if !checked.parameters.is_empty() {
-            let pending = &mut self.shared.lock().pending;
+            let mut pending = self.shared.pending();
             pending.set_unscaled(&checked.parameters, &checked.finite, outcome);
         }
     }
@@ -297,10 +286,11 @@ impl GradScaler {
     /// # Errors
     ///
     /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
+    /// - [`AmpError::SeveralSteps`] when the scaler has no step under way, and several are left.
     /// - [`AmpError::AlreadyStepped`] when `step` was already called for these parameters since the
     ///   last update.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
-    /// - [`AmpError::F16Gradient`] when a parameter, and so its gradient, is f16 in the program.
+    /// - [`AmpError::HalfParameter`] when a parameter, or its gradient, is half in the program.
     /// - [`Error::Read`] when the device gives no answer.
     ///
     /// After an error the model is returned unchanged, and the gradients are lost. The optimizer is unchanged
@@ -339,11 +329,12 @@ impl GradScaler {
             .map(|(scaler, grads)| (scaler, found(model, grads), grads))
             .collect();
         for (scaler, found, grads) in &parts {
-            let pending = &scaler.shared.lock().pending;
+            scaler.shared.take_up("step")?;
+            let pending = scaler.shared.pending();
             pending.check_step(grads.len(), &found.parameters)?;
         }
-        for (scaler, found, _) in &parts {
-            scaler.check_dtypes("step", found)?;
+        for (_, found, _) in &parts {
+            check_dtypes("step", found)?;
         }
         let checked: Vec<_> = parts
             .iter_mut()
@@ -359,7 +350,7 @@ impl GradScaler {
         // No short-circuit: each scaler notes the step.
         let steps = parts
             .iter()
-            .map(|(scaler, found, _)| scaler.shared.lock().pending.step(&found.parameters));
+            .map(|(scaler, found, _)| scaler.shared.pending().step(&found.parameters));
         Ok(steps.fold(true, |all, step| all & step))
     }
 
@@ -385,6 +376,19 @@ fn of_device(device: &Device) -> (Device, Precision) {
             (device, Precision::F16)
         }
         None => (device, Precision::F32),
+    }
+}
+
+/// Whether the step is in FP32. As in PyTorch, gradients are not unscaled in f16: the values that the loss scale
+/// saves would be lost. In both half precisions, the steps of an optimizer would be.
+fn check_dtypes(call: &'static str, found: &Found) -> Result<(), AmpError> {
+    match found.in_half.clone() {
+        None => Ok(()),
+        Some((parameter, precision)) => Err(AmpError::HalfParameter {
+            call,
+            parameter,
+            precision,
+        }),
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_amp_core::Parameter;
 
-use crate::AmpError;
 use crate::region::{ends_backward, has_marks};
+use crate::{AmpError, Precision};
 
 /// The model's parameters that have a gradient, each once, in module order.
 #[derive(Default)]
@@ -16,8 +16,8 @@ pub(crate) struct Found {
     pub parameters: Vec<Parameter>,
     /// The device of the first gradient.
     pub device: Option<Device>,
-    /// The path of the first parameter with a gradient in f16.
-    pub in_f16: Option<String>,
+    /// The path of the first parameter that is half, or whose gradient is, and its precision.
+    pub in_half: Option<(String, Precision)>,
 }
 
 pub(crate) fn found(model: &impl Module, grads: &GradientsParams) -> Found {
@@ -47,10 +47,65 @@ impl ModuleVisitor for Finder<'_> {
             let found = &mut self.found;
             let path = self.path.join(".");
             found.device.get_or_insert_with(|| grad.device());
-            if grad.dtype() == DType::F16 {
-                found.in_f16.get_or_insert_with(|| path.clone());
+            if let Some(half) = half(grad.dtype()).or_else(|| half(param.val().dtype())) {
+                found.in_half.get_or_insert_with(|| (path.clone(), half));
             }
             found.parameters.push((param.id.val(), path));
+        }
+    }
+
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+}
+
+fn half(dtype: DType) -> Option<Precision> {
+    match dtype {
+        DType::F16 => Some(Precision::F16),
+        DType::BF16 => Some(Precision::Bf16),
+        _ => None,
+    }
+}
+
+/// The model with its trained parameters in FP32, and whether some were half, as after a file in half. The log
+/// then names the first.
+pub(crate) fn in_f32<M: Module>(model: M) -> (M, bool) {
+    let mut widened = WidenParameters::default();
+    let model = model.map(&mut widened);
+    if let Some((parameter, half)) = &widened.first {
+        log::info!(
+            "burn-amp-device: {} parameters in {half}, such as {parameter}, are trained in FP32 from now on",
+            widened.parameters
+        );
+    }
+    (model, widened.first.is_some())
+}
+
+#[derive(Default)]
+struct WidenParameters {
+    path: Vec<String>,
+    first: Option<(String, Precision)>,
+    parameters: usize,
+}
+
+impl ModuleMapper for WidenParameters {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let value = param.val();
+        match half(value.dtype()).filter(|_| value.is_require_grad()) {
+            None => param,
+            Some(half) => {
+                self.parameters += 1;
+                let path = &self.path;
+                self.first.get_or_insert_with(|| (path.join("."), half));
+                param.map(|tensor| {
+                    let untracked = tensor.detach().set_require_grad(false);
+                    untracked.cast(FloatDType::F32).require_grad()
+                })
+            }
         }
     }
 

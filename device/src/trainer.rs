@@ -16,7 +16,7 @@ use burn_dispatch::DispatchDevice;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::gradients::{clip_grad_norm, widen};
+use crate::gradients::{clip_grad_norm, in_f32, widen};
 use crate::{
     AmpError, Error, GradScaler, LossScaleConfig, LossScaler, Precision, StepMetrics, StepProgress,
     Transition, WhenStuck, local,
@@ -44,7 +44,8 @@ pub struct MixedPrecisionTrainerConfig {
 
 impl MixedPrecisionTrainerConfig {
     /// A trainer, from what Burn's `Learner::new` takes. A learning rate is a constant schedule. The
-    /// model's device has autodiff. The trainer has a scaler of its own.
+    /// model's device has autodiff. The trainer has a scaler of its own. Trained parameters that are half in the
+    /// program, as after a file in half, become FP32, and the log has a line.
     ///
     /// # Errors
     ///
@@ -58,6 +59,7 @@ impl MixedPrecisionTrainerConfig {
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Result<MixedPrecisionTrainer<M>, AmpError> {
         check_trainer(self.grads_accumulation, self.grad_clipping_norm)?;
+        let (model, _) = in_f32(model);
         let device = model.devices().into_iter().next().unwrap_or_default();
         let of_device = || *GradScaler::of(&device).state().config();
         Ok(MixedPrecisionTrainer {
@@ -201,7 +203,8 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
     ///   and its window are then dropped.
-    /// - [`AmpError::F16Gradient`] when a trained parameter is f16 in the program. The window is then dropped.
+    /// - [`AmpError::HalfParameter`] when a trained parameter is half in the program, as after a record that was
+    ///   loaded into [`model_mut`](MixedPrecisionTrainer::model_mut). The window is then dropped.
     /// - [`AmpError::Stuck`] with [`WhenStuck::Stop`]. The trainer can continue.
     /// - [`Error::Read`] when the device gives no answer. The window is then dropped.
     ///
@@ -363,6 +366,10 @@ impl<M: Module> MixedPrecisionTrainer<M> {
     pub fn to_record(&mut self) -> Result<TrainerRecord, Error> {
         self.forget_dropped();
         let model = present(&self.model);
+        // Burn's records panic where a device does not answer.
+        for device in model.devices() {
+            device.sync().map_err(Error::Read)?;
+        }
         end_running_statistics(model);
         let grads = self.accumulator.grads();
         let mut saved = Saved {
@@ -406,7 +413,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
             model.clone().load_record(before.into_record());
             AmpError::unread("a record", error)
         });
-        self.model = Some(loaded?);
+        self.model = Some(in_f32(loaded?).0);
         self.optimizer = optimizer;
         self.schedule = resumed_schedule(&self.schedule, record.schedule);
         self.scaler.shared.resume_state(record.scaler);

@@ -368,20 +368,33 @@ fn misuse_is_an_error_and_changes_nothing() {
     assert_eq!(scaler.state().steps(), 1);
 }
 
-/// Unscaled gradients may be too small for f16.
+/// The steps of a training are too small for a parameter in half, whether a loss is scaled or not.
 #[test]
-fn the_gradients_of_a_parameter_in_f16_are_refused() {
+fn the_gradients_of_a_parameter_in_half_are_refused() {
+    let scaled = LossScaleConfig::from(DynamicLossScale::new().with_init_scale(16.0));
+    for (dtype, precision) in [
+        (FloatDType::F16, Precision::F16),
+        (FloatDType::BF16, Precision::Bf16),
+    ] {
+        for config in [scaled, LossScaleConfig::Disabled] {
+            a_half_parameter_is_refused(dtype, precision, config);
+        }
+    }
+}
+
+fn a_half_parameter_is_refused(dtype: FloatDType, half: Precision, config: LossScaleConfig) {
     let mut model = Weight::new(&plain());
-    let weight = model.weight.val().cast(FloatDType::F16).detach();
+    let weight = model.weight.val().cast(dtype).detach();
     model.weight = Param::from_tensor(weight.require_grad());
-    let scaler = scaler(DynamicLossScale::new().with_init_scale(16.0));
+    let scaler = GradScaler::new(config).unwrap();
     let loss = |model: &Weight| (model.weight.val() * 0.5).sum();
     let refused = |error: Error, call| match error {
-        Error::Amp(AmpError::F16Gradient {
+        Error::Amp(AmpError::HalfParameter {
             call: of,
             parameter,
+            precision,
         }) => {
-            assert_eq!((of, parameter.as_str()), (call, "weight"));
+            assert_eq!((of, parameter.as_str(), precision), (call, "weight", half));
         }
         error => panic!("{error}"),
     };
@@ -393,14 +406,178 @@ fn the_gradients_of_a_parameter_in_f16_are_refused() {
     refused(error, "unscale");
     assert_eq!(values(&grads), before);
     let mut optimizer = SgdConfig::new().init();
-    let (model, stepped) = scaler.step(&mut optimizer, 1.0, model.clone(), grads);
+    let (_, stepped) = scaler.step(&mut optimizer, 1.0, model, grads);
     refused(stepped.unwrap_err(), "step");
     assert_eq!(scaler.update(), Err(AmpError::NothingStepped));
+}
 
-    // Where nothing is scaled, nothing is lost.
-    let scaler = GradScaler::new(LossScaleConfig::Disabled).unwrap();
-    let grads = scaler.backward(loss(&model), &model);
-    assert!(scaler.step(&mut optimizer, 1.0, model, grads).1.unwrap());
+/// A finite loss whose gradient is not finite.
+fn overflowing(model: &Weight) -> Tensor<1> {
+    (model.loss(1.0) * 0.0).sqrt()
+}
+
+#[test]
+fn the_last_step_is_known_before_its_update() {
+    let scaler = scaler(DynamicLossScale::new().with_init_scale(4.0));
+    let mut model = Weight::new(&plain());
+    let mut sgd = SgdConfig::new().init();
+    let mut before = None;
+    let losses: [(fn(&Weight) -> Tensor<1>, _); 4] = [
+        (|model| model.loss(1.0), StepOutcome::Finite),
+        (
+            |model| model.loss(f32::INFINITY),
+            StepOutcome::NonFiniteLoss,
+        ),
+        (overflowing, StepOutcome::Overflow),
+        (|model| model.loss(1.0), StepOutcome::Finite),
+    ];
+    for (loss, outcome) in losses {
+        let grads = scaler.backward(loss(&model), &model);
+        assert_eq!(scaler.last_step(), before);
+        let stepped;
+        (model, stepped) = scaler.step(&mut sgd, 1.0, model, grads);
+        stepped.unwrap();
+        let now = scaler.last_step();
+        assert_eq!(now.as_ref().map(|step| step.outcome), Some(outcome));
+        scaler.update().unwrap();
+        assert_eq!(scaler.last_step(), now);
+        before = now;
+    }
+}
+
+/// Trainings that run at once on one device, as tests do.
+mod at_once {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+    use std::thread;
+
+    use super::*;
+
+    /// The scale of a device is that of the process.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn on() -> Device {
+        let device = flex(Precision::F16).unwrap().autodiff();
+        let config = DynamicLossScale::new().with_init_scale(8.0);
+        GradScaler::of(&device).configure(config.into()).unwrap();
+        device
+    }
+
+    fn stepped(scaler: &GradScaler, model: Weight, grads: GradientsParams) -> (bool, Vec<f32>) {
+        let (model, stepped) = scaler.step(&mut SgdConfig::new().init(), 0.5, model, grads);
+        (stepped.unwrap(), model.values())
+    }
+
+    const TAKEN: (bool, [f32; 4]) = (true, [0.5; 4]);
+    const SKIPPED: (bool, [f32; 4]) = (false, [1.0; 4]);
+
+    #[test]
+    fn each_steps_with_its_own_scale_and_its_own_losses() {
+        let _alone = alone();
+        let device = on();
+        let (a, b) = (GradScaler::of(&device), GradScaler::of(&device));
+        let model = Weight::new(&device);
+        let of_a = a.backward(model.loss(1.0), &model);
+        // Another training skips a step, halves the scale and goes on.
+        let of_b = b.backward(overflowing(&model), &model);
+        assert_eq!(
+            stepped(&b, model.clone(), of_b),
+            (SKIPPED.0, SKIPPED.1.to_vec())
+        );
+        assert_eq!(b.update().unwrap(), Transition::BackedOff);
+        let of_b = b.backward(model.loss(1.0), &model);
+        assert_eq!((a.loss_scale(), b.loss_scale()), (4.0, 4.0));
+        assert_eq!(
+            stepped(&a, model.clone(), of_a),
+            (TAKEN.0, TAKEN.1.to_vec())
+        );
+        a.update().unwrap();
+        assert_eq!(
+            stepped(&b, model.clone(), of_b),
+            (TAKEN.0, TAKEN.1.to_vec())
+        );
+        b.update().unwrap();
+        assert_eq!((a.taken_steps(), a.skipped_steps()), (2, 1));
+        assert!(a.update().is_err() && b.update().is_err());
+    }
+
+    #[test]
+    fn what_a_clone_or_a_dropped_scaler_began_goes_on() {
+        let _alone = alone();
+        let device = on();
+        let model = Weight::new(&device);
+        let began = |loss: Tensor<1>| {
+            let grads = GradScaler::of(&device).scale(loss).backward();
+            GradientsParams::from_grads(grads, &model)
+        };
+        // Two batches of a window, and each call with a scaler of its own.
+        let mut sum = GradientsAccumulator::new();
+        sum.accumulate(&model, began(model.loss(0.5)));
+        GradScaler::of(&device).set_scale(2.0).unwrap();
+        sum.accumulate(&model, began(model.loss(0.5)));
+        assert_eq!(
+            stepped(&GradScaler::of(&device), model.clone(), sum.grads()),
+            (TAKEN.0, TAKEN.1.to_vec())
+        );
+        assert_eq!(GradScaler::of(&device).update().unwrap(), Transition::Kept);
+        // On a thread of its own, which has ended.
+        let on_thread = thread::scope(|scope| scope.spawn(|| began(model.loss(1.0))).join());
+        let scaler = GradScaler::of(&device);
+        assert_eq!(
+            stepped(&scaler, model.clone(), on_thread.unwrap()),
+            (TAKEN.0, TAKEN.1.to_vec())
+        );
+        let clone = scaler.clone();
+        thread::scope(|scope| scope.spawn(|| clone.update().unwrap()).join().unwrap());
+        assert_eq!(scaler.taken_steps(), 2);
+    }
+
+    #[test]
+    fn steps_that_cannot_be_told_apart_are_an_error() {
+        let _alone = alone();
+        let device = on();
+        let model = Weight::new(&device);
+        let began = || GradScaler::of(&device).backward(model.loss(1.0), &model);
+        // Each thread steps with what it began.
+        let both = thread::scope(|scope| {
+            [(), ()]
+                .map(|()| {
+                    scope.spawn(|| {
+                        let grads = began();
+                        let taken = stepped(&GradScaler::of(&device), model.clone(), grads);
+                        GradScaler::of(&device).update().unwrap();
+                        taken
+                    })
+                })
+                .map(|thread| thread.join().unwrap())
+        });
+        assert_eq!(both, [(); 2].map(|()| (TAKEN.0, TAKEN.1.to_vec())));
+        // Another thread cannot know which of two.
+        let both = [(); 2].map(|()| thread::scope(|scope| scope.spawn(began).join().unwrap()));
+        let scaler = GradScaler::of(&device);
+        let [grads, _] = both;
+        let (_, error) = scaler.step(&mut SgdConfig::new().init(), 0.5, model.clone(), grads);
+        let several = AmpError::SeveralSteps {
+            call: "step",
+            steps: 2,
+        };
+        assert!(
+            matches!(&error, Err(Error::Amp(found)) if *found == several),
+            "{error:?}"
+        );
+        assert_eq!(
+            scaler.update(),
+            Err(AmpError::SeveralSteps {
+                call: "update",
+                steps: 2
+            })
+        );
+        // A state that is loaded discards them.
+        scaler.load_state(scaler.state());
+        assert_eq!(scaler.update(), Err(AmpError::NothingStepped));
+    }
 }
 
 #[test]

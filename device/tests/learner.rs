@@ -14,7 +14,7 @@ use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::{
     InferenceStep, Learner, LearningResult, MultiDeviceOptim, RegressionOutput, SupervisedTraining,
@@ -361,6 +361,111 @@ fn several_devices_step_together_or_not_at_all() {
         let scaler = GradScaler::of(&flex(Precision::F16).unwrap());
         assert_eq!((scaler.taken_steps(), scaler.skipped_steps()), (0, 1));
         assert_eq!(scaler.loss_scale(), 4.0);
+    }
+}
+
+/// Burn's records and stores keep the dtype of a file in half.
+#[test]
+fn parameters_of_a_file_in_half_are_trained_in_fp32() {
+    let _alone = alone();
+    for (precision, half) in [
+        (Precision::Bf16, FloatDType::BF16),
+        (Precision::F16, FloatDType::BF16),
+        (Precision::F16, FloatDType::F16),
+    ] {
+        let device = Device::flex().autodiff();
+        let mut model = Weight::on(&device);
+        let weight_in_half = Tensor::<2>::ones([1, 4], &device).cast(half);
+        model.weight = Param::from_tensor(weight_in_half.require_grad());
+        // Steps of 2^-10, which a half weight of 1 rounds away.
+        let steps = [2f32.powi(-10); 3];
+        let training = training("half", &steps).with_precision(precision);
+        let learner = Learner::new(model, SgdConfig::new().init(), 1.0);
+        assert_eq!(
+            weight(&training.launch(learner).unwrap()),
+            1.0 - 3.0 * steps[0]
+        );
+    }
+}
+
+/// Two experts of one weight each, whose gradients are half on a device that computes in half.
+mod experts {
+    use super::*;
+
+    #[derive(Module, Debug)]
+    struct Experts {
+        weight: Param<Tensor<3>>,
+    }
+
+    impl Experts {
+        /// The gradient of the loss is the input.
+        fn forward(&self, input: Tensor<3>) -> RegressionOutput {
+            let product = input.matmul(self.weight.val());
+            let loss = product.clone().sum();
+            let output = product.reshape([2, 1]);
+            RegressionOutput::new(loss, output.clone(), output)
+        }
+    }
+
+    impl TrainStep for Experts {
+        type Input = Tensor<3>;
+        type Output = RegressionOutput;
+
+        fn step(&self, input: Tensor<3>) -> TrainOutput<RegressionOutput> {
+            let item = self.forward(input);
+            TrainOutput::new(self, item.loss.clone().backward(), item)
+        }
+    }
+
+    impl InferenceStep for Experts {
+        type Input = Tensor<3>;
+        type Output = RegressionOutput;
+
+        fn step(&self, input: Tensor<3>) -> RegressionOutput {
+            self.forward(input)
+        }
+    }
+
+    #[derive(Clone)]
+    struct Inputs;
+
+    impl Batcher<f32, Tensor<3>> for Inputs {
+        fn batch(&self, items: Vec<f32>, device: &Device) -> Tensor<3> {
+            Tensor::full([2, 1, 1], items[0], device)
+        }
+    }
+
+    fn loader(items: &[f32]) -> Arc<dyn DataLoader<Tensor<3>>> {
+        DataLoaderBuilder::new(Inputs)
+            .batch_size(1)
+            .build(InMemDataset::new(items.to_vec()))
+    }
+
+    /// The sum of the gradients, in a step of 1/1000.
+    fn sum(items: &[f32], accumulation: usize, devices: Vec<Device>) -> f32 {
+        let device = flex(Precision::Bf16).unwrap().autodiff();
+        let weight = Param::from_tensor(Tensor::ones([2, 1, 1], &device));
+        let training = SupervisedTraining::new(folder("experts"), loader(items), loader(&[1.0]))
+            .with_application_logger(None)
+            .grads_accumulation(accumulation)
+            .with_amp()
+            .with_devices(devices, MultiDeviceOptim::OptimMainDevice);
+        let learner = Learner::new(Experts { weight }, SgdConfig::new().init(), 1e-3);
+        let result = training.launch(learner).unwrap();
+        let weight = result.model.weight.val().into_data();
+        (1.0 - weight.iter::<f32>().next().unwrap()) * 1e3
+    }
+
+    #[test]
+    fn gradients_are_added_up_in_fp32() {
+        let _alone = alone();
+        let items = [256.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5];
+        let one = sum(&items, items.len(), Vec::new());
+        assert!((one - 259.5).abs() < 0.1, "{one}");
+        let devices = [Precision::Bf16, Precision::F32];
+        let devices = devices.map(|precision| flex(precision).unwrap().autodiff());
+        let two = sum(&[256.0, 0.5], 1, devices.to_vec());
+        assert!((two - 256.5).abs() < 0.1, "{two}");
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{GradScaler, StepOutcome};
 pub(crate) fn add_loss<I: Backend>(scaler: &GradScaler, device: &I::Device, value: FloatTensor<I>) {
     let mut check = take_check::<I>(scaler, device);
     check.add(value);
-    let pending = &mut scaler.shared.lock().pending;
+    let mut pending = scaler.shared.pending();
     pending.set_scaled();
     pending.losses.checks.push(Box::new(check));
 }
@@ -23,7 +23,8 @@ pub(crate) fn add_loss<I: Backend>(scaler: &GradScaler, device: &I::Device, valu
 /// Takes the check that was begun on a backend, or creates one.
 pub(crate) fn take_check<I: Backend>(scaler: &GradScaler, device: &I::Device) -> FiniteCheck<I> {
     let begun = {
-        let checks = &mut scaler.shared.lock().pending.losses.checks;
+        let mut pending = scaler.shared.pending();
+        let checks = &mut pending.losses.checks;
         let is_on_backend = |check: &dyn Any| check.is::<FiniteCheck<I>>();
         let begun = checks.iter().position(|check| is_on_backend(&**check));
         begun.map(|i| checks.swap_remove(i) as Box<dyn Any>)
@@ -54,7 +55,7 @@ pub(super) fn end_pass<B: Backend>(
         StepOutcome::Finite,
     );
     let found = anomaly::take();
-    let pending = &mut scaler.shared.lock().pending;
+    let mut pending = scaler.shared.pending();
     if let Some(replicas) = replicas {
         pending.losses.replicas = Some(replicas);
     }

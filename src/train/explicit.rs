@@ -15,7 +15,7 @@ use crate::diagnostics::anomaly;
 use crate::policy::Mode;
 use crate::precision::in_step;
 use crate::scaler::{OR, ScaledLoss};
-use crate::{AmpError, GradScaler, LastStep, Transition, full_precision};
+use crate::{AmpError, GradScaler, LastStep, Precision, Transition, full_precision};
 
 impl GradScaler {
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. The
@@ -42,10 +42,7 @@ impl GradScaler {
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
         let device = loss.device();
         // One scale for the whole accumulation window, even if the scale is set within it.
-        let scale = {
-            let shared = &mut *self.shared.lock();
-            shared.pending.scale(&shared.scaler)
-        };
+        let (_, scale) = self.shared.count_loss();
         let or = ", or on AmpAutodiff loss.backward() without scaler.scale(..)";
         if self.shared.has_many_losses(or) {
             self.read_losses();
@@ -105,7 +102,7 @@ impl GradScaler {
     ) -> GradientsParams {
         let value = loss.clone().inner();
         let grads = GradientsParams::from_grads(self.scale(loss).backward(), model);
-        if self.shared.lock().pending.losses.checks.is_empty() {
+        if self.shared.pending().losses.checks.is_empty() {
             return grads;
         }
         // On the device: 1, or NaN for a non-finite loss. A large loss is finite in FP32.
@@ -126,7 +123,7 @@ impl GradScaler {
     /// - [`AmpError::AlreadyUnscaled`] when `unscale` or `step` was already called for these
     ///   parameters since the last update, in every precision.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
-    /// - [`AmpError::F16Gradient`] when a gradient on a plain `Autodiff` is in f16.
+    /// - [`AmpError::HalfParameter`] when a gradient on a plain `Autodiff` is in f16.
     ///
     /// After an error the gradients and the scaler are unchanged.
     ///
@@ -141,12 +138,11 @@ impl GradScaler {
         let found = gradients::found::<B, M>(model, grads);
         let given = grads.len();
         self.shared
-            .lock()
-            .pending
+            .pending()
             .check_unscale(given, &found.parameters)?;
         self.check_dtypes::<B>("unscale", &found)?;
         self.unscale_found::<B, M>(model, grads, &found);
-        self.shared.lock().pending.unscale(&found.parameters);
+        self.shared.pending().unscale(&found.parameters);
         Ok(())
     }
 
@@ -159,10 +155,11 @@ impl GradScaler {
     ) -> Result<(), AmpError> {
         let carries_scale = !is_amp::<B>(&found.device) && self.state().is_enabled();
         match &found.f16 {
-            Some(parameter) if carries_scale => {
-                let parameter = parameter.clone();
-                Err(AmpError::F16Gradient { call, parameter })
-            }
+            Some(parameter) if carries_scale => Err(AmpError::HalfParameter {
+                call,
+                parameter: parameter.clone(),
+                precision: Precision::F16,
+            }),
             _ => Ok(()),
         }
     }
@@ -176,7 +173,7 @@ impl GradScaler {
         found: &Found<B>,
     ) {
         let (to_check, replicas) = {
-            let pending = &self.shared.lock().pending;
+            let pending = self.shared.pending();
             let replicas = pending.losses.replicas.clone();
             (pending.to_check(&found.parameters), replicas)
         };
@@ -191,16 +188,16 @@ impl GradScaler {
         let finite = check.read();
         // Also read the checks of losses on other backends.
         self.read_losses();
-        let outcome = self.shared.lock().pending.found(&scaled, &finite);
+        let outcome = self.shared.pending().found(&scaled, &finite);
         let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
         let replicas = replicas.as_deref();
         let outcome = agreed::<B::InnerBackend>(replicas, &found.device, Some(scale), outcome);
 
         // Visit the module without holding the lock: the module's code may call this scaler.
-        let is_watched = !self.shared.lock().pending.anomalies.is_empty();
+        let is_watched = !self.shared.pending().anomalies.is_empty();
         let nodes = is_watched.then(|| gradients::nodes::<B, M>(model));
         let nodes = nodes.unwrap_or_default();
-        let pending = &mut self.shared.lock().pending;
+        let mut pending = self.shared.pending();
         pending.anomalies.iter_mut().for_each(|a| a.place(&nodes));
         pending.set_unscaled(&scaled, &finite, outcome);
     }
@@ -216,7 +213,7 @@ impl GradScaler {
     /// - [`AmpError::AlreadyStepped`] when `step` was already called for these parameters since the
     ///   last update.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
-    /// - [`AmpError::F16Gradient`] when a gradient on a plain `Autodiff` is in f16.
+    /// - [`AmpError::HalfParameter`] when a gradient on a plain `Autodiff` is in f16.
     ///
     /// After an error the model is returned unchanged. The optimizer and the scaler are unchanged; the
     /// gradients are lost.
@@ -239,16 +236,12 @@ impl GradScaler {
     {
         let found = gradients::found::<B, M>(&model, &grads);
         let given = grads.len();
-        let refused = self
-            .shared
-            .lock()
-            .pending
-            .check_step(given, &found.parameters);
+        let refused = self.shared.pending().check_step(given, &found.parameters);
         if let Err(error) = refused.and_then(|_| self.check_dtypes::<B>("step", &found)) {
             return (model, Err(error));
         }
         self.unscale_found::<B, M>(&model, &mut grads, &found);
-        let taken = self.shared.lock().pending.step(&found.parameters);
+        let taken = self.shared.pending().step(&found.parameters);
         if !taken {
             return (model, Ok(false));
         }
@@ -301,16 +294,16 @@ impl GradScaler {
 
     /// Reads back the checks of the losses, and frees them.
     fn read_losses(&self) {
-        let losses = std::mem::take(&mut self.shared.lock().pending.losses.checks);
+        let losses = std::mem::take(&mut self.shared.pending().losses.checks);
         let finite: Vec<_> = losses.into_iter().map(|check| check.read()).collect();
         let are_finite = !finite.contains(&false);
-        self.shared.lock().pending.set_losses(are_finite);
+        self.shared.pending().set_losses(are_finite);
     }
 
     /// The part of a pending step that a record must keep.
     pub(crate) fn pending_record(&self) -> PendingStepRecord {
         self.read_losses();
-        self.shared.lock().pending.record()
+        self.shared.pending().record()
     }
 
     /// Discards the step under way: all losses since the last update, also those of earlier micro-batches, whose
@@ -320,30 +313,27 @@ impl GradScaler {
     /// stay. PyTorch checks no losses, and needs no such call.
     pub fn discard_step(&self) {
         anomaly::take();
-        self.shared.lock().pending = Default::default();
+        *self.shared.pending() = Default::default();
     }
 
     /// Continues a step that was pending when it was recorded, on this device.
     pub(crate) fn resume<B: AutodiffBackend>(&self, record: PendingStepRecord, at: &B::Device) {
-        let shared = &mut *self.shared.lock();
         let carried = !is_amp::<B>(at);
-        shared.pending.resume(record, &shared.scaler, carried);
+        let mut pending = self.shared.pending();
+        pending.resume(record, &self.state(), carried);
     }
 
     /// The factor on the gradients of the pending step: 1 on an `AmpAutodiff`, which returns gradients
     /// without the scale.
     pub(crate) fn carried_scale<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
-        let scale = self.shared.lock().pending.scale_given();
+        let scale = self.shared.pending().scale_given();
         scale.filter(|_| !is_amp::<B>(at)).unwrap_or(1.0)
     }
 
     /// The factor on the next loss on this device: that of the step under way, if there is one. 1 where
     /// nothing is scaled.
     pub(crate) fn scale_at<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
-        let (scaler, given) = {
-            let shared = self.shared.lock();
-            (shared.scaler, shared.pending.scale_given())
-        };
+        let (given, scaler) = (self.shared.pending().scale_given(), self.state());
         let is_f16 = || DeviceContext::of::<B>(at).mode == Mode::On(DType::F16);
         if scaler.is_enabled() && (!is_amp::<B>(at) || is_f16()) {
             given.unwrap_or(scaler.scale())

@@ -202,7 +202,7 @@ where
     /// - [`AmpError::LossShape`] for a loss of another shape. Nothing is changed.
     /// - [`AmpError::ForeignGradients`] when the loss reaches no parameter of the model. The batch
     ///   and its window are then dropped.
-    /// - [`AmpError::F16Gradient`] when a gradient on a plain `Autodiff` is in f16. The window is then
+    /// - [`AmpError::HalfParameter`] when a gradient on a plain `Autodiff` is in f16. The window is then
     ///   dropped.
     /// - [`AmpError::Stuck`] with [`WhenStuck::Stop`]. The trainer can continue.
     ///
@@ -232,7 +232,7 @@ where
             };
             Ok((value, self.mixed.backward(loss, model)))
         })?;
-        let scale = self.scaler().shared.lock().pending.scale_in_use();
+        let scale = self.scaler().shared.pending().scale_in_use();
         if grads.is_empty() {
             self.forget_window();
             return Err(AmpError::no_gradients("train_step"));

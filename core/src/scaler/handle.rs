@@ -1,8 +1,10 @@
 //! A loss scaler that clones of a handle share, with the step under way. Independent of tensors.
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::left::LeftSteps;
 use super::protocol::MANY_LOSSES;
 use super::{
     Findings, LastStep, LossScaler, PendingStep, RecordedStep, ScaleHistory, StepOutcome,
@@ -10,12 +12,26 @@ use super::{
 };
 use crate::{AmpError, StuckReason};
 
-/// The state that the clones of a `GradScaler` share, on any thread. `L` is the package's record of the
-/// losses of a step.
+/// What the clones of a `GradScaler` share, on any thread: the scaler, which other handles may share, and the
+/// step that is under way. `L` is the package's record of the losses of a step.
 #[derive(Default)]
-pub struct SharedScaler<L>(Arc<Mutex<Shared<L>>>);
+pub struct SharedScaler<L: Default>(Arc<Handle<L>>);
 
-/// The state behind the lock.
+#[derive(Default)]
+struct Handle<L: Default> {
+    state: Arc<Mutex<Shared<L>>>,
+    step: Mutex<OwnStep<L>>,
+}
+
+/// The step of the explicit protocol that is under way.
+#[derive(Default)]
+struct OwnStep<L> {
+    pending: PendingStep<L>,
+    /// The scaler's generation. In a later one, there is no step.
+    generation: u64,
+}
+
+/// The scaler behind the lock.
 #[derive(Default)]
 pub struct Shared<L> {
     /// The state machine.
@@ -30,8 +46,10 @@ pub struct Shared<L> {
     in_skipped_batch: bool,
     /// Why a pass of that batch was skipped that left the scale as it is.
     kept_scale: Option<StuckReason>,
-    /// The step of the explicit protocol that is under way.
-    pub pending: PendingStep<L>,
+    /// Steps under way whose handles were dropped.
+    left: LeftSteps<L>,
+    /// How often a state was loaded, which discards all steps under way.
+    generation: u64,
     /// Whether the device of the scaler computes in a precision that needs no loss scale.
     unscaled: bool,
     /// Gradients of the last step whose parameters are not named yet, by leaf node.
@@ -62,7 +80,7 @@ pub trait Listener: Send + Sync {
     }
 }
 
-impl<L> Clone for SharedScaler<L> {
+impl<L: Default> Clone for SharedScaler<L> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
@@ -70,7 +88,23 @@ impl<L> Clone for SharedScaler<L> {
 
 impl<L: Default> From<LossScaler> for SharedScaler<L> {
     fn from(scaler: LossScaler) -> Self {
-        Self(Arc::new(Mutex::new(Shared::from(scaler))))
+        Self::of(Arc::new(Mutex::new(Shared::from(scaler))))
+    }
+}
+
+/// A panic of another thread leaves the state as it was.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A step under way outlives its handle, as in `GradScaler::of(&device).scale(loss).backward()`.
+impl<L: Default> Drop for Handle<L> {
+    fn drop(&mut self) {
+        let own = std::mem::take(&mut *locked(&self.step));
+        let mut state = locked(&self.state);
+        if own.pending.losses_given() > 0 && own.generation == state.generation {
+            state.left.push(own.pending);
+        }
     }
 }
 
@@ -86,16 +120,102 @@ impl<L: Default> From<LossScaler> for Shared<L> {
     }
 }
 
+/// The step under way, locked.
+pub struct Pending<'a, L>(MutexGuard<'a, OwnStep<L>>);
+
+impl<L> Deref for Pending<'_, L> {
+    type Target = PendingStep<L>;
+
+    fn deref(&self) -> &PendingStep<L> {
+        &self.0.pending
+    }
+}
+
+impl<L> DerefMut for Pending<'_, L> {
+    fn deref_mut(&mut self) -> &mut PendingStep<L> {
+        &mut self.0.pending
+    }
+}
+
 impl<L: Default> SharedScaler<L> {
-    /// Locks the state. Do not visit a module while it is locked: the module's code may call this scaler.
-    pub fn lock(&self) -> MutexGuard<'_, Shared<L>> {
-        // A panic of another thread leaves the state as it was.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn of(state: Arc<Mutex<Shared<L>>>) -> Self {
+        let step = Mutex::default();
+        Self(Arc::new(Handle { state, step }))
     }
 
-    /// Whether both handles share one state.
+    /// Another handle on the scaler, with no step under way. Clones of a handle share their step.
+    pub fn another(&self) -> Self {
+        Self::of(self.0.state.clone())
+    }
+
+    /// Locks the scaler. Do not visit a module while it is locked: the module's code may call this scaler. Nor
+    /// lock the step.
+    pub fn lock(&self) -> MutexGuard<'_, Shared<L>> {
+        locked(&self.0.state)
+    }
+
+    /// Locks the step that is under way. Do not visit a module while it is locked.
+    pub fn pending(&self) -> Pending<'_, L> {
+        let generation = self.lock().generation;
+        let mut own = locked(&self.0.step);
+        if own.generation != generation {
+            *own = OwnStep {
+                generation,
+                ..OwnStep::default()
+            };
+        }
+        Pending(own)
+    }
+
+    /// Counts a loss. Returns the scaler, and the scale of the step under way. A step that a dropped handle
+    /// left on this thread goes on.
+    pub fn count_loss(&self) -> (LossScaler, f32) {
+        let mut pending = self.pending();
+        let shared = &mut *self.lock();
+        if pending.losses_given() == 0
+            && let Some(left) = shared.left.of_this_thread()
+        {
+            *pending = left;
+        }
+        (shared.scaler, pending.scale(&shared.scaler))
+    }
+
+    /// Continues the step that a dropped handle left, if this handle has none: that of this thread, or the
+    /// only one. Such a handle is `GradScaler::of(&device)` in a `TrainStep`, which may run on a thread of its
+    /// own.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::SeveralSteps`] if several were left.
+    pub fn take_up(&self, call: &'static str) -> Result<(), AmpError> {
+        let mut pending = self.pending();
+        if pending.losses_given() > 0 {
+            return Ok(());
+        }
+        let left = self.lock().left.only();
+        let left = left.map_err(|steps| AmpError::SeveralSteps { call, steps })?;
+        if let Some(left) = left {
+            *pending = left;
+        }
+        Ok(())
+    }
+
+    /// The scale that the losses of the step under way are multiplied by, or else the next loss.
+    pub fn scale_of_step(&self) -> f32 {
+        let given = self.pending().scale_given();
+        let shared = self.lock();
+        let given = given.or_else(|| shared.left.scale_given());
+        given.unwrap_or(shared.scaler.scale())
+    }
+
+    /// Forgets the steps that dropped handles left on this thread, and on threads that have ended.
+    pub fn forget_left(&self) {
+        self.lock().left.forget();
+    }
+
+    /// Whether both handles share one scaler.
     pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.0.state, &other.0.state)
     }
 
     /// Sets whether the device of the scaler computes in a precision that needs no loss scale.
@@ -118,7 +238,7 @@ impl<L: Default> SharedScaler<L> {
     /// Logs a warning after the first 1,000. `or` is a further remedy. Empty, or starts with a comma.
     pub fn has_many_losses(&self, or: &str) -> bool {
         // Not under the lock: the program's logger may call this scaler.
-        let given = self.lock().pending.many_losses();
+        let given = self.pending().many_losses();
         if given == Some(MANY_LOSSES) {
             log::warn!(
                 "burn-amp: {MANY_LOSSES} losses were scaled since the last update. If the loop calls the \
@@ -132,7 +252,7 @@ impl<L: Default> SharedScaler<L> {
     /// Whether the window of a trainer, of `micro_batches`, has lost its step, as after
     /// `scaler.load_state(..)`: its gradients may carry another scale than the next ones. Logs a warning.
     pub fn has_dropped(&self, micro_batches: usize) -> bool {
-        let dropped = micro_batches > 0 && self.lock().pending.losses_given() == 0;
+        let dropped = micro_batches > 0 && self.pending().losses_given() == 0;
         if dropped {
             log::warn!(
                 "burn-amp: {micro_batches} micro-batches of the trainer's window are dropped: its scaler \
@@ -150,13 +270,14 @@ impl<L: Default> SharedScaler<L> {
         Ok(())
     }
 
-    /// Continues from a state. Discards a pending step, and notifies the listeners.
+    /// Continues from a state. Discards the steps under way, and notifies the listeners.
     pub fn load_state(&self, state: LossScaler) {
         self.listeners().iter().for_each(|l| l.forget());
         let mut shared = self.lock();
         *shared = Shared {
             listeners: std::mem::take(&mut shared.listeners),
             unscaled: shared.unscaled,
+            generation: shared.generation + 1,
             ..Shared::from(state)
         };
     }
@@ -182,7 +303,8 @@ impl<L: Default> SharedScaler<L> {
     /// Ends the step of the explicit protocol and records it. `or` is a further remedy after bf16. Empty, or
     /// starts with a comma.
     pub fn update(&self, or: &str) -> Result<Transition, AmpError> {
-        let ended = self.lock().pending.update()?;
+        self.take_up("update")?;
+        let ended = self.pending().update()?;
         Ok(
             ended.map_or(Transition::Kept, |(scale, outcome, findings)| {
                 self.record(scale, outcome, findings, false, or)
@@ -263,6 +385,14 @@ impl<L: Default> SharedScaler<L> {
         }
     }
 
+    /// The result of the last step, also before its `update`.
+    pub fn last_step(&self) -> Option<LastStep> {
+        let under_way = self.pending().so_far();
+        let under_way =
+            under_way.map(|(scale, outcome, findings)| LastStep::of(scale, outcome, &findings));
+        under_way.or_else(|| self.lock().last_step.clone())
+    }
+
     /// Names the parameters of the last step that are a module's, unless they are already named. `nodes` holds
     /// the module's nodes and paths, in module order.
     pub fn explained(&self, nodes: &[(u64, String)]) -> Option<LastStep> {
@@ -340,10 +470,10 @@ macro_rules! scaler_handle {
                 self.state().taken_steps()
             }
 
-            /// The result of the last step; `None` before the first step. Where nothing is scaled, no step is
-            /// recorded.
+            /// The result of the last step, from `step` on; `None` before the first step. Before `update`, a step
+            /// of several optimizers is as far as it is known. Where nothing is scaled, no step is recorded.
             pub fn last_step(&self) -> Option<$crate::LastStep> {
-                self.shared.lock().last_step.clone()
+                self.shared.last_step()
             }
 
             /// The skipped steps and scale changes since the scaler was created, configured or
@@ -383,8 +513,8 @@ macro_rules! scaler_handle {
                     .expect("a configuration in force is valid");
             }
 
-            /// Continues from a state, for example from a record. Discards a pending step of the
-            /// explicit protocol. PyTorch's `load_state_dict`.
+            /// Continues from a state, for example from a record. Discards the steps of the explicit protocol
+            /// that are under way. PyTorch's `load_state_dict`.
             pub fn load_state(&self, state: $crate::LossScaler) {
                 self.shared.load_state(state);
             }

@@ -31,15 +31,7 @@ impl RecordedStep {
         by_pass: bool,
         in_batch: Option<&mut Option<StuckReason>>,
     ) -> Self {
-        let mut step = LastStep {
-            scale,
-            outcome,
-            non_finite_gradients: findings.non_finite_gradients(),
-            parameters: Vec::new(),
-            last_finite: None,
-            anomalies: findings.anomalies.clone(),
-        };
-        step.name(&findings.parameters);
+        let step = LastStep::of(scale, outcome, findings);
         let before = *scaler;
         let transition = match in_batch {
             None => scaler.update_at(scale, outcome),

@@ -6,6 +6,7 @@ mod config;
 mod handle;
 mod history;
 mod json;
+mod left;
 mod log;
 mod metrics;
 mod progress;

@@ -259,16 +259,23 @@ impl<L: Default> PendingStep<L> {
         if self.stepped.is_empty() {
             return Err(AmpError::NothingStepped);
         }
-        let ended = std::mem::take(self);
-        let all_finite = ended.finite.values().all(|checked| checked.finite);
-        let outcome = StepOutcome::of(!ended.non_finite_loss, all_finite);
+        Ok(std::mem::take(self).so_far())
+    }
+
+    /// The scale of the step that was taken or skipped, and its outcome and findings so far. `None` before, and
+    /// if no gradient was checked.
+    pub(super) fn so_far(&self) -> Option<(f32, StepOutcome, Findings)> {
+        if self.stepped.is_empty() || self.finite.is_empty() {
+            return None;
+        }
+        let all_finite = self.finite.values().all(|checked| checked.finite);
+        let outcome = StepOutcome::of(!self.non_finite_loss, all_finite);
         let findings = Findings {
-            parameters: ended.parameters,
-            anomalies: ended.anomalies,
+            parameters: self.parameters.clone(),
+            anomalies: self.anomalies.clone(),
             ..Findings::default()
         };
-        let scale = ended.scale.filter(|_| !ended.finite.is_empty());
-        Ok(scale.map(|scale| (scale, outcome, findings)))
+        Some((self.scale?, outcome, findings))
     }
 
     /// The part that a record saves. The checks of the losses must have been read.

@@ -53,6 +53,19 @@ impl Findings {
 }
 
 impl LastStep {
+    pub(super) fn of(scale: f32, outcome: StepOutcome, findings: &Findings) -> Self {
+        let mut step = LastStep {
+            scale,
+            outcome,
+            non_finite_gradients: findings.non_finite_gradients(),
+            parameters: Vec::new(),
+            last_finite: None,
+            anomalies: findings.anomalies.clone(),
+        };
+        step.name(&findings.parameters);
+        step
+    }
+
     /// Whether the optimizer's step was taken.
     pub fn stepped(&self) -> bool {
         self.outcome == StepOutcome::Finite

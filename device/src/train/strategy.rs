@@ -16,7 +16,7 @@ use burn::train::{
 use burn_amp_core::{ShownStep, StepQueue, Transition};
 
 use super::events::{end_split, start_split, together};
-use crate::gradients::{self, found};
+use crate::gradients::{self, found, in_f32, widen};
 use crate::{AmpError, Error, GradScaler};
 
 /// Trains on these devices, the first of which validates.
@@ -47,6 +47,9 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
         scalers.iter().for_each(GradScaler::begin_run);
         let valid = valid.to_device(&main.clone().inner());
         learner.fork(main);
+        if let (model, true) = in_f32(learner.model()) {
+            learner.load_model(model.into_record());
+        }
         let mut run = Run {
             strategy: self,
             workers: (self.devices.len() > 1).then(|| MultiDevicesTrainStep::new(&self.devices)),
@@ -206,8 +209,11 @@ impl<M: LearnerModel> Run<'_, M> {
             self.strategy.devices.iter().position(of)
         };
         let mut items = Vec::new();
-        for TrainOutput { grads, item } in outputs {
+        for TrainOutput { mut grads, item } in outputs {
             items.push(item);
+            if self.accumulation > 1 || self.workers.is_some() {
+                widen(&model, &mut grads);
+            }
             // A worker's gradients are on the worker's device.
             let window = match self.windows.len() {
                 1 => Some(0),

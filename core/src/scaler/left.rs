@@ -1,0 +1,151 @@
+//! The steps of the explicit protocol whose handle was dropped before their end.
+
+use std::sync::{Arc, Weak};
+
+use super::PendingStep;
+
+/// So many are kept: a program that drops its steps does not keep their losses for ever.
+const KEPT: usize = 64;
+
+thread_local! {
+    /// Lives as long as its thread.
+    static THREAD: Arc<()> = Arc::default();
+}
+
+/// This thread; as if it had ended, while its locals are dropped.
+fn this_thread() -> Weak<()> {
+    THREAD.try_with(Arc::downgrade).unwrap_or_default()
+}
+
+/// Steps under way, each with the thread that dropped its handle.
+pub(super) struct LeftSteps<L>(Vec<(Weak<()>, PendingStep<L>)>);
+
+impl<L> Default for LeftSteps<L> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<L> LeftSteps<L> {
+    pub fn push(&mut self, step: PendingStep<L>) {
+        if self.0.len() == KEPT {
+            self.0.remove(0);
+        }
+        self.0.push((this_thread(), step));
+    }
+
+    /// Takes the last step of this thread.
+    pub fn of_this_thread(&mut self) -> Option<PendingStep<L>> {
+        let place = self.place_of_this_thread()?;
+        Some(self.0.remove(place).1)
+    }
+
+    /// Takes the last step of this thread; else the only one of a thread that still runs; else the only one.
+    /// An error is the number of several.
+    pub fn only(&mut self) -> Result<Option<PendingStep<L>>, usize> {
+        let place = self.place()?;
+        Ok(place.map(|place| self.0.remove(place).1))
+    }
+
+    /// The scale of the step that [`only`](Self::only) would take.
+    pub fn scale_given(&self) -> Option<f32>
+    where
+        L: Default,
+    {
+        let place = self.place().ok()??;
+        self.0[place].1.scale_given()
+    }
+
+    /// Forgets the steps of this thread and of threads that have ended.
+    pub fn forget(&mut self) {
+        let this = this_thread();
+        self.0
+            .retain(|(thread, _)| thread.strong_count() > 0 && !thread.ptr_eq(&this));
+    }
+
+    fn place_of_this_thread(&self) -> Option<usize> {
+        let this = this_thread();
+        self.0.iter().rposition(|(thread, _)| thread.ptr_eq(&this))
+    }
+
+    fn place(&self) -> Result<Option<usize>, usize> {
+        if let Some(own) = self.place_of_this_thread() {
+            return Ok(Some(own));
+        }
+        let runs = |place: &usize| self.0[*place].0.strong_count() > 0;
+        let running: Vec<_> = (0..self.0.len()).filter(runs).collect();
+        match (&running[..], self.0.len()) {
+            (&[place], _) => Ok(Some(place)),
+            ([], 0) => Ok(None),
+            ([], 1) => Ok(Some(0)),
+            ([], several) => Err(several),
+            (several, _) => Err(several.len()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::thread;
+
+    use super::*;
+    use crate::{LossScaleConfig, LossScaler};
+
+    /// A step at this scale.
+    fn step(scale: f32) -> PendingStep<()> {
+        let mut step = PendingStep::default();
+        step.scale(&LossScaler::new(LossScaleConfig::Fixed(scale)).unwrap());
+        step
+    }
+
+    fn only(left: &mut LeftSteps<()>) -> Result<Option<f32>, usize> {
+        let peeked = left.scale_given();
+        let taken = left.only()?.and_then(|step| step.scale_given());
+        assert_eq!(taken, peeked);
+        Ok(taken)
+    }
+
+    #[test]
+    fn this_threads_last_step_comes_first_then_a_running_threads_only_one_then_the_only_one() {
+        let left = Mutex::new(LeftSteps::default());
+        let push = |scale| left.lock().unwrap().push(step(scale));
+        let on_ended_thread = |scale| thread::scope(|on| on.spawn(|| push(scale)).join().unwrap());
+        assert_eq!(only(&mut left.lock().unwrap()), Ok(None));
+        on_ended_thread(1.0);
+        on_ended_thread(2.0);
+        assert_eq!(only(&mut left.lock().unwrap()), Err(2));
+        thread::scope(|on| {
+            let (done, when_done) = std::sync::mpsc::channel::<()>();
+            let (pushed, when_pushed) = std::sync::mpsc::channel();
+            let push = &push;
+            on.spawn(move || {
+                push(4.0);
+                pushed.send(()).unwrap();
+                let _ = when_done.recv();
+            });
+            when_pushed.recv().unwrap();
+            push(8.0);
+            push(16.0);
+            let mut left = left.lock().unwrap();
+            let scale = |step: Option<PendingStep<()>>| step.and_then(|step| step.scale_given());
+            assert_eq!(scale(left.of_this_thread()), Some(16.0));
+            assert_eq!(only(&mut left), Ok(Some(8.0)));
+            assert_eq!(scale(left.of_this_thread()), None);
+            assert_eq!(only(&mut left), Ok(Some(4.0)));
+            drop(done);
+        });
+        assert_eq!(only(&mut left.lock().unwrap()), Err(2));
+        left.lock().unwrap().forget();
+        on_ended_thread(32.0);
+        assert_eq!(only(&mut left.lock().unwrap()), Ok(Some(32.0)));
+    }
+
+    #[test]
+    fn the_oldest_are_dropped() {
+        let mut left = LeftSteps::default();
+        (0..KEPT + 2).for_each(|i| left.push(step(1.0 + i as f32)));
+        assert_eq!(left.0.len(), KEPT);
+        assert_eq!(left.0[0].1.scale_given(), Some(3.0));
+    }
+}
