@@ -75,7 +75,7 @@ impl Closed {
             opened = opened => opened?,
             ended = &mut serving => {
                 ended?;
-                return Err(interrupted());
+                return Err(interrupted("ended"));
             }
         };
         let ours = opened.iter().map(|opened| opened.get_ref().local_addr());
@@ -159,6 +159,9 @@ async fn open(address: SocketAddr, route: &str) -> Result<WebSocket, Error> {
     Ok(socket)
 }
 
-fn interrupted() -> Error {
-    Error::Listen(io::Error::other("the server ended during its start"))
+/// The error of a server that did not start.
+pub(crate) fn interrupted(what: &str) -> Error {
+    Error::Listen(io::Error::other(format!(
+        "the server {what} during its start"
+    )))
 }

@@ -1,6 +1,8 @@
 //! Connecting to a server within a time limit.
 
-use std::panic::resume_unwind;
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
@@ -23,12 +25,22 @@ use crate::Error;
 /// - [`Error::NoAnswer`] after `patience`. A thread of Burn then still waits.
 /// - [`Error::Connect`] where Burn's client does not connect: because of a wrong token, a server of another
 ///   version, a program that is not a Burn server, or no listener.
+/// - [`Error::Listen`] where Burn's client cannot start, as without free file descriptors.
 pub fn connect(host: &RemoteHost, patience: Duration) -> Result<Device, Error> {
     let options = Device::remote_options(host);
-    match within(patience, move || options.init()) {
-        Some(device) => Ok(device?),
+    let init = move || catch_unwind(AssertUnwindSafe(|| options.init()));
+    match within(patience, init) {
+        Some(Ok(device)) => Ok(device?),
+        // Burn's client starts a runtime, and tells by a panic that it has no file descriptors for it.
+        Some(Err(panic)) => Err(Error::Listen(io::Error::other(message(&*panic)))),
         None => Err(Error::NoAnswer { patience }),
     }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "Burn's client panicked".into())
 }
 
 /// The result of `f`; `None` after `patience`. A thread then still waits for `f`.

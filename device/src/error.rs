@@ -43,11 +43,24 @@ pub enum Error {
         of_device: Precision,
     },
 
+    /// Devices of one server, of which a client could get another client's tensors.
+    #[error(
+        "a server of {devices} devices on Burn 0.22: expected at most {most}. Burn 0.22 numbers the tensors that \
+         a client moves between devices, and a server confuses those of two clients. Serve at most 3 devices with \
+         `AmpServer::serve_on`, or one with another transport. Burn 0.23 has no such limit"
+    )]
+    SharedDevices {
+        /// How many devices there are.
+        devices: usize,
+        /// How many there may be.
+        most: usize,
+    },
+
     /// A weight that its device cannot store in half.
     #[error(
         "the weight {parameter} is on {device}: expected a device of burn-amp-device in {precision}, \
-         without autodiff. Load the record into a model on `burn_amp_device::vulkan(kind, precision)`, or \
-         call `valid()` on a model that was trained there"
+         without autodiff. Pass the precision of the device, load the record into a model on \
+         `burn_amp_device::mixed_precision(device, precision)`, or call `valid()` on a model that was trained there"
     )]
     HalfWeights {
         /// The path of the parameter in its module.

@@ -5,12 +5,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use burn::server::{AuthorizationRequest, ClientId, Credential, PeerAuthorizer};
 use futures_util::{SinkExt, StreamExt};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncWriteExt, BufReader, copy_buf};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, copy_buf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
@@ -22,6 +23,7 @@ use tokio_tungstenite::{accept_hdr_async_with_config, tungstenite};
 
 use crate::Error;
 use crate::back::{self, WebSocket};
+use crate::clients::Clients;
 use crate::host::Host;
 use crate::sockets;
 use crate::wire::{Init, Refusal};
@@ -49,6 +51,18 @@ pub(crate) struct Door {
     /// Whether only this process is admitted. Burn's route `/data`, which needs no token, is open
     /// to this process and closed otherwise.
     pub(crate) private: bool,
+    /// How many sessions were refused.
+    refused: AtomicU64,
+}
+
+impl Door {
+    pub(crate) fn new(authorizer: Arc<dyn PeerAuthorizer>, private: bool) -> Self {
+        Self {
+            authorizer,
+            private,
+            refused: AtomicU64::new(0),
+        }
+    }
 }
 
 /// An admitted connection.
@@ -193,7 +207,11 @@ async fn greet(
         match door.authorizer.authorize(request) {
             Ok(()) => Ok(init),
             Err(reason) => {
-                log::warn!("burn-amp-device: a session is refused: {reason}");
+                let refused = 1 + door.refused.fetch_add(1, Ordering::Relaxed);
+                // Whoever reaches the port decides how often.
+                if refused.is_power_of_two() {
+                    log::warn!("burn-amp-device: a session is refused, {refused} so far: {reason}");
+                }
                 Err(Refusal::Unauthorized)
             }
         }
@@ -234,9 +252,53 @@ pub(crate) fn content(received: Option<tungstenite::Result<Message>>) -> Result<
     }
 }
 
+/// Whether a session runs, as far as its front knows.
+#[derive(Default)]
+pub(crate) struct Life {
+    /// The last bytes of the server may close the connection.
+    closing: AtomicBool,
+    ended: AtomicBool,
+}
+
+impl Life {
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn may_be_ending(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+}
+
+/// Whether bytes of a WebSocket server end like its last frame, of 2 bytes and a reason (RFC 6455, 5.5.1). Those of
+/// a tensor may, too.
+fn may_close(bytes: &[u8]) -> bool {
+    const CLOSE: u8 = 0x88;
+    const LONGEST_REASON: usize = 125;
+    let lengths = 0..=LONGEST_REASON.min(bytes.len().saturating_sub(2));
+    let ends_in = |reason: usize| {
+        let frame = bytes
+            .len()
+            .checked_sub(2 + reason)
+            .map(|start| &bytes[start..]);
+        frame.is_some_and(|frame| frame[..2] == [CLOSE, reason as u8])
+    };
+    lengths.into_iter().any(ends_in)
+}
+
 /// Sends the first message of a session to Burn's server, and forwards all later bytes until either end
-/// closes.
-pub(crate) async fn forward(client: WebSocket, first: Vec<u8>, mut server: WebSocket) {
+/// closes. `life` shows the end before the client sees it.
+pub(crate) async fn forward(client: WebSocket, first: Vec<u8>, mut server: WebSocket, life: &Life) {
+    /// Also when the session is aborted.
+    struct Ended<'a>(&'a Life);
+
+    impl Drop for Ended<'_> {
+        fn drop(&mut self) {
+            self.0.ended.store(true, Ordering::Release);
+        }
+    }
+
+    let ended = Ended(life);
     if server.send(Message::Binary(first.into())).await.is_err() {
         return;
     }
@@ -248,11 +310,24 @@ pub(crate) async fn forward(client: WebSocket, first: Vec<u8>, mut server: WebSo
         BufReader::with_capacity(BUFFER, from_client),
         BufReader::with_capacity(BUFFER, from_server),
     );
+    let answers = async {
+        loop {
+            let bytes = from_server.fill_buf().await?;
+            life.closing.store(may_close(bytes), Ordering::Release);
+            let read = bytes.len();
+            if read == 0 {
+                return Ok::<_, io::Error>(());
+            }
+            to_client.write_all(bytes).await?;
+            from_server.consume(read);
+        }
+    };
     // A broken connection counts as ended.
     tokio::select! {
         _ = copy_buf(&mut from_client, &mut to_server) => {}
-        _ = copy_buf(&mut from_server, &mut to_client) => {}
+        _ = answers => {}
     }
+    drop(ended);
     let _ = to_client.shutdown().await;
 }
 
@@ -262,24 +337,20 @@ pub(crate) async fn serve(
     host: Arc<dyn Host>,
     authorizer: Arc<dyn PeerAuthorizer>,
 ) -> Result<(), Error> {
-    let private = false;
-    let door = Door {
-        authorizer,
-        private,
-    };
+    let door = Door::new(authorizer, false);
     let mut front = Front::new(listener, door).map_err(Error::Listen)?;
-    let shared = match host.devices() {
+    let several = match host.devices() {
         1 => None,
-        _ => Some(Arc::new(back::Open::start(&*host)?)),
+        _ => Some(Arc::new(Clients::start(&*host)?)),
     };
     let mut sessions = JoinSet::new();
     loop {
         tokio::select! {
             guest = front.guest() => {
-                let (host, shared) = (host.clone(), shared.clone());
+                let (host, several) = (host.clone(), several.clone());
                 sessions.spawn(async move {
                     if let Guest::Session(client, init) = guest
-                        && let Err(error) = session(client, init, &*host, shared.as_deref()).await
+                        && let Err(error) = session(client, init, &*host, several.as_deref()).await
                     {
                         log::error!("burn-amp-device: {error}");
                     }
@@ -294,17 +365,28 @@ async fn session(
     client: WebSocket,
     init: Init,
     host: &dyn Host,
-    shared: Option<&back::Open>,
+    several: Option<&Clients>,
 ) -> Result<(), Error> {
-    match shared {
-        Some(server) => {
-            let connection = server.session().await?;
-            forward(client, init.with_credential(&server.secret), connection).await;
-        }
-        None => {
-            let (server, [connection]) = back::Closed::start(host, ["session"]).await?;
-            forward(client, init.with_credential(&server.secret), connection).await;
-        }
-    }
+    let life = Life::default();
+    let Some(clients) = several else {
+        let (server, [connection]) = back::Closed::start(host, ["session"]).await?;
+        let first = init.with_credential(&server.secret);
+        forward(client, first, connection, &life).await;
+        return Ok(());
+    };
+    let computer = client.get_ref().peer_addr().map_err(Error::Listen)?.ip();
+    let (credential, device) = (&init.credential, init.device_index);
+    let Some(seat) = clients.seat(host, computer, credential, device).await? else {
+        log::warn!(
+            "burn-amp-device: a session of {computer} for device {device} is refused: another program there \
+             uses the device with the same token. On Burn 0.22 it would receive that program's tensors. Give \
+             each program a server of its own"
+        );
+        // Burn's protocol has no refusal for it. Its client reports a handshake that broke off.
+        return Ok(());
+    };
+    let connection = seat.server().session().await?;
+    let first = init.with_credential(&seat.server().secret);
+    forward(client, first, connection, &life).await;
     Ok(())
 }

@@ -89,7 +89,7 @@ impl Weights {
         if !holds_half(&device, self.precision) {
             return Err(Error::HalfWeights {
                 parameter: self.parameter(),
-                device: format!("{device:?}"),
+                device: local::described(&device),
                 precision: self.precision,
             });
         }

@@ -24,6 +24,7 @@ mod backend;
 #[cfg(feature = "burn-0-22")]
 mod batching;
 mod client;
+mod clients;
 mod device;
 mod ending;
 mod error;

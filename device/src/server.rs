@@ -12,7 +12,7 @@ use burn_dispatch::DispatchDevice;
 
 use crate::device::{DeviceState, name};
 use crate::host::{Host, Hosted};
-use crate::{Amp, Error, Precision, ending, front};
+use crate::{Amp, Error, Precision, clients, ending, front};
 
 /// Serves devices that compute in mixed precision. The counterpart of Burn's
 /// [`RemoteServer`](burn::server::RemoteServer).
@@ -66,6 +66,7 @@ impl AmpServer {
     /// - [`Error::UnlikeDevices`] when [`Precision::Auto`] is not the same on all devices.
     /// - [`Error::UnsupportedDevice`] when a device is not one of Flex or CubeCL.
     /// - [`Error::Serve`] without a device, or with devices of several backends.
+    /// - [`Error::SharedDevices`] with more than three devices, on Burn 0.22.
     ///
     /// After an error every device has the precision that it had.
     pub fn new(
@@ -74,6 +75,7 @@ impl AmpServer {
         authorizer: impl PeerAuthorizer,
     ) -> Result<Self, Error> {
         let devices: Vec<_> = devices.into_iter().map(Device::without_autodiff).collect();
+        clients::check(devices.len(), true)?;
         let first = devices.first().ok_or(ServeError::NoDevices)?;
         match first.as_dispatch() {
             #[cfg(feature = "cube")]
@@ -114,9 +116,15 @@ impl AmpServer {
     /// may last 5 seconds and send 16 KiB besides its request, and at most 64 such connections are open. The
     /// front refuses requests of web pages, and requests of other servers for tensors.
     ///
+    /// With several devices on Burn 0.22, each device has one session at a time for the programs of one computer
+    /// with one token: Burn 0.22 would give one program the tensors that another one moves between devices.
+    /// Another session is refused, and the log says so. Its client reports [`ConnectError::Handshake`].
+    ///
     /// # Errors
     ///
     /// [`Error::Listen`] and [`Error::Serve`] when the operating system refuses the resources of a server.
+    ///
+    /// [`ConnectError::Handshake`]: burn::remote::ConnectError::Handshake
     pub fn serve_on(&self, listener: TcpListener) -> Result<(), Error> {
         ServerLogging::install();
         ending::until_signal(self.serve_on_async(listener))
@@ -144,7 +152,8 @@ impl AmpServer {
     ///
     /// # Errors
     ///
-    /// [`Error::Serve`] when the transport cannot bind, or fails.
+    /// - [`Error::Serve`] when the transport cannot bind, or fails.
+    /// - [`Error::SharedDevices`] with several devices, on Burn 0.22.
     pub fn serve(&self, transport: impl Into<Transport>) -> Result<(), Error> {
         ServerLogging::install();
         ending::until_signal(self.serve_async(transport.into()))
@@ -155,13 +164,16 @@ impl AmpServer {
     ///
     /// # Errors
     ///
-    /// [`Error::Serve`] when the transport cannot bind, or fails.
+    /// The errors of [`serve`](AmpServer::serve).
     pub fn serve_async<T: Into<Transport>>(
         &self,
         transport: T,
     ) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<T> {
-        self.host
-            .serve_async(transport.into(), self.authorizer.clone())
+        let serving = clients::check(self.host.devices(), false).map(|()| {
+            self.host
+                .serve_async(transport.into(), self.authorizer.clone())
+        });
+        async move { serving?.await }
     }
 }
 

@@ -8,10 +8,12 @@ mod client;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use burn::nn::LinearConfig;
+use burn::optim::AdamConfig;
 use burn::remote::CustomOpClient;
 use burn::server::CustomOpIr;
 use burn::tensor::{Device, Tensor};
-use burn_amp_device::{AmpReport, Precision, flex};
+use burn_amp_device::{AmpReport, Error, MixedPrecisionTrainerConfig, Precision, flex};
 use burn_dispatch::DispatchDevice;
 
 use client::{HALVES, assert_computed_in, product, read, tensor, within, within_a_minute};
@@ -93,6 +95,28 @@ fn a_tensor_that_is_moved_while_its_session_ends_keeps_no_other_device_waiting()
     }
     let new = within(5, || flex(Precision::Bf16).unwrap());
     assert_computed_in(Precision::Bf16, &within(5, move || product(&new)));
+}
+
+#[test]
+fn the_record_of_a_device_that_does_not_answer_is_an_error() {
+    let _alone = alone();
+    let plain = flex(Precision::F16).unwrap();
+    let device = plain.clone().autodiff();
+    let model = LinearConfig::new(4, 2).init(&device);
+    let mut trainer = MixedPrecisionTrainerConfig::new()
+        .init(model, AdamConfig::new().init(), 1e-3)
+        .unwrap();
+    let ones = || Tensor::<2>::ones([2, 4], &device);
+    let step = trainer.train_step(ones(), (), |model, x, ()| model.forward(x).mean());
+    step.unwrap();
+    within_a_minute(move || {
+        end(&plain);
+        assert!(plain.sync().is_err());
+        assert!(matches!(trainer.to_record(), Err(Error::Read(_))));
+        let file = std::env::temp_dir().join(format!("burn-amp-{}-ended", std::process::id()));
+        assert!(matches!(trainer.save_file(&file), Err(Error::Read(_))));
+        assert!(!file.exists());
+    });
 }
 
 /// How many threads have names with this prefix.

@@ -136,20 +136,25 @@ fn what_is_no_weight_in_half_is_an_error_that_says_so() {
             precision: Precision::Auto
         })
     ));
-    for device in [
-        Device::flex(),
-        flex(Precision::F32).unwrap(),
-        flex(Precision::F16).unwrap(),
-        bf16.clone().autodiff(),
+    // In the words of the program, and not as the server or group that Burn has for it.
+    let plain = format!("{:?}", Device::flex());
+    for (device, named) in [
+        (Device::flex(), plain.clone()),
+        (flex(Precision::F32).unwrap(), format!("{plain} in f32")),
+        (flex(Precision::F16).unwrap(), format!("{plain} in f16")),
+        (
+            bf16.clone().autodiff(),
+            format!("{plain} in bf16, with autodiff"),
+        ),
     ] {
         let error = half_weights(layer(&device), Precision::Bf16).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!(
-                "the weight weight is on {device:?}: expected a device of burn-amp-device in bf16, \
-                 without autodiff. Load the record into a model on \
-                 `burn_amp_device::vulkan(kind, precision)`, or call `valid()` on a model that was \
-                 trained there"
+                "the weight weight is on {named}: expected a device of burn-amp-device in bf16, \
+                 without autodiff. Pass the precision of the device, load the record into a model on \
+                 `burn_amp_device::mixed_precision(device, precision)`, or call `valid()` on a model that \
+                 was trained there"
             )
         );
     }

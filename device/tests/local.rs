@@ -8,7 +8,7 @@ mod client;
 #[cfg(all(target_os = "linux", feature = "burn-0-22"))]
 use std::net::Ipv4Addr;
 use std::thread;
-#[cfg(all(target_os = "linux", feature = "burn-0-22"))]
+#[cfg(feature = "burn-0-22")]
 use std::time::Duration;
 
 use burn::module::Param;
@@ -41,6 +41,22 @@ fn the_same_precision_is_the_same_device_and_another_is_another() {
     assert_ne!(auto, f16);
 }
 
+/// As for an operation that a program has for the plain device alone.
+#[test]
+fn a_part_of_a_model_computes_on_the_plain_device() {
+    let plain = Device::flex().autodiff();
+    for precision in HALVES {
+        let device = flex(precision).unwrap().autodiff();
+        let x = Tensor::<2>::ones([2, 2], &device).require_grad();
+        let there = (x.clone() * 2.0).to_device(&plain);
+        assert_eq!(there.device(), plain);
+        let back = (there.clone() * there).to_device(&device);
+        let grads = (back * 3.0).sum().backward();
+        let grad = x.grad(&grads).unwrap();
+        assert_eq!(read(grad), [24.0; 4]);
+    }
+}
+
 #[test]
 fn threads_that_ask_at_once_get_the_same_device() {
     let threads: Vec<_> = (0..4)
@@ -48,6 +64,71 @@ fn threads_that_ask_at_once_get_the_same_device() {
         .collect();
     for device in threads {
         assert_eq!(device.join().unwrap(), flex(Precision::Bf16).unwrap());
+    }
+}
+
+/// On Burn 0.22 the device computes on a thread of its own.
+#[cfg(feature = "burn-0-22")]
+#[test]
+fn asking_for_a_device_again_does_not_wait_for_its_work() {
+    let device = flex(Precision::F32).unwrap();
+    let ones = Tensor::<2>::ones([512, 512], &device);
+    let busy = (0..20).fold(ones.clone(), |x, _| x.matmul(ones.clone()) * 0.001);
+    // The read sends what waits in the client.
+    let reading = thread::spawn(move || busy.try_into_data());
+    thread::sleep(Duration::from_millis(100));
+    let mut asked = 0;
+    while !reading.is_finished() && asked < 1000 {
+        assert_eq!(flex(Precision::F32).unwrap(), device);
+        asked += 1;
+    }
+    // One that waits asks once.
+    assert_eq!(asked, 1000);
+    reading.join().unwrap().unwrap();
+}
+
+/// On Burn 0.22 a device has some 20 sockets.
+#[cfg(all(target_os = "linux", feature = "burn-0-22"))]
+mod descriptors {
+    use super::*;
+
+    use client::process::own_test;
+
+    #[test]
+    #[ignore = "a process with few descriptors, which the other test starts"]
+    fn with_few_descriptors() {
+        match flex(Precision::Bf16) {
+            Ok(_) => println!("made"),
+            Err(error) => {
+                println!("{error:?}: {error}");
+                // There may be more later.
+                println!("again: {:?}", flex(Precision::Bf16).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn too_few_descriptors_are_an_error_that_says_so() {
+        let test = own_test("descriptors::with_few_descriptors");
+        let mut errors = 0;
+        for limit in (12..48).step_by(4) {
+            let output = std::process::Command::new("sh")
+                .args(["-c", "ulimit -n \"$1\"; shift; exec \"$0\" \"$@\""])
+                .arg(test.get_program())
+                .arg(limit.to_string())
+                .args(test.get_args())
+                .output()
+                .unwrap();
+            let said = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&said);
+            let refused = said.contains("Listen(") && said.contains("descriptors");
+            assert!(
+                said.contains("made") || refused && said.contains("again: true"),
+                "{limit}: {said}"
+            );
+            errors += usize::from(refused);
+        }
+        assert!(errors > 2, "{errors}");
     }
 }
 

@@ -18,7 +18,7 @@ fn every_block_of_the_readme_stands_here() {
         include_str!("../README.md"),
         "rust,ignore",
         "",
-        8,
+        9,
     );
 }
 
@@ -183,6 +183,7 @@ fn a_trainer_trains_in_f16() -> Result<(), Error> {
     );
     let input = Tensor::<2>::ones([8, 4], &device);
     let target = Tensor::<2>::zeros([8, 1], &device);
+    let path = &std::env::temp_dir().join(format!("burn-amp-{}-readme", std::process::id()));
     let mut trainer = MixedPrecisionTrainerConfig::new()
         .with_grads_accumulation(2)
         .with_grad_clipping_norm(Some(1.0))
@@ -190,6 +191,22 @@ fn a_trainer_trains_in_f16() -> Result<(), Error> {
     let metrics = trainer.train_step(input, target, |model, input, target| {
         (model.forward(input) - target).powi_scalar(2).mean()
     })?;
+    trainer.save_file(path)?; // later: trainer.load_file(path)?
+    trainer.load_file(path)?;
     assert!(metrics.loss.is_finite() && !metrics.stepped());
+    std::fs::remove_file(path).unwrap();
     Ok(())
+}
+
+/// tests/half_parameters.rs tests the behaviour.
+#[cfg(feature = "store")]
+#[allow(dead_code, unused_variables, unused_mut)]
+fn a_file_in_half_loads_as_fp32(model: burn::nn::Linear, record: burn::store::ModuleRecord) {
+    use burn::module::Module;
+    use burn::store::{FloatCastAdapter, SafetensorsStore};
+    use burn::tensor::DType;
+
+    let model = model.load_record(record.cast_to_module_dtype()); // a record of Burn's
+    let mut store = SafetensorsStore::from_file("model.safetensors") // a file, with Burn's feature `store`
+        .with_from_adapter(FloatCastAdapter::to(DType::F32));
 }

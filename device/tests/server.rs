@@ -141,6 +141,20 @@ fn a_plain_client_computes_in_half_with_the_token_alone() {
     }
 }
 
+/// Whoever reaches the port decides how many there are.
+#[test]
+fn refused_tokens_do_not_fill_the_log() {
+    let server = Server::start("f32");
+    for _ in 0..9 {
+        let host = RemoteHost::websocket(&server.address).with_credential("another token");
+        let refused = within_a_minute(move || Device::remote_options(&host).init());
+        assert!(matches!(refused, Err(ConnectError::Unauthorized)));
+    }
+    assert!(server.line("refused, 8 so far").is_some());
+    let said = server.said();
+    assert!(!said.contains("a session is refused"), "{said}");
+}
+
 #[test]
 fn a_region_holds_on_a_device_of_another_process() {
     let server = Server::start("bf16");
@@ -195,6 +209,132 @@ fn the_devices_of_one_server_exchange_tensors() {
     let x: Tensor<2> = tensor([4, 4], 1, &first);
     let there = x.clone().to_device(&second) + 1.0;
     assert_eq!(read(there), read(x + 1.0));
+}
+
+/// Clients of one server, each of which moves tensors from its first device to its second.
+mod exchange {
+    use super::*;
+
+    const CREDENTIAL: &str = "BURN_AMP_TEST_CREDENTIAL";
+
+    fn devices() -> [Device; 2] {
+        let credential = env::var(CREDENTIAL).unwrap();
+        let host = RemoteHost::websocket(&env::var(ADDRESS).unwrap()).with_credential(credential);
+        [0, 1].map(|index| {
+            let options = Device::remote_options(&host).device_index(index);
+            match options.init() {
+                Ok(device) => device,
+                Err(ConnectError::Handshake { .. }) => {
+                    println!("refused");
+                    std::process::exit(0);
+                }
+                Err(error) => panic!("{error}"),
+            }
+        })
+    }
+
+    /// Keeps a device busy for seconds. Burn's client sends on a read.
+    fn occupy(device: &Device) {
+        let ones = Tensor::<2>::ones([512, 512], device);
+        let busy = (0..12).fold(ones.clone(), |x, _| x.matmul(ones.clone()) * 0.001);
+        thread::spawn(move || busy.try_into_data());
+    }
+
+    fn moved(value: f32, [near, far]: &[Device; 2]) -> Tensor<2> {
+        Tensor::<2>::full([4, 4], value, near).to_device(far)
+    }
+
+    #[test]
+    #[ignore = "a client's process, which the other test starts"]
+    fn first_client() {
+        let devices = devices();
+        // The target is busy: the tensor waits on the server, under Burn's first number.
+        occupy(&devices[1]);
+        let moved = moved(1.0, &devices);
+        devices[0].sync().unwrap();
+        println!("exposed");
+        let values = within_a_minute(move || read(moved));
+        println!("first read {}", values[0]);
+        thread::sleep(MINUTE);
+    }
+
+    #[test]
+    #[ignore = "a client's process, which the other test starts"]
+    fn second_client() {
+        let devices = devices();
+        // The source is busy: the target asks for the tensor before this client has given it.
+        occupy(&devices[0]);
+        let moved = moved(2.0, &devices);
+        let values = within_a_minute(move || read(moved));
+        println!("second read {}", values[0]);
+        thread::sleep(MINUTE);
+    }
+
+    fn two_devices(token: &[&str]) -> Server {
+        let mut program = program();
+        program.args(token);
+        program.args(["--device", "default", "--device", "default"]);
+        Server::start_as(program, "f32")
+    }
+
+    fn client(name: &str, server: &Server, credential: &str) -> Process {
+        let mut test = own_test(&format!("exchange::{name}"));
+        Process::spawn(
+            test.env(ADDRESS, &server.address)
+                .env(CREDENTIAL, credential),
+        )
+    }
+
+    /// On Burn 0.22, two programs of one computer need two tokens, or two servers.
+    #[test]
+    fn no_client_gets_another_clients_tensor() {
+        let server = two_devices(&["--token-file", "-"]);
+        let mut first = client("first_client", &server, TOKEN);
+        first.wait_for("exposed", 1);
+        let mut second = client("second_client", &server, TOKEN);
+        if cfg!(feature = "burn-0-22") {
+            second.wait_for("refused", 1);
+            assert!(
+                server
+                    .line("another program there uses the device")
+                    .is_some()
+            );
+            first.wait_for("first read 1", 1);
+            // Its devices are free once it has ended.
+            drop(first);
+            second = client("second_client", &server, TOKEN);
+        } else {
+            first.wait_for("first read 1", 1);
+        }
+        second.wait_for("second read 2", 1);
+    }
+
+    #[test]
+    fn clients_with_credentials_of_their_own_do_not_meet() {
+        let server = two_devices(&["--no-token"]);
+        let mut first = client("first_client", &server, "one");
+        first.wait_for("exposed", 1);
+        let mut second = client("second_client", &server, "another");
+        second.wait_for("second read 2", 1);
+        first.wait_for("first read 1", 1);
+    }
+
+    #[test]
+    fn more_devices_than_a_client_can_be_told_by_are_refused() {
+        let many = [["--device", "default"]; 4].concat();
+        let args = [&["--no-token", "--listen", "127.0.0.1:0"], &many[..]].concat();
+        if cfg!(feature = "burn-0-22") {
+            assert_refuses(&args, "expected at most 3");
+        } else {
+            two_devices(&[&["--no-token"], &many[..]].concat());
+        }
+        let key = env::temp_dir().join(format!("burn-amp-{}-several.key", std::process::id()));
+        let iroh = ["--iroh", "--key", key.to_str().unwrap()];
+        if cfg!(feature = "burn-0-22") {
+            assert_refuses(&[&iroh, &many[..4]].concat(), "expected at most 1");
+        }
+        let _ = std::fs::remove_file(key);
+    }
 }
 
 #[test]

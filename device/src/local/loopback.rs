@@ -1,8 +1,9 @@
 //! Devices of this process on Burn 0.22: each is served only to this process, over the loopback interface.
 
+use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use burn::remote::RemoteHost;
@@ -13,7 +14,7 @@ use burn_dispatch::DispatchDevice;
 use burn_ir::BackendIr;
 use futures_util::{SinkExt, StreamExt};
 use tokio::runtime::{Builder, Runtime};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 
@@ -21,14 +22,15 @@ use super::chosen;
 use crate::back::{self, WebSocket};
 use crate::client::within;
 use crate::device::{Bf16, F16};
-use crate::front::{Door, Front, Guest, content, forward};
+use crate::front::{Door, Front, Guest, Life, content, forward};
 use crate::host::{Host, Hosted};
 use crate::{Amp, Error, Precision, batching, connect};
 
 /// How long a server of this process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a device may take to show that its session has ended. A device that computes takes longer.
+/// How long a device may take to show that its session has ended, where the front has seen a sign of it. A device
+/// that computes takes longer.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 
 /// How long a transfer of a tensor between devices of this process may take, including its computation.
@@ -44,24 +46,27 @@ pub(super) struct Local {
     pub(super) on: Device,
     pub(super) in_force: Chosen,
     pub(super) device: Device,
-    ended: Arc<AtomicBool>,
-    server: AbortHandle,
+    life: Arc<Life>,
+    /// Runs the server until this device is dropped.
+    runtime: Option<Runtime>,
 }
 
 /// Process-wide, since all threads get the same device for one Burn device and precision. No call that waits
 /// is made while the list is locked.
 pub(super) static LOCAL: Mutex<Vec<Arc<Local>>> = Mutex::new(Vec::new());
 
-/// Runs the servers, until the process ends. The runtime only moves bytes: each session computes on its own
-/// thread.
-static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+/// Runs the server of a device. It only moves bytes: the session computes on its own thread.
+///
+/// With one worker: Burn's data service looks for a tensor that another device has asked for, and only then
+/// begins to wait for it (burn-communication 0.22.1, `get_exposed_tensor_bytes`). On another worker the tensor
+/// could arrive in between, and nothing would wake the wait.
+fn runtime() -> io::Result<Runtime> {
     Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(1)
         .thread_name("burn-amp-device")
         .enable_all()
         .build()
-        .expect("the operating system gives a thread")
-});
+}
 
 /// One of Burn's devices, computing in `precision`.
 ///
@@ -75,8 +80,8 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 /// The device is served to this process, on a free port of the loopback interface. A connection of another
 /// program is closed before a byte of it is read. Where the operating system does not report the owner of a
 /// connection (Windows), a random token decides. A second call with the same device and precision returns the
-/// same device, unless an operation that panicked has ended its session: then the call returns a new device,
-/// without the old device's tensors. The result has autodiff if `device` has autodiff.
+/// same device without waiting, unless an operation that panicked has ended its session: then the call returns a
+/// new device, without the old device's tensors. The result has autodiff if `device` has autodiff.
 ///
 /// Two settings of Burn change for the whole process. Burn's server makes CubeCL's runtime asynchronous.
 /// Burn's clients send 32 operations at once instead of Burn's default of 4 (`remote.flush_threshold`), unless
@@ -86,8 +91,8 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 ///
 /// - [`Error::Amp`] when the device does not compute in `precision`.
 /// - [`Error::UnsupportedDevice`] when the device is not one of Flex or CubeCL.
-/// - [`Error::Token`], [`Error::Listen`] and [`Error::Connect`] when the operating system refuses random
-///   bytes or a socket, and [`Error::NoAnswer`] when the server takes too long.
+/// - [`Error::Token`] and [`Error::Listen`] when the operating system refuses random bytes, a thread or a
+///   socket, or when the server takes too long. A later call tries again.
 pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, Error> {
     batching::enlarge();
     let on = device.clone().without_autodiff();
@@ -132,13 +137,17 @@ impl Local {
         self.on == *on && self.in_force.precision == *precision
     }
 
-    /// Whether the session still runs: an operation that panicked ends it. Waits a short time for operations
-    /// that were sent before. Burn's client notices that a server has ended only when it sends something, as
-    /// `sync` does here.
+    /// Whether the session still runs: an operation that panicked ends it. The front sees the end before the
+    /// client does.
     fn is_alive(&self) -> bool {
+        if !self.life.has_ended() && !self.life.may_be_ending() {
+            return true;
+        }
+        // Waits for the operations that were sent before. Of an ended session, Burn's client frees the connection
+        // once it sends something, as `sync` does.
         let device = self.device.clone();
         let answers = within(SIGN_OF_LIFE, move || device.sync().is_ok()).unwrap_or(true);
-        answers && !self.ended.load(Ordering::Acquire)
+        answers && !self.life.has_ended()
     }
 
     /// Starts a server and connects to it.
@@ -146,36 +155,51 @@ impl Local {
         let token = back::random()?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::Listen)?;
         let address = listener.local_addr().map_err(Error::Listen)?;
-        let ended = Arc::new(AtomicBool::new(false));
-        let door = Door {
-            authorizer: Arc::new(TokenAuthorizer::new(&token).expect("a token of 32 bytes")),
-            private: true,
-        };
-        let over = ended.clone();
-        let serving = RUNTIME.spawn(async move {
-            let served = async {
+        let life = Arc::new(Life::default());
+        let token_decides = TokenAuthorizer::new(&token).expect("a token of 32 bytes");
+        let door = Door::new(Arc::new(token_decides), true);
+        let runtime = runtime().map_err(Error::Listen)?;
+        let (tell, started) = channel();
+        let of_session = life.clone();
+        runtime.spawn(async move {
+            let starting = async {
                 let front = Front::new(listener, door).map_err(Error::Listen)?;
                 let mut routes = ["data"; 1 + FETCHING];
                 routes[0] = "session";
                 let (server, connections) = back::Closed::start(&*host, routes).await?;
-                serve(front, server, connections, &over).await;
-                Ok::<_, Error>(())
+                Ok::<_, Error>((front, server, connections))
             };
-            if let Err(error) = served.await {
-                log::error!("burn-amp-device: {error}");
+            match starting.await {
+                Ok((front, server, connections)) => {
+                    let _ = tell.send(Ok(()));
+                    serve(front, server, connections, of_session).await;
+                }
+                // The caller may have stopped waiting.
+                Err(error) => drop(tell.send(Err(error))),
             }
-            over.store(true, Ordering::Release);
         });
         let mut local = Self {
             on: on.clone(),
             in_force,
             // Replaced once the client is connected.
             device: on.clone(),
-            ended,
-            server: serving.abort_handle(),
+            life,
+            runtime: Some(runtime),
         };
+        // Opening a connection to Burn's server has a limit of its own.
+        match started.recv_timeout(2 * PATIENCE) {
+            Ok(started) => started?,
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(back::interrupted("did not start in time"));
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(back::interrupted("panicked")),
+        }
         let host = RemoteHost::websocket(&format!("ws://{address}")).with_credential(&token);
-        local.device = connect(&host, PATIENCE)?;
+        // A server of this process that does not answer lacks resources, too.
+        local.device = connect(&host, PATIENCE).map_err(|error| match error {
+            error @ Error::Listen(_) => error,
+            error => Error::Listen(io::Error::other(error)),
+        })?;
         Ok(Arc::new(local))
     }
 
@@ -195,7 +219,9 @@ impl Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        self.server.abort();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 
@@ -205,7 +231,7 @@ async fn serve(
     mut front: Front,
     server: back::Closed,
     connections: [WebSocket; 1 + FETCHING],
-    ended: &AtomicBool,
+    life: Arc<Life>,
 ) {
     let [session, data @ ..] = connections;
     let data = data.map(|socket| Arc::new(tokio::sync::Mutex::new(Some(socket))));
@@ -219,7 +245,8 @@ async fn serve(
             guest = front.guest() => match guest {
                 Guest::Session(client, init) => {
                     if let Some(session) = session.take() {
-                        sessions.spawn(forward(client, init.with_credential(&secret), session));
+                        let (first, life) = (init.with_credential(&secret), life.clone());
+                        sessions.spawn(async move { forward(client, first, session, &life).await });
                     }
                 }
                 Guest::Data(client) => {
@@ -231,7 +258,6 @@ async fn serve(
                 }
             },
             Some(_) = sessions.join_next() => {
-                ended.store(true, Ordering::Release);
                 fetching.shutdown().await;
                 if server.is_some() {
                     let closing = data.iter().cloned();
@@ -313,6 +339,12 @@ async fn answer(data: &mut Option<WebSocket>, request: Bytes, patience: Duration
 
 #[cfg(test)]
 mod tests {
+    /// See `runtime`: with more, a tensor that is moved between two devices may never arrive.
+    #[test]
+    fn a_devices_server_has_one_worker() {
+        assert_eq!(super::runtime().unwrap().metrics().num_workers(), 1);
+    }
+
     use tokio::net::{TcpListener, TcpStream};
     use tokio_tungstenite::{accept_async, client_async};
 

@@ -53,6 +53,19 @@ pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
     Some((local.on.clone(), local.in_force))
 }
 
+/// A device in the words of the program that made it. Burn's own words name the server or the group.
+pub(crate) fn described(device: &Device) -> String {
+    let autodiff = if device.is_autodiff() {
+        ", with autodiff"
+    } else {
+        ""
+    };
+    match below(&device.clone().without_autodiff()) {
+        Some((on, in_force)) => format!("{on:?} in {}{autodiff}", in_force.precision),
+        None => format!("{device:?}"),
+    }
+}
+
 /// Registers a device of a proof as a device of this process, for regions.
 #[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
 pub(crate) fn know(device: &Device, precision: Precision) {

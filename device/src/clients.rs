@@ -1,0 +1,151 @@
+//! The Burn servers of a front with several devices.
+//!
+//! On Burn 0.22 a client's process numbers the tensors that it moves between devices from 0, and Burn's server
+//! keeps them under this number alone (burn-remote 0.22.1, `client/runner.rs` and `server/local_comm.rs`): of two
+//! processes, one would get the other's tensor. So each client has a Burn server of its own. A connection does
+//! not tell its process: the connections of one computer with one credential count as one client, in which each
+//! device has one session at a time. Of at most three devices, only one process then has two to move tensors
+//! between. Burn 0.23 draws the number at random, and all clients share a server.
+
+use crate::Error;
+use crate::back::Open;
+use crate::host::Host;
+
+#[cfg(feature = "burn-0-22")]
+pub(crate) use own::Clients;
+#[cfg(feature = "burn-0-23")]
+pub(crate) use shared::Clients;
+
+/// The most devices of a server, unless all clients share one.
+const MOST: usize = 3;
+
+/// Checks that no client can get another client's tensor.
+pub(crate) fn check(devices: usize, is_behind_front: bool) -> Result<(), Error> {
+    let most = if is_behind_front { MOST } else { 1 };
+    if cfg!(feature = "burn-0-23") || devices <= most {
+        return Ok(());
+    }
+    Err(Error::SharedDevices { devices, most })
+}
+
+#[cfg(feature = "burn-0-22")]
+mod own {
+    use std::collections::{HashMap, HashSet};
+    use std::net::IpAddr;
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+    use std::time::Duration;
+
+    use tokio::time::{Instant, sleep};
+
+    use super::{Error, Host, Open};
+
+    /// How long a session waits for the end of the one before it, whose client may just have ended.
+    const PATIENCE: Duration = Duration::from_secs(2);
+
+    /// The clients that are connected.
+    #[derive(Default)]
+    pub(crate) struct Clients(Mutex<HashMap<(IpAddr, Vec<u8>), Weak<Client>>>);
+
+    struct Client {
+        server: Open,
+        /// The devices that have a session.
+        taken: Mutex<HashSet<u32>>,
+    }
+
+    /// A device of a client, for one session.
+    pub(crate) struct Seat {
+        client: Arc<Client>,
+        device: u32,
+    }
+
+    fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        // A panic leaves the set as it was.
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    impl Clients {
+        pub(crate) fn start(_: &dyn Host) -> Result<Self, Error> {
+            Ok(Self::default())
+        }
+
+        /// The device of a client; `None` if another session has it.
+        pub(crate) async fn seat(
+            &self,
+            host: &dyn Host,
+            computer: IpAddr,
+            credential: &[u8],
+            device: u32,
+        ) -> Result<Option<Seat>, Error> {
+            let client = self.client(host, (computer, credential.to_vec()))?;
+            let end = Instant::now() + PATIENCE;
+            while !locked(&client.taken).insert(device) {
+                if Instant::now() > end {
+                    return Ok(None);
+                }
+                sleep(Duration::from_millis(20)).await;
+            }
+            Ok(Some(Seat { client, device }))
+        }
+
+        fn client(&self, host: &dyn Host, key: (IpAddr, Vec<u8>)) -> Result<Arc<Client>, Error> {
+            let mut clients = locked(&self.0);
+            if let Some(client) = clients.get(&key).and_then(Weak::upgrade) {
+                return Ok(client);
+            }
+            clients.retain(|_, client| client.strong_count() > 0);
+            let client = Arc::new(Client {
+                server: Open::start(host)?,
+                taken: Mutex::default(),
+            });
+            clients.insert(key, Arc::downgrade(&client));
+            Ok(client)
+        }
+    }
+
+    impl Seat {
+        pub(crate) fn server(&self) -> &Open {
+            &self.client.server
+        }
+    }
+
+    impl Drop for Seat {
+        fn drop(&mut self) {
+            locked(&self.client.taken).remove(&self.device);
+        }
+    }
+}
+
+#[cfg(feature = "burn-0-23")]
+mod shared {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use super::{Error, Host, Open};
+
+    /// The server of all clients.
+    pub(crate) struct Clients(Arc<Open>);
+
+    pub(crate) struct Seat(Arc<Open>);
+
+    impl Clients {
+        pub(crate) fn start(host: &dyn Host) -> Result<Self, Error> {
+            Ok(Self(Arc::new(Open::start(host)?)))
+        }
+
+        pub(crate) async fn seat(
+            &self,
+            _: &dyn Host,
+            _: IpAddr,
+            _: &[u8],
+            _: u32,
+        ) -> Result<Option<Seat>, Error> {
+            Ok(Some(Seat(self.0.clone())))
+        }
+    }
+
+    impl Seat {
+        pub(crate) fn server(&self) -> &Open {
+            &self.0
+        }
+    }
+}
