@@ -371,3 +371,21 @@ fn what_cannot_be_tried_computes_in_fp32() {
     product(&device);
     assert_eq!(device.counts().ran_in("float_matmul", DType::F32), 1);
 }
+
+/// As `cargo xtask bench trials` asks.
+#[test]
+fn each_operation_of_this_version_of_burn_has_a_trial_and_those_of_later_ones_have_none() {
+    use burn_amp::is_exact;
+    use burn_amp_core::policy::trials::TriedOp;
+
+    type Amped = AmpAutodiff<Checked>;
+
+    let device = CheckedDevice::new();
+    let config = AmpConfig::new().with_precision(Precision::F16);
+    config.apply::<Amped>(&device).unwrap();
+    let exact = |name: &str| is_exact::<Amped>(&device, TriedOp::named(name).unwrap());
+    assert!(exact("avg_pool2d").is_some());
+    assert_eq!(exact("avg_pool3d"), None);
+    let known = TriedOp::all().filter(|op| is_exact::<Amped>(&device, *op).is_some());
+    assert!(known.count() > 50);
+}

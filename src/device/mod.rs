@@ -53,11 +53,11 @@ pub(crate) fn explained<B: Backend>(device: &B::Device) -> Result<Chosen, AmpErr
 }
 
 /// Whether a device is exact in an operation in its precision, as the operation's first use there finds out.
-/// `None` in FP32, and without trials.
+/// `None` in FP32, without trials, and for an operation of a later version of Burn.
 pub fn is_exact<B: Backend>(device: &B::Device, op: TriedOp) -> Option<bool> {
     let context = DeviceContext::of::<B>(device);
     match context.mode {
-        Mode::On(half) => context.is_exact::<B>(device, half, op),
+        Mode::On(half) if trial::exists::<B>(op) => context.is_exact::<B>(device, half, op),
         _ => None,
     }
 }

@@ -18,6 +18,11 @@ pub(super) fn tried<B: Backend>(
     op.tried(&Tried::<B>(device.clone()), half, support, or)
 }
 
+/// Whether Burn 0.21 has the operation.
+pub(super) fn exists<B: Backend>(op: TriedOp) -> bool {
+    !Tried::<B>::trials(op).is_empty()
+}
+
 struct Tried<B: Backend>(B::Device);
 
 impl<B: Backend> TrialDevice for Tried<B> {
