@@ -307,9 +307,9 @@ fn several_steps() {
     };
     assert_says::<()>(
         Err(several),
-        "step: expected one step, got 2 that scalers have left which were dropped, as those of several \
-         trainings that call GradScaler::of(&device) for each step. Call it once in each training, and use that \
-         scaler, or its clones, for scale, step and update",
+        "step: expected one step, got 2: some of their losses were given to scalers that were dropped, as \
+         of several trainings that call GradScaler::of(&device) for each step. Call it once in each training, and \
+         use that scaler, or its clones, for scale, step and update",
     );
 }
 

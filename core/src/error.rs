@@ -144,11 +144,11 @@ pub enum AmpError {
         parameter: String,
     },
 
-    /// Gradients for which several steps are under way, none of which is the scaler's own.
+    /// Several steps are under way, of which one is meant. `GradScaler::reset` discards them all.
     #[error(
-        "{call}: expected one step, got {steps} that scalers have left which were dropped, as those of several \
-         trainings that call GradScaler::of(&device) for each step. Call it once in each training, and use that \
-         scaler, or its clones, for scale, step and update"
+        "{call}: expected one step, got {steps}: some of their losses were given to scalers that were dropped, as \
+         of several trainings that call GradScaler::of(&device) for each step. Call it once in each training, and \
+         use that scaler, or its clones, for scale, step and update"
     )]
     SeveralSteps {
         /// The method that was called.

@@ -1,7 +1,6 @@
 //! Connecting to a server within a time limit.
 
 use std::any::Any;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -25,14 +24,16 @@ use crate::Error;
 /// - [`Error::NoAnswer`] after `patience`. A thread of Burn then still waits.
 /// - [`Error::Connect`] where Burn's client does not connect: because of a wrong token, a server of another
 ///   version, a program that is not a Burn server, or no listener.
-/// - [`Error::Listen`] where Burn's client cannot start, as without free file descriptors.
+/// - [`Error::Client`] where Burn's client cannot start, as without free file descriptors.
 pub fn connect(host: &RemoteHost, patience: Duration) -> Result<Device, Error> {
     let options = Device::remote_options(host);
     let init = move || catch_unwind(AssertUnwindSafe(|| options.init()));
     match within(patience, init) {
         Some(Ok(device)) => Ok(device?),
         // Burn's client starts a runtime, and tells by a panic that it has no file descriptors for it.
-        Some(Err(panic)) => Err(Error::Listen(io::Error::other(message(&*panic)))),
+        Some(Err(panic)) => Err(Error::Client {
+            reason: message(&*panic),
+        }),
         None => Err(Error::NoAnswer { patience }),
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! On Burn 0.22 a client's process numbers the tensors that it moves between devices from 0, and Burn's server
 //! keeps them under this number alone (burn-remote 0.22.1, `client/runner.rs` and `server/local_comm.rs`): of two
-//! processes, one would get the other's tensor. So each client has a Burn server of its own. A connection does
-//! not tell its process: the connections of one computer with one credential count as one client, in which each
-//! device has one session at a time. Of at most three devices, only one process then has two to move tensors
-//! between. Burn 0.23 draws the number at random, and all clients share a server.
+//! processes, one would get the other's tensor. So each client has a Burn server of its own. A connection does not
+//! tell its process: those from one address with one credential are one client, in which each device has one
+//! session. After one has ended, nobody is admitted until all have. So of at most three devices, only one process
+//! has two to move tensors between. Burn 0.23 draws the number at random, and all clients share a server.
 
 use crate::Error;
 use crate::back::Open;
@@ -39,8 +39,9 @@ mod own {
 
     use super::{Error, Host, Open};
 
-    /// How long a session waits for the end of the one before it, whose client may just have ended.
-    const PATIENCE: Duration = Duration::from_secs(2);
+    /// How long a session waits for the end of those before it, whose program may just have ended. Burn's server
+    /// ends a session once its work has ended.
+    const PATIENCE: Duration = Duration::from_secs(10);
 
     /// The clients that are connected.
     #[derive(Default)]
@@ -48,8 +49,15 @@ mod own {
 
     struct Client {
         server: Open,
-        /// The devices that have a session.
-        taken: Mutex<HashSet<u32>>,
+        sessions: Mutex<Sessions>,
+    }
+
+    #[derive(Default)]
+    struct Sessions {
+        /// The devices that have one.
+        devices: HashSet<u32>,
+        /// Whether one has ended: what it left on the server would meet the tensors of the next one.
+        has_ended: bool,
     }
 
     /// A device of a client, for one session.
@@ -68,7 +76,7 @@ mod own {
             Ok(Self::default())
         }
 
-        /// The device of a client; `None` if another session has it.
+        /// The device of a client; `None` if another session has it, or has had it of those that are connected.
         pub(crate) async fn seat(
             &self,
             host: &dyn Host,
@@ -76,15 +84,23 @@ mod own {
             credential: &[u8],
             device: u32,
         ) -> Result<Option<Seat>, Error> {
-            let client = self.client(host, (computer, credential.to_vec()))?;
             let end = Instant::now() + PATIENCE;
-            while !locked(&client.taken).insert(device) {
+            loop {
+                // Not held while it waits: once the last session has ended, the server goes with it.
+                let client = self.client(host, (computer, credential.to_vec()))?;
+                let is_free = {
+                    let mut sessions = locked(&client.sessions);
+                    !sessions.has_ended && sessions.devices.insert(device)
+                };
+                if is_free {
+                    return Ok(Some(Seat { client, device }));
+                }
+                drop(client);
                 if Instant::now() > end {
                     return Ok(None);
                 }
                 sleep(Duration::from_millis(20)).await;
             }
-            Ok(Some(Seat { client, device }))
         }
 
         fn client(&self, host: &dyn Host, key: (IpAddr, Vec<u8>)) -> Result<Arc<Client>, Error> {
@@ -95,7 +111,7 @@ mod own {
             clients.retain(|_, client| client.strong_count() > 0);
             let client = Arc::new(Client {
                 server: Open::start(host)?,
-                taken: Mutex::default(),
+                sessions: Mutex::default(),
             });
             clients.insert(key, Arc::downgrade(&client));
             Ok(client)
@@ -110,7 +126,9 @@ mod own {
 
     impl Drop for Seat {
         fn drop(&mut self) {
-            locked(&self.client.taken).remove(&self.device);
+            let mut sessions = locked(&self.client.sessions);
+            sessions.devices.remove(&self.device);
+            sessions.has_ended = true;
         }
     }
 }

@@ -90,6 +90,13 @@ pub enum Error {
     #[error(transparent)]
     Serve(#[from] ServeError),
 
+    /// Burn's client did not start.
+    #[error("Burn's client cannot start: {reason}. Has the process free file descriptors?")]
+    Client {
+        /// What it said.
+        reason: String,
+    },
+
     /// No session with the server.
     #[error("cannot connect: {0}")]
     Connect(#[from] ConnectError),

@@ -313,11 +313,11 @@ pub(crate) async fn forward(client: WebSocket, first: Vec<u8>, mut server: WebSo
     let answers = async {
         loop {
             let bytes = from_server.fill_buf().await?;
-            life.closing.store(may_close(bytes), Ordering::Release);
             let read = bytes.len();
             if read == 0 {
                 return Ok::<_, io::Error>(());
             }
+            life.closing.store(may_close(bytes), Ordering::Release);
             to_client.write_all(bytes).await?;
             from_server.consume(read);
         }
@@ -379,8 +379,8 @@ async fn session(
     let Some(seat) = clients.seat(host, computer, credential, device).await? else {
         log::warn!(
             "burn-amp-device: a session of {computer} for device {device} is refused: another program there \
-             uses the device with the same token. On Burn 0.22 it would receive that program's tensors. Give \
-             each program a server of its own"
+             uses the server with the same token, or has just used it. On Burn 0.22 one would receive the \
+             other's tensors. Give each program a server of its own"
         );
         // Burn's protocol has no refusal for it. Its client reports a handshake that broke off.
         return Ok(());

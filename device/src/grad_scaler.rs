@@ -71,9 +71,10 @@ impl GradScaler {
     /// The scaler of a device. Its scale, counts, history and settings last as long as the process, and all
     /// calls share them, on any thread. Each call returns a scaler with a step of its own.
     ///
-    /// A step whose scaler is dropped under way, as in `GradScaler::of(&device).scale(loss).backward()`, goes on
-    /// with the next scaler of the device that has no step under way: on the same thread, or if it is the only
-    /// step, on any thread. So a `TrainStep` may call `of` anew each time.
+    /// A step whose scaler is dropped before its first `update`, as in
+    /// `GradScaler::of(&device).scale(loss).backward()`, goes on with the next scaler of the device that has no step
+    /// under way: on the same thread, or if it is the only such step, on any thread. So a `TrainStep` calls `of`
+    /// anew each time, and does not keep the scaler.
     ///
     /// In f16 the scaler begins with the default [`DynamicLossScale`](crate::DynamicLossScale);
     /// [`load_state`](GradScaler::load_state) sets another state. In bf16 and FP32 the scaler is
@@ -161,9 +162,7 @@ impl GradScaler {
     /// and not between [`step`](GradScaler::step) and [`update`](GradScaler::update). The scale and the counts
     /// stay. PyTorch checks no losses, and needs no such call.
     pub fn discard_step(&self) {
-        // Without a step of its own, and with several that are left, it discards none.
-        let _ = self.shared.take_up("discard_step");
-        let pending = std::mem::take(&mut *self.shared.pending());
+        let pending = self.shared.discard();
         if let Some(device) = pending.losses.device().filter(|_| is_watched()) {
             // Operations may still be on their way to the device. A device that does not answer has none.
             let _ = device.sync();
@@ -205,7 +204,7 @@ impl GradScaler {
     /// # Errors
     ///
     /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
-    /// - [`AmpError::SeveralSteps`] when the scaler has no step under way, and several are left.
+    /// - [`AmpError::SeveralSteps`] when several steps are under way, as with scalers that were dropped.
     /// - [`AmpError::AlreadyUnscaled`] when `unscale` or `step` was already called for these
     ///   parameters since the last update, in every precision.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
@@ -215,11 +214,12 @@ impl GradScaler {
     /// After an error the gradients and the scaler are unchanged, except after [`Error::Read`]: some
     /// gradients may then be unscaled, and a step with them is skipped.
     pub fn unscale(&self, model: &impl Module, grads: &mut GradientsParams) -> Result<(), Error> {
-        self.shared.take_up("unscale")?;
         let (given, found) = (grads.len(), found(model, grads));
         let parameters = &found.parameters;
-        self.shared.pending().check_unscale(given, parameters)?;
-        check_dtypes("unscale", &found)?;
+        self.shared.checked("unscale", |pending| {
+            pending.check_unscale(given, parameters)?;
+            check_dtypes("unscale", &found)
+        })?;
         let checked = self.unscaled(model, grads, parameters)?;
         self.note(&checked, checked.outcome);
         self.shared.pending().unscale(parameters);
@@ -286,7 +286,7 @@ impl GradScaler {
     /// # Errors
     ///
     /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
-    /// - [`AmpError::SeveralSteps`] when the scaler has no step under way, and several are left.
+    /// - [`AmpError::SeveralSteps`] when several steps are under way, as with scalers that were dropped.
     /// - [`AmpError::AlreadyStepped`] when `step` was already called for these parameters since the
     ///   last update.
     /// - [`AmpError::ForeignGradients`] when gradients are not this model's, or there are none.
@@ -329,12 +329,10 @@ impl GradScaler {
             .map(|(scaler, grads)| (scaler, found(model, grads), grads))
             .collect();
         for (scaler, found, grads) in &parts {
-            scaler.shared.take_up("step")?;
-            let pending = scaler.shared.pending();
-            pending.check_step(grads.len(), &found.parameters)?;
-        }
-        for (_, found, _) in &parts {
-            check_dtypes("step", found)?;
+            scaler.shared.checked("step", |pending| {
+                pending.check_step(grads.len(), &found.parameters)?;
+                check_dtypes("step", found)
+            })?;
         }
         let checked: Vec<_> = parts
             .iter_mut()

@@ -71,41 +71,41 @@ fn half(dtype: DType) -> Option<Precision> {
     }
 }
 
-/// The model with its trained parameters in FP32, and whether some were half, as after a file in half. The log
-/// then names the first.
+/// The model in FP32 if trained parameters are half, as after a file in half, and whether they were. The log then
+/// names the first. All other parameters that are half become FP32, too, since Burn's operations take operands of
+/// one dtype.
 pub(crate) fn in_f32<M: Module>(model: M) -> (M, bool) {
-    let mut widened = WidenParameters::default();
-    let model = model.map(&mut widened);
-    if let Some((parameter, half)) = &widened.first {
-        log::info!(
-            "burn-amp-device: {} parameters in {half}, such as {parameter}, are trained in FP32 from now on",
-            widened.parameters
-        );
-    }
-    (model, widened.first.is_some())
+    let mut trained = TrainedInHalf::default();
+    model.visit(&mut trained);
+    let Some((parameter, half)) = trained.first else {
+        return (model, false);
+    };
+    log::info!(
+        "burn-amp-device: {} parameters in {half}, such as {parameter}, are trained in FP32 from now on",
+        trained.parameters
+    );
+    (model.map(&mut WidenParameters), true)
+}
+
+/// The value of a parameter that is half. A parameter without a value yet becomes FP32, and in the order of use.
+fn half_value<const D: usize>(param: &Param<Tensor<D>>) -> Option<(Tensor<D>, Precision)> {
+    let value = param.is_initialized().then(|| param.val())?;
+    half(value.dtype()).map(|precision| (value, precision))
 }
 
 #[derive(Default)]
-struct WidenParameters {
+struct TrainedInHalf {
     path: Vec<String>,
     first: Option<(String, Precision)>,
     parameters: usize,
 }
 
-impl ModuleMapper for WidenParameters {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let value = param.val();
-        match half(value.dtype()).filter(|_| value.is_require_grad()) {
-            None => param,
-            Some(half) => {
-                self.parameters += 1;
-                let path = &self.path;
-                self.first.get_or_insert_with(|| (path.join("."), half));
-                param.map(|tensor| {
-                    let untracked = tensor.detach().set_require_grad(false);
-                    untracked.cast(FloatDType::F32).require_grad()
-                })
-            }
+impl ModuleVisitor for TrainedInHalf {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some((_, half)) = half_value(param).filter(|(value, _)| value.is_require_grad()) {
+            self.parameters += 1;
+            let path = &self.path;
+            self.first.get_or_insert_with(|| (path.join("."), half));
         }
     }
 
@@ -115,6 +115,21 @@ impl ModuleMapper for WidenParameters {
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
         self.path.pop();
+    }
+}
+
+struct WidenParameters;
+
+impl ModuleMapper for WidenParameters {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some((value, _)) = half_value(&param) else {
+            return param;
+        };
+        let trains = value.is_require_grad();
+        param.map(|tensor| {
+            let untracked = tensor.detach().set_require_grad(false);
+            untracked.cast(FloatDType::F32).set_require_grad(trains)
+        })
     }
 }
 

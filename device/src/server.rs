@@ -116,7 +116,7 @@ impl AmpServer {
     /// may last 5 seconds and send 16 KiB besides its request, and at most 64 such connections are open. The
     /// front refuses requests of web pages, and requests of other servers for tensors.
     ///
-    /// With several devices on Burn 0.22, each device has one session at a time for the programs of one computer
+    /// With several devices on Burn 0.22, each device has one session at a time for the programs of one address
     /// with one token: Burn 0.22 would give one program the tensors that another one moves between devices.
     /// Another session is refused, and the log says so. Its client reports [`ConnectError::Handshake`].
     ///

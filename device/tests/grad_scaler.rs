@@ -574,9 +574,63 @@ mod at_once {
                 steps: 2
             })
         );
-        // A state that is loaded discards them.
-        scaler.load_state(scaler.state());
+        // A scaler that starts over discards them.
+        scaler.reset();
         assert_eq!(scaler.update(), Err(AmpError::NothingStepped));
+        // A step of which a part was given to another scaler.
+        let kept = scaler.backward(model.loss(1.0), &model);
+        drop(began());
+        let (_, error) = scaler.step(&mut SgdConfig::new().init(), 0.5, model.clone(), kept);
+        assert!(
+            matches!(&error, Err(Error::Amp(found)) if *found == several),
+            "{error:?}"
+        );
+        GradScaler::of(&device).discard_step();
+        assert_eq!(scaler.update(), Err(AmpError::NothingStepped));
+        scaler.reset();
+    }
+
+    #[test]
+    fn a_call_that_is_refused_takes_no_other_threads_step() {
+        let _alone = alone();
+        let device = on();
+        let (model, other) = (Weight::new(&device), Weight::new(&device));
+        let began = || GradScaler::of(&device).backward(model.loss(1.0), &model);
+        let grads = thread::scope(|scope| scope.spawn(began).join().unwrap());
+        let scaler = GradScaler::of(&device);
+        let foreign = scaler.unscale(&other, &mut GradientsParams::new());
+        assert!(matches!(
+            foreign,
+            Err(Error::Amp(AmpError::ForeignGradients { .. }))
+        ));
+        scaler.discard_step();
+        assert_eq!(scaler.update(), Err(AmpError::NothingStepped));
+        assert_eq!(
+            stepped(&scaler, model.clone(), grads),
+            (TAKEN.0, TAKEN.1.to_vec())
+        );
+        scaler.update().unwrap();
+    }
+
+    #[test]
+    fn a_training_that_ends_within_a_step_leaves_nothing_to_the_next() {
+        let _alone = alone();
+        let device = on();
+        let model = Weight::new(&device);
+        {
+            let scaler = GradScaler::of(&device);
+            let grads = scaler.backward(model.loss(1.0), &model);
+            stepped(&scaler, model.clone(), grads);
+            scaler.update().unwrap();
+            scaler.backward(model.loss(f32::INFINITY), &model);
+        }
+        let scaler = GradScaler::of(&device);
+        let grads = scaler.backward(model.loss(1.0), &model);
+        assert_eq!(
+            stepped(&scaler, model.clone(), grads),
+            (TAKEN.0, TAKEN.1.to_vec())
+        );
+        scaler.update().unwrap();
     }
 }
 

@@ -7,7 +7,9 @@ include!("../src/burn.rs");
 mod client;
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig,
+};
 use burn::optim::SgdConfig;
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
@@ -116,16 +118,59 @@ fn a_trainers_record_of_them_trains_in_fp32() {
     }
 }
 
-/// Frozen weights may be half, to save memory.
+/// Burn's operations take operands of one dtype: with the trained parameters, the frozen ones become FP32.
 #[test]
-fn a_frozen_parameter_stays_as_it_is() {
+fn a_frozen_parameter_follows_the_trained_ones_and_stays_half_beside_fp32() {
     let device = flex(Precision::Bf16).unwrap().autodiff();
     let mut model = Net::new(&device).load_record(file(Precision::Bf16));
     model.embedding = model.embedding.no_grad();
-    let trainer = trainer(model);
-    let model = trainer.model();
-    assert_eq!(model.embedding.weight.val().dtype(), DType::BF16);
-    assert_eq!(model.bias().dtype(), DType::F32);
+    let mut trainer = trainer(model);
+    assert_trains(&mut trainer, "a frozen embedding");
+    let embedding = trainer.model().embedding.weight.val();
+    assert!(embedding.dtype() == DType::F32 && !embedding.is_require_grad());
+
+    let mut model = Net::new(&device);
+    let half = Net::new(&device).load_record(file(Precision::Bf16));
+    model.embedding = half.embedding.no_grad();
+    let trainer = MixedPrecisionTrainerConfig::new()
+        .init(model, SgdConfig::new().init(), 1e-4)
+        .unwrap();
+    let embedding = trainer.model().embedding.weight.val();
+    assert_eq!(embedding.dtype(), DType::BF16);
+}
+
+/// Its running statistics are no parameters that are trained.
+#[test]
+fn a_batch_norm_of_a_file_in_half_trains() {
+    #[derive(Module, Debug)]
+    struct Normed {
+        linear: Linear,
+        norm: BatchNorm,
+    }
+
+    impl Normed {
+        fn new(device: &Device) -> Self {
+            Self {
+                linear: LinearConfig::new(4, 2).init(device),
+                norm: BatchNormConfig::new(2).init(device),
+            }
+        }
+    }
+
+    for precision in HALVES {
+        let device = flex(precision).unwrap().autodiff();
+        let file = Normed::new(&Device::flex()).map(&mut To(FloatDType::BF16));
+        let model = Normed::new(&device).load_record(file.into_record());
+        let mut trainer = MixedPrecisionTrainerConfig::new()
+            .init(model, SgdConfig::new().init(), 1e-4)
+            .unwrap();
+        let input = Tensor::<2>::from_data([[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]], &device);
+        let step = trainer.train_step(input, (), |model, input, ()| {
+            model.norm.forward(model.linear.forward(input)).sum()
+        });
+        assert!(step.unwrap().loss.is_finite());
+        trainer.to_record().unwrap();
+    }
 }
 
 fn assert_refused(error: Error, call: &str, half: Precision) {

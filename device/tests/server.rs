@@ -296,7 +296,7 @@ mod exchange {
             second.wait_for("refused", 1);
             assert!(
                 server
-                    .line("another program there uses the device")
+                    .line("another program there uses the server")
                     .is_some()
             );
             first.wait_for("first read 1", 1);

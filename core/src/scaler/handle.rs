@@ -29,6 +29,8 @@ struct OwnStep<L> {
     pending: PendingStep<L>,
     /// The scaler's generation. In a later one, there is no step.
     generation: u64,
+    /// Whether a step has ended here: a training keeps this handle, and its step ends with the handle.
+    has_updated: bool,
 }
 
 /// The scaler behind the lock.
@@ -102,7 +104,8 @@ impl<L: Default> Drop for Handle<L> {
     fn drop(&mut self) {
         let own = std::mem::take(&mut *locked(&self.step));
         let mut state = locked(&self.state);
-        if own.pending.losses_given() > 0 && own.generation == state.generation {
+        let is_left = own.pending.losses_given() > 0 && !own.has_updated;
+        if is_left && own.generation == state.generation {
             state.left.push(own.pending);
         }
     }
@@ -175,37 +178,66 @@ impl<L: Default> SharedScaler<L> {
         if pending.losses_given() == 0
             && let Some(left) = shared.left.of_this_thread()
         {
-            *pending = left;
+            *pending = shared.left.take(left);
         }
         (shared.scaler, pending.scale(&shared.scaler))
     }
 
-    /// Continues the step that a dropped handle left, if this handle has none: that of this thread, or the
-    /// only one. Such a handle is `GradScaler::of(&device)` in a `TrainStep`, which may run on a thread of its
-    /// own.
+    /// Checks the step under way for a call. If this handle has none, that is the step that a dropped handle left:
+    /// that of this thread, or the only one, which this handle then continues unless the check fails. Such a
+    /// handle is `GradScaler::of(&device)` in a `TrainStep`, which may run on a thread of its own.
     ///
     /// # Errors
     ///
-    /// [`AmpError::SeveralSteps`] if several were left.
-    pub fn take_up(&self, call: &'static str) -> Result<(), AmpError> {
+    /// That of the check, and [`AmpError::SeveralSteps`] where there is more than one such step. Nothing is changed
+    /// then.
+    pub fn checked(
+        &self,
+        call: &'static str,
+        check: impl FnOnce(&PendingStep<L>) -> Result<(), AmpError>,
+    ) -> Result<(), AmpError> {
         let mut pending = self.pending();
+        let left = &mut self.lock().left;
+        let several = |steps| AmpError::SeveralSteps { call, steps };
         if pending.losses_given() > 0 {
-            return Ok(());
+            // Some losses of this step were given to a scaler that was dropped.
+            return match left.has_of_this_thread() {
+                true => Err(several(2)),
+                false => check(&pending),
+            };
         }
-        let left = self.lock().left.only();
-        let left = left.map_err(|steps| AmpError::SeveralSteps { call, steps })?;
-        if let Some(left) = left {
-            *pending = left;
+        match left.only().map_err(several)? {
+            None => check(&pending),
+            Some(place) => {
+                check(left.at(place))?;
+                *pending = left.take(place);
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     /// The scale that the losses of the step under way are multiplied by, or else the next loss.
     pub fn scale_of_step(&self) -> f32 {
         let given = self.pending().scale_given();
         let shared = self.lock();
-        let given = given.or_else(|| shared.left.scale_given());
+        let left = || {
+            let place = shared.left.only().ok()??;
+            shared.left.at(place).scale_given()
+        };
+        let given = given.or_else(left);
         given.unwrap_or(shared.scaler.scale())
+    }
+
+    /// Discards the step under way, or if there is none the one that a dropped handle left on this thread.
+    pub fn discard(&self) -> PendingStep<L> {
+        let own = std::mem::take(&mut *self.pending());
+        if own.losses_given() > 0 {
+            return own;
+        }
+        let left = &mut self.lock().left;
+        left.of_this_thread()
+            .map(|place| left.take(place))
+            .unwrap_or_default()
     }
 
     /// Forgets the steps that dropped handles left on this thread, and on threads that have ended.
@@ -303,8 +335,12 @@ impl<L: Default> SharedScaler<L> {
     /// Ends the step of the explicit protocol and records it. `or` is a further remedy after bf16. Empty, or
     /// starts with a comma.
     pub fn update(&self, or: &str) -> Result<Transition, AmpError> {
-        self.take_up("update")?;
-        let ended = self.pending().update()?;
+        self.checked("update", PendingStep::check_update)?;
+        let ended = {
+            let own = &mut *self.pending().0;
+            own.has_updated = true;
+            own.pending.update()?
+        };
         Ok(
             ended.map_or(Transition::Kept, |(scale, outcome, findings)| {
                 self.record(scale, outcome, findings, false, or)
@@ -493,7 +529,7 @@ macro_rules! scaler_handle {
                 self.shared.set_scale(scale)
             }
 
-            /// Starts over with a configuration, with every count at zero.
+            /// Starts over with a configuration, with every count at zero. Discards the steps that are under way.
             ///
             /// # Errors
             ///
@@ -507,7 +543,8 @@ macro_rules! scaler_handle {
                 Ok(())
             }
 
-            /// Starts over with the scaler's own configuration, with every count at zero.
+            /// Starts over with the scaler's own configuration, with every count at zero. Discards the steps that
+            /// are under way.
             pub fn reset(&self) {
                 self.configure(self.config())
                     .expect("a configuration in force is valid");

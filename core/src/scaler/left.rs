@@ -34,42 +34,20 @@ impl<L> LeftSteps<L> {
         self.0.push((this_thread(), step));
     }
 
-    /// Takes the last step of this thread.
-    pub fn of_this_thread(&mut self) -> Option<PendingStep<L>> {
-        let place = self.place_of_this_thread()?;
-        Some(self.0.remove(place).1)
-    }
-
-    /// Takes the last step of this thread; else the only one of a thread that still runs; else the only one.
-    /// An error is the number of several.
-    pub fn only(&mut self) -> Result<Option<PendingStep<L>>, usize> {
-        let place = self.place()?;
-        Ok(place.map(|place| self.0.remove(place).1))
-    }
-
-    /// The scale of the step that [`only`](Self::only) would take.
-    pub fn scale_given(&self) -> Option<f32>
-    where
-        L: Default,
-    {
-        let place = self.place().ok()??;
-        self.0[place].1.scale_given()
-    }
-
-    /// Forgets the steps of this thread and of threads that have ended.
-    pub fn forget(&mut self) {
-        let this = this_thread();
-        self.0
-            .retain(|(thread, _)| thread.strong_count() > 0 && !thread.ptr_eq(&this));
-    }
-
-    fn place_of_this_thread(&self) -> Option<usize> {
+    /// The place of this thread's last step.
+    pub fn of_this_thread(&self) -> Option<usize> {
         let this = this_thread();
         self.0.iter().rposition(|(thread, _)| thread.ptr_eq(&this))
     }
 
-    fn place(&self) -> Result<Option<usize>, usize> {
-        if let Some(own) = self.place_of_this_thread() {
+    pub fn has_of_this_thread(&self) -> bool {
+        self.of_this_thread().is_some()
+    }
+
+    /// The place of this thread's last step; else of the only one of a thread that still runs; else of the only
+    /// one. An error is the number of several.
+    pub fn only(&self) -> Result<Option<usize>, usize> {
+        if let Some(own) = self.of_this_thread() {
             return Ok(Some(own));
         }
         let runs = |place: &usize| self.0[*place].0.strong_count() > 0;
@@ -81,6 +59,21 @@ impl<L> LeftSteps<L> {
             ([], several) => Err(several),
             (several, _) => Err(several.len()),
         }
+    }
+
+    pub fn at(&self, place: usize) -> &PendingStep<L> {
+        &self.0[place].1
+    }
+
+    pub fn take(&mut self, place: usize) -> PendingStep<L> {
+        self.0.remove(place).1
+    }
+
+    /// Forgets the steps of this thread and of threads that have ended.
+    pub fn forget(&mut self) {
+        let this = this_thread();
+        self.0
+            .retain(|(thread, _)| thread.strong_count() > 0 && !thread.ptr_eq(&this));
     }
 }
 
@@ -100,10 +93,8 @@ mod tests {
     }
 
     fn only(left: &mut LeftSteps<()>) -> Result<Option<f32>, usize> {
-        let peeked = left.scale_given();
-        let taken = left.only()?.and_then(|step| step.scale_given());
-        assert_eq!(taken, peeked);
-        Ok(taken)
+        let place = left.only()?;
+        Ok(place.and_then(|place| left.take(place).scale_given()))
     }
 
     #[test]
@@ -128,10 +119,10 @@ mod tests {
             push(8.0);
             push(16.0);
             let mut left = left.lock().unwrap();
-            let scale = |step: Option<PendingStep<()>>| step.and_then(|step| step.scale_given());
-            assert_eq!(scale(left.of_this_thread()), Some(16.0));
+            let own = left.of_this_thread().unwrap();
+            assert_eq!(left.take(own).scale_given(), Some(16.0));
             assert_eq!(only(&mut left), Ok(Some(8.0)));
-            assert_eq!(scale(left.of_this_thread()), None);
+            assert!(!left.has_of_this_thread());
             assert_eq!(only(&mut left), Ok(Some(4.0)));
             drop(done);
         });

@@ -256,10 +256,16 @@ impl<L: Default> PendingStep<L> {
     /// Ends the step. Returns its scale, its outcome and its findings. `None` if no gradient was checked,
     /// because nothing was scaled.
     pub fn update(&mut self) -> Result<Option<(f32, StepOutcome, Findings)>, AmpError> {
-        if self.stepped.is_empty() {
-            return Err(AmpError::NothingStepped);
-        }
+        self.check_update()?;
         Ok(std::mem::take(self).so_far())
+    }
+
+    /// Whether `update` may be called.
+    pub fn check_update(&self) -> Result<(), AmpError> {
+        match self.stepped.is_empty() {
+            true => Err(AmpError::NothingStepped),
+            false => Ok(()),
+        }
     }
 
     /// The scale of the step that was taken or skipped, and its outcome and findings so far. `None` before, and

@@ -30,7 +30,8 @@ use clap::{Parser, ValueEnum};
 ///
 /// A message of 1 GiB or more ends a session, so tensors must be smaller. An allocation that fails on a CPU
 /// backend ends this program. With several devices, Burn's own server also listens on a port of the loopback
-/// interface: programs of this machine can use up memory and descriptors there. Quantization does not work on
+/// interface: programs of this machine can use up memory and descriptors there. On Burn 0.22, a server has at
+/// most three devices, or one with --iroh, and each has one session for the programs of one address. Quantization does not work on
 /// remote devices of Burn.
 ///
 /// Ends within 5 seconds after Ctrl+C or SIGTERM, and at once after a second signal. RUST_LOG sets the log

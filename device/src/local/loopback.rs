@@ -91,8 +91,8 @@ fn runtime() -> io::Result<Runtime> {
 ///
 /// - [`Error::Amp`] when the device does not compute in `precision`.
 /// - [`Error::UnsupportedDevice`] when the device is not one of Flex or CubeCL.
-/// - [`Error::Token`] and [`Error::Listen`] when the operating system refuses random bytes, a thread or a
-///   socket, or when the server takes too long. A later call tries again.
+/// - [`Error::Token`] and [`Error::Listen`] when the operating system refuses random bytes or a socket, or
+///   when the server takes too long. A later call tries again.
 pub fn mixed_precision(device: Device, precision: Precision) -> Result<Device, Error> {
     batching::enlarge();
     let on = device.clone().without_autodiff();
@@ -196,10 +196,8 @@ impl Local {
         }
         let host = RemoteHost::websocket(&format!("ws://{address}")).with_credential(&token);
         // A server of this process that does not answer lacks resources, too.
-        local.device = connect(&host, PATIENCE).map_err(|error| match error {
-            error @ Error::Listen(_) => error,
-            error => Error::Listen(io::Error::other(error)),
-        })?;
+        local.device =
+            connect(&host, PATIENCE).map_err(|error| Error::Listen(io::Error::other(error)))?;
         Ok(Arc::new(local))
     }
 

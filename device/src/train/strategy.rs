@@ -45,6 +45,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
         // The scalers keep the state of an earlier run of the process, or of a checkpoint.
         let scalers: Vec<_> = self.devices.iter().map(GradScaler::of).collect();
         scalers.iter().for_each(GradScaler::begin_run);
+        let ours = scalers.clone();
         let valid = valid.to_device(&main.clone().inner());
         learner.fork(main);
         if let (model, true) = in_f32(learner.model()) {
@@ -99,6 +100,8 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
                 break;
             }
         }
+        // A window that the end of the run cuts is no part of the next training.
+        ours.iter().for_each(|scaler| scaler.shared.forget_left());
         (run.learner.model(), run.events)
     }
 }

@@ -17,8 +17,9 @@ use crate::{AmpError, Error, GradScaler, LossScaleConfig, Precision};
 /// others are named as in fastai's `Learner`.
 ///
 /// The model may be on a plain Burn device: [`launch`](AmpTraining::launch) moves the model and the data
-/// loaders to the device that computes in the precision. In f16 the model's `TrainStep` scales the loss. The
-/// same model then trains in any precision:
+/// loaders to the device that computes in the precision. In f16 the model's `TrainStep` scales the loss, with a
+/// scaler that it gets from [`GradScaler::of`] each time: the training takes up the step of a scaler that was
+/// dropped. The same model then trains in any precision:
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -182,6 +183,8 @@ impl<M: LearnerModel> AmpTraining<M> {
     /// - [`AmpError::NothingScaled`] in the first step, when losses are to be scaled and the model's
     ///   `TrainStep` scaled none;
     /// - [`AmpError::ForeignGradients`] when a step has no gradient;
+    /// - [`AmpError::HalfParameter`] when the program makes a trained parameter half under way;
+    /// - [`AmpError::SeveralSteps`] when another training on several of the same devices runs at once;
     /// - [`Error::Read`] when a device gives no answer.
     ///
     /// # Panics
