@@ -8,8 +8,6 @@
 //! has two to move tensors between. Burn 0.23 draws the number at random, and all clients share a server.
 
 use crate::Error;
-use crate::back::Open;
-use crate::host::Host;
 
 #[cfg(feature = "burn-0-22")]
 pub(crate) use own::Clients;
@@ -37,7 +35,9 @@ mod own {
 
     use tokio::time::{Instant, sleep};
 
-    use super::{Error, Host, Open};
+    use crate::Error;
+    use crate::back::Open;
+    use crate::host::Host;
 
     /// How long a session waits for the end of those before it, whose program may just have ended. Burn's server
     /// ends a session once its work has ended.
@@ -138,7 +138,9 @@ mod shared {
     use std::net::IpAddr;
     use std::sync::Arc;
 
-    use super::{Error, Host, Open};
+    use crate::Error;
+    use crate::back::Open;
+    use crate::host::Host;
 
     /// The server of all clients.
     pub(crate) struct Clients(Arc<Open>);

@@ -45,7 +45,7 @@ const DEVICE: Layers = &[
     ("tensor, report", "`AmpTensor`, its flags, its cached casts; the report of a device", "single operations"),
     ("ops, backend", "dispatch of an operation, a file for each of Burn's traits, IR", "servers"),
     ("host", "devices of any backend, and how Burn serves them", "connections"),
-    ("back, front", "Burn's own server, and what checks a connection before that", "backends"),
+    ("back, clients, front", "Burn's own server, which clients share one, and what checks a connection before that", "backends"),
     ("server, ending", "`AmpServer`, and how it ends", "clients"),
     ("client, local, region, finite, gradients, half_weights, own_tape", "connecting, devices of this process; regions and a model's gradients and weights in the client; a proof for tests", "the loss scale"),
     ("grad_scaler, schedule", "the loss scale in the client, and in its checkpoints", "trainings"),
