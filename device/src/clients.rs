@@ -43,9 +43,12 @@ mod own {
     /// ends a session once its work has ended.
     const PATIENCE: Duration = Duration::from_secs(10);
 
+    /// An address and a credential.
+    type Key = (IpAddr, Vec<u8>);
+
     /// The clients that are connected.
     #[derive(Default)]
-    pub(crate) struct Clients(Mutex<HashMap<(IpAddr, Vec<u8>), Weak<Client>>>);
+    pub(crate) struct Clients(Mutex<HashMap<Key, Weak<Client>>>);
 
     struct Client {
         server: Open,
@@ -103,7 +106,7 @@ mod own {
             }
         }
 
-        fn client(&self, host: &dyn Host, key: (IpAddr, Vec<u8>)) -> Result<Arc<Client>, Error> {
+        fn client(&self, host: &dyn Host, key: Key) -> Result<Arc<Client>, Error> {
             let mut clients = locked(&self.0);
             if let Some(client) = clients.get(&key).and_then(Weak::upgrade) {
                 return Ok(client);

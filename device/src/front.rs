@@ -260,6 +260,8 @@ pub(crate) struct Life {
     ended: AtomicBool,
 }
 
+/// For the devices of this process that are served.
+#[cfg(feature = "burn-0-22")]
 impl Life {
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
@@ -368,7 +370,9 @@ async fn session(
     several: Option<&Clients>,
 ) -> Result<(), Error> {
     let life = Life::default();
-    let Some(clients) = several else {
+    // A device that does not exist is Burn's to refuse, and leaves nothing.
+    let exists = (init.device_index as usize) < host.devices();
+    let Some(clients) = several.filter(|_| exists) else {
         let (server, [connection]) = back::Closed::start(host, ["session"]).await?;
         let first = init.with_credential(&server.secret);
         forward(client, first, connection, &life).await;

@@ -358,7 +358,7 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last
-    /// update.
+    /// update, or [`AmpError::SeveralSteps`] as for [`step`](GradScaler::step).
     pub fn update(&self) -> Result<Transition, AmpError> {
         self.shared.update("")
     }

@@ -84,6 +84,8 @@ pub(crate) fn in_f32<M: Module>(model: M) -> (M, bool) {
         "burn-amp-device: {} parameters in {half}, such as {parameter}, are trained in FP32 from now on",
         trained.parameters
     );
+    // Moves running statistics of the last batch to where the mapper finds them.
+    model.valid();
     (model.map(&mut WidenParameters), true)
 }
 

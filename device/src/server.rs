@@ -118,7 +118,8 @@ impl AmpServer {
     ///
     /// With several devices on Burn 0.22, each device has one session at a time for the programs of one address
     /// with one token: Burn 0.22 would give one program the tensors that another one moves between devices.
-    /// Another session is refused, and the log says so. Its client reports [`ConnectError::Handshake`].
+    /// After one has ended, new ones wait until all of the address have. A session that has waited for 10 seconds is
+    /// refused, and the log says so. Its client reports [`ConnectError::Handshake`].
     ///
     /// # Errors
     ///

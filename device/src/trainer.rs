@@ -44,8 +44,9 @@ pub struct MixedPrecisionTrainerConfig {
 
 impl MixedPrecisionTrainerConfig {
     /// A trainer, from what Burn's `Learner::new` takes. A learning rate is a constant schedule. The
-    /// model's device has autodiff. The trainer has a scaler of its own. Trained parameters that are half in the
-    /// program, as after a file in half, become FP32, and the log has a line.
+    /// model's device has autodiff. The trainer has a scaler of its own. If a trained parameter is half in the
+    /// program, as after a file in half, the whole model becomes FP32, with frozen parameters and running statistics,
+    /// and the log has a line.
     ///
     /// # Errors
     ///

@@ -422,7 +422,9 @@ fn the_last_step_is_known_before_its_update() {
     let mut model = Weight::new(&plain());
     let mut sgd = SgdConfig::new().init();
     let mut before = None;
-    let losses: [(fn(&Weight) -> Tensor<1>, _); 4] = [
+    type Loss = fn(&Weight) -> Tensor<1>;
+
+    let losses: [(Loss, _); 4] = [
         (|model| model.loss(1.0), StepOutcome::Finite),
         (
             |model| model.loss(f32::INFINITY),

@@ -319,6 +319,23 @@ mod exchange {
         first.wait_for("first read 1", 1);
     }
 
+    /// Its device is Burn's to refuse, and takes no place from others.
+    #[test]
+    fn a_client_that_asks_for_a_device_too_many_locks_nobody_out() {
+        let server = two_devices(&["--token-file", "-"]);
+        let ask = |index| {
+            let options = Device::remote_options(&server.host()).device_index(index);
+            within_a_minute(move || options.init())
+        };
+        let first = ask(0).unwrap();
+        let refused = ask(2);
+        let alone = matches!(refused, Err(ConnectError::NoSuchDevice { device_count: 2 }));
+        assert!(alone, "{refused:?}");
+        let second = ask(1).unwrap();
+        let x: Tensor<2> = tensor([4, 4], 1, &first);
+        assert_eq!(read(x.clone().to_device(&second)), read(x));
+    }
+
     #[test]
     fn more_devices_than_a_client_can_be_told_by_are_refused() {
         let many = [["--device", "default"]; 4].concat();

@@ -44,11 +44,15 @@ impl<L> LeftSteps<L> {
         self.of_this_thread().is_some()
     }
 
-    /// The place of this thread's last step; else of the only one of a thread that still runs; else of the only
+    /// The place of this thread's only step; else of the only one of a thread that still runs; else of the only
     /// one. An error is the number of several.
     pub fn only(&self) -> Result<Option<usize>, usize> {
-        if let Some(own) = self.of_this_thread() {
-            return Ok(Some(own));
+        let this = this_thread();
+        let own = self.0.iter().filter(|(thread, _)| thread.ptr_eq(&this));
+        match own.count() {
+            0 => {}
+            1 => return Ok(self.of_this_thread()),
+            several => return Err(several),
         }
         let runs = |place: &usize| self.0[*place].0.strong_count() > 0;
         let running: Vec<_> = (0..self.0.len()).filter(runs).collect();
@@ -98,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn this_threads_last_step_comes_first_then_a_running_threads_only_one_then_the_only_one() {
+    fn this_threads_only_step_comes_first_then_a_running_threads_only_one_then_the_only_one() {
         let left = Mutex::new(LeftSteps::default());
         let push = |scale| left.lock().unwrap().push(step(scale));
         let on_ended_thread = |scale| thread::scope(|on| on.spawn(|| push(scale)).join().unwrap());
@@ -119,6 +123,7 @@ mod tests {
             push(8.0);
             push(16.0);
             let mut left = left.lock().unwrap();
+            assert_eq!(only(&mut left), Err(2));
             let own = left.of_this_thread().unwrap();
             assert_eq!(left.take(own).scale_given(), Some(16.0));
             assert_eq!(only(&mut left), Ok(Some(8.0)));

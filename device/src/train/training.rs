@@ -184,7 +184,7 @@ impl<M: LearnerModel> AmpTraining<M> {
     ///   `TrainStep` scaled none;
     /// - [`AmpError::ForeignGradients`] when a step has no gradient;
     /// - [`AmpError::HalfParameter`] when the program makes a trained parameter half under way;
-    /// - [`AmpError::SeveralSteps`] when another training on several of the same devices runs at once;
+    /// - [`AmpError::SeveralSteps`] with several devices, when another training runs at once on one of them;
     /// - [`Error::Read`] when a device gives no answer.
     ///
     /// # Panics
