@@ -277,15 +277,10 @@ impl Life {
 fn may_close(bytes: &[u8]) -> bool {
     const CLOSE: u8 = 0x88;
     const LONGEST_REASON: usize = 125;
-    let lengths = 0..=LONGEST_REASON.min(bytes.len().saturating_sub(2));
-    let ends_in = |reason: usize| {
-        let frame = bytes
-            .len()
-            .checked_sub(2 + reason)
-            .map(|start| &bytes[start..]);
-        frame.is_some_and(|frame| frame[..2] == [CLOSE, reason as u8])
-    };
-    lengths.into_iter().any(ends_in)
+    (0..=LONGEST_REASON).any(|reason| {
+        let start = bytes.len().checked_sub(2 + reason);
+        start.is_some_and(|start| bytes[start..][..2] == [CLOSE, reason as u8])
+    })
 }
 
 /// Sends the first message of a session to Burn's server, and forwards all later bytes until either end
@@ -393,4 +388,21 @@ async fn session(
     let first = init.with_credential(&seat.server().secret);
     forward(client, first, connection, &life).await;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_frame_of_a_server_is_seen_behind_whatever_came_with_it() {
+        let close = |reason: &[u8]| [&[0x88, reason.len() as u8], reason].concat();
+        for reason in [&b""[..], b"\x03\xe8", b"\x03\xe8Peer is closing", &[7; 125]] {
+            let close = close(reason);
+            assert!(may_close(&close));
+            assert!(may_close(&[&b"\x82\x03abc"[..], &close].concat()));
+            assert!(!may_close(&close[..close.len() - 1]));
+        }
+        assert!(!may_close(b"") && !may_close(b"\x88") && !may_close(b"\x82\x03abc"));
+    }
 }

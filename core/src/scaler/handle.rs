@@ -201,9 +201,9 @@ impl<L: Default> SharedScaler<L> {
         let several = |steps| AmpError::SeveralSteps { call, steps };
         if pending.losses_given() > 0 {
             // Some losses of this step were given to a scaler that was dropped.
-            return match left.has_of_this_thread() {
-                true => Err(several(2)),
-                false => check(&pending),
+            return match left.of_this_thread() {
+                Some(_) => Err(several(2)),
+                None => check(&pending),
             };
         }
         match left.only().map_err(several)? {

@@ -40,28 +40,22 @@ impl<L> LeftSteps<L> {
         self.0.iter().rposition(|(thread, _)| thread.ptr_eq(&this))
     }
 
-    pub fn has_of_this_thread(&self) -> bool {
-        self.of_this_thread().is_some()
-    }
-
-    /// The place of this thread's only step; else of the only one of a thread that still runs; else of the only
-    /// one. An error is the number of several.
+    /// The place of the only step of this thread; if it has none, of the threads that still run; if they have none,
+    /// of all. An error is the number of several.
     pub fn only(&self) -> Result<Option<usize>, usize> {
         let this = this_thread();
-        let own = self.0.iter().filter(|(thread, _)| thread.ptr_eq(&this));
-        match own.count() {
-            0 => {}
-            1 => return Ok(self.of_this_thread()),
-            several => return Err(several),
-        }
-        let runs = |place: &usize| self.0[*place].0.strong_count() > 0;
-        let running: Vec<_> = (0..self.0.len()).filter(runs).collect();
-        match (&running[..], self.0.len()) {
-            (&[place], _) => Ok(Some(place)),
-            ([], 0) => Ok(None),
-            ([], 1) => Ok(Some(0)),
-            ([], several) => Err(several),
-            (several, _) => Err(several.len()),
+        let places = |of: &dyn Fn(&Weak<()>) -> bool| -> Vec<usize> {
+            let places = 0..self.0.len();
+            places.filter(|&place| of(&self.0[place].0)).collect()
+        };
+        let own = places(&|thread| thread.ptr_eq(&this));
+        let running = places(&|thread| thread.strong_count() > 0);
+        let all = places(&|_| true);
+        let first = [own, running, all].into_iter().find(|of| !of.is_empty());
+        match first.as_deref() {
+            None => Ok(None),
+            Some(&[place]) => Ok(Some(place)),
+            Some(several) => Err(several.len()),
         }
     }
 
@@ -127,7 +121,7 @@ mod tests {
             let own = left.of_this_thread().unwrap();
             assert_eq!(left.take(own).scale_given(), Some(16.0));
             assert_eq!(only(&mut left), Ok(Some(8.0)));
-            assert!(!left.has_of_this_thread());
+            assert_eq!(left.of_this_thread(), None);
             assert_eq!(only(&mut left), Ok(Some(4.0)));
             drop(done);
         });

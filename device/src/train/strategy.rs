@@ -45,7 +45,6 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
         // The scalers keep the state of an earlier run of the process, or of a checkpoint.
         let scalers: Vec<_> = self.devices.iter().map(GradScaler::of).collect();
         scalers.iter().for_each(GradScaler::begin_run);
-        let ours = scalers.clone();
         let valid = valid.to_device(&main.clone().inner());
         learner.fork(main);
         if let (model, true) = in_f32(learner.model()) {
@@ -61,8 +60,9 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
             windows: self.devices.iter().map(|_| Window::default()).collect(),
             without_gradients: false,
             scaler: scalers
-                .into_iter()
-                .find(|scaler| scaler.state().is_enabled()),
+                .iter()
+                .find(|scaler| scaler.state().is_enabled())
+                .cloned(),
             accumulation: components.grad_accumulation.unwrap_or(1),
             learner,
             events: components.event_processor,
@@ -101,7 +101,9 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
             }
         }
         // A window that the end of the run cuts is no part of the next training.
-        ours.iter().for_each(|scaler| scaler.shared.forget_left());
+        scalers
+            .iter()
+            .for_each(|scaler| scaler.shared.forget_left());
         (run.learner.model(), run.events)
     }
 }
