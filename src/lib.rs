@@ -51,6 +51,7 @@
 //
 // A process has these, and a few flags and counters:
 // - `device::state::STATES`: a device outlives every tensor on it, and any thread may name it,
+// - `device::kind::KINDS`: a backend's name is a new text each time,
 // - `autodiff::tape::TAPES`: the layer above autodiff cannot name the one below,
 // - `autodiff::leaves::LEAVES`: autodiff does not return the leaves that a pass reaches,
 // - `autodiff::replicas::STARTED` (feature `distributed`): Burn starts one server for each backend.
@@ -67,6 +68,7 @@ mod scaler;
 mod tensor;
 #[cfg(feature = "train")]
 mod train;
+mod workarounds;
 
 #[doc(inline)]
 pub use burn_amp_core::{

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use burn_amp_core::{Capabilities, Chosen};
 use burn_backend::{Backend, DeviceOps, FloatDType, Shape};
 
-use super::bare_name;
+use super::BackendKind;
 use crate::Precision;
 use crate::policy::HalfSupport;
 use crate::precision::{full_precision, keep_dtypes};
@@ -16,7 +16,7 @@ use crate::precision::{full_precision, keep_dtypes};
 /// The precision that `Auto` selects on a device, and the reason.
 pub(super) fn select<B: Backend>(device: &B::Device, capabilities: Capabilities) -> Chosen {
     // Burn reports the dtypes that LibTorch computes in, not those that the device accelerates.
-    if bare_name::<B>(device).starts_with("libtorch") {
+    if BackendKind::of::<B>(device).is_libtorch {
         by_times(capabilities, times::<B>(device.inner()))
     } else {
         capabilities.auto()

@@ -4,6 +4,7 @@
 mod auto;
 mod capabilities;
 mod config;
+mod kind;
 mod state;
 mod statistics;
 mod trial;
@@ -16,6 +17,9 @@ use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
 pub use config::AmpConfig;
 pub(crate) use config::Settings;
+#[cfg(test)]
+pub(crate) use kind::as_fused;
+pub(crate) use kind::{BackendKind, is_fused};
 pub(crate) use state::DeviceState;
 pub(crate) use statistics::CastStatistics;
 
@@ -157,48 +161,19 @@ impl GradScaler {
 
 /// The backend's name, without the layers that share its devices, and the device.
 pub(crate) fn name<B: Backend>(device: &B::Device) -> String {
-    format!("{} on {:?}", bare_name::<B>(device), device.inner())
+    let device = device.inner();
+    format!("{} on {device:?}", bare(&B::name(device)))
 }
 
-/// Whether the backend joins operations into few kernels, with Burn's fusion.
-pub(crate) fn is_fused<B: Backend>(device: &B::Device) -> bool {
-    #[cfg(test)]
-    if AS_FUSED.get() {
-        return true;
-    }
-    B::name(device.inner()).contains("fusion<")
-}
-
-#[cfg(test)]
-thread_local! {
-    static AS_FUSED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-
-/// Runs `f` as on a backend that joins operations.
-#[cfg(test)]
-pub(crate) fn as_fused<T>(f: impl FnOnce() -> T) -> T {
-    AS_FUSED.set(true);
-    let out = f();
-    AS_FUSED.set(false);
-    out
-}
-
-/// Whether the backend is one of CubeCL's, or one on another machine, which may be.
-pub(crate) fn may_be_cubecl<B: Backend>(device: &B::Device) -> bool {
-    let name = B::name(device.inner());
-    name.contains("cubecl<") || name.contains("remote-")
-}
-
-fn bare_name<B: Backend>(device: &B::Device) -> String {
-    let name = B::name(device.inner());
-    let mut bare = name.as_str();
+/// A backend's name without the layers that share its devices.
+fn bare(mut name: &str) -> &str {
     while let Some(inner) = ["amp<", "autodiff<"]
         .iter()
-        .find_map(|layer| bare.strip_prefix(layer)?.strip_suffix('>'))
+        .find_map(|layer| name.strip_prefix(layer)?.strip_suffix('>'))
     {
-        bare = inner;
+        name = inner;
     }
-    bare.into()
+    name
 }
 
 /// The key of a device. Backends that share a device type share the key, and a device that enables

@@ -41,7 +41,7 @@ fn relu_backward<B: Backend>(output: AmpTensor<B>, grad: AmpTensor<B>) -> AmpTen
         // FP32 is Burn's own to the last bit.
         #[cfg(feature = "tch")]
         if is_half(output.dtype())
-            && let Some(grad) = super::libtorch::relu_backward::<B>(&output, &grad)
+            && let Some(grad) = crate::workarounds::libtorch::relu_backward::<B>(&output, &grad)
         {
             return grad;
         }

@@ -8,17 +8,14 @@ use super::arithmetic::kept;
 use super::{Call, op};
 use crate::autodiff::masked_softmax;
 use crate::autodiff::tape::Softmax;
-use crate::device::may_be_cubecl;
 use crate::policy::is_half;
 use crate::precision::keep_dtypes;
 use crate::tensor::TensorFlags;
+use crate::workarounds::cubecl;
 use crate::{Amp, AmpTensor};
 
 /// Attention. In half it is composed of steps if autodiff records it, if the device only contracts in
 /// half, if the bias has another dtype, or on CubeCL's backends. Otherwise it is one operation of the backend.
-///
-/// CubeCL's kernels multiply f16 whatever the dtype of their operands is, and Burn composes the attentions that
-/// they refuse of steps with a softmax in half.
 pub(super) fn attention<B: Backend>(
     mut query: AmpTensor<B>,
     key: AmpTensor<B>,
@@ -34,7 +31,7 @@ pub(super) fn attention<B: Backend>(
         let whole = !B::ad_enabled(&device)
             && !call.decision.only_contracts
             && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half)
-            && !may_be_cubecl::<B>(&device);
+            && !cubecl::attends_in_half::<B>(&device);
         // Scale the query instead of the scores: unscaled scores may exceed 65504.
         if half == DType::F16 || !whole {
             let head = query.shape()[query.rank() - 1] as f64;

@@ -10,7 +10,6 @@ mod bool_tensor;
 mod custom;
 mod int_tensor;
 mod leaving;
-mod libtorch;
 mod module;
 mod qtensor;
 mod tensor;

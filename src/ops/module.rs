@@ -13,8 +13,8 @@ use super::arithmetic::kept;
 use super::attention::attention;
 use super::{Call, checked, float_ops, op, own_ops, present};
 use crate::autodiff::tape::Sign;
-use crate::device;
 use crate::policy::{Op, is_half};
+use crate::workarounds::fusion::{apart, linear_of_rows, row_or_column_apart};
 use crate::{Amp, AmpTensor};
 
 /// Convolutions, each with the gradient of its bias.
@@ -160,28 +160,8 @@ fn linear<B: Backend>(
         let recording = call.recording::<B>();
         recording
             .and_then(|(tape, _)| tape.linear(&x, &weight, bias.as_ref()))
-            .unwrap_or_else(|| by_rows::<B>(x, |x| product_of_rows::<B>(x, weight, bias)))
+            .unwrap_or_else(|| by_rows::<B>(x, |x| linear_of_rows::<B>(x, weight, bias)))
     })
-}
-
-/// A linear layer on rows. The bias is added apart from a product of one row or one column.
-fn product_of_rows<B: Backend>(
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    bias: Option<FloatTensor<B>>,
-) -> FloatTensor<B> {
-    let (last, columns) = (x.rank() - 1, weight.shape()[1]);
-    let mut shape = x.shape();
-    shape[last] = columns;
-    match bias {
-        Some(bias) if is_row_or_column(&shape) && is_apart::<B>(&x) => {
-            let product = row_or_column_apart::<B>(B::linear(x, weight, None));
-            let mut row = vec![1; last + 1];
-            row[last] = columns;
-            B::float_add(product, B::float_reshape(bias, row.into()))
-        }
-        bias => row_or_column_apart::<B>(B::linear(x, weight, bias)),
-    }
 }
 
 /// The real and the imaginary part.
@@ -269,44 +249,6 @@ fn along<B: Backend>(dim: usize, rank: usize, tensor: AmpTensor<B>) -> AmpTensor
     let mut shape = vec![1; rank];
     shape[dim] = tensor.shape().num_elements();
     Amp::<B>::float_reshape(tensor, shape.into())
-}
-
-/// A tensor kept apart from the operations on its other side by one that changes nothing and is no kernel, where
-/// [`is_apart`] wants it.
-///
-/// For the weight of a convolution: with fusion, the operations before and after a convolution wait together while any
-/// of them could still be joined with a later one, and those behind it then run one by one. If the convolution depends
-/// on two rows of operations that cannot be joined, everything before it runs at once, and those behind it are joined.
-/// Fusion may join a weight of `[.., .., 1, 1]` with what is before: then nothing is gained.
-fn apart<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    match is_apart::<B>(&tensor) {
-        true => B::float_swap_dims(tensor, 0, 0),
-        false => tensor,
-    }
-}
-
-/// A half product of one row or one column, kept apart from what is behind it by a copy.
-///
-/// With fusion and autotune, Burn 0.21 multiplies a row with a transposed matrix, and a matrix with a column, by a
-/// kernel for a row and a matrix (burn#5122, burn#5257): the result is wrong, in any precision. The product alone has a
-/// kernel that is right. Fusion joins no concatenation. It does join the view of [`apart`] with what is behind: a
-/// decoder's gradient was then wrong in f16.
-pub(super) fn row_or_column_apart<B: Backend>(product: FloatTensor<B>) -> FloatTensor<B> {
-    let is_one = is_half(product.dtype()) && is_row_or_column(&product.shape());
-    match is_one && is_apart::<B>(&product) {
-        true => B::float_cat(vec![product], 0),
-        false => product,
-    }
-}
-
-fn is_row_or_column(product: &Shape) -> bool {
-    product.iter().rev().take(2).any(|&length| length == 1)
-}
-
-/// Whether tensors like this one are kept apart: in half, with fusion, below autodiff.
-fn is_apart<B: Backend>(tensor: &FloatTensor<B>) -> bool {
-    let device = B::float_device(tensor);
-    is_half(tensor.dtype()) && !B::ad_enabled(&device) && device::is_fused::<B>(&device)
 }
 
 /// The gradient of a convolution's bias. Only the shapes of `x` and the bias matter: the output

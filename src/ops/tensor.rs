@@ -13,8 +13,7 @@ use burn_backend::{
 use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
 use super::leaving::Leaving;
-use super::module::row_or_column_apart;
-use super::{Call, by_policy, checked, float_ops, is_watched, libtorch, op, own_ops};
+use super::{Call, by_policy, checked, float_ops, is_watched, op, own_ops};
 use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign, registered};
 use crate::autodiff::{leaves, master, reuse, seed};
 use crate::device::{DeviceContext, is_of_policy};
@@ -24,6 +23,8 @@ use crate::policy::{
 };
 use crate::precision::{half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::tensor::{TensorFlags, converted};
+use crate::workarounds::fusion::row_or_column_apart;
+use crate::workarounds::libtorch;
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
@@ -329,14 +330,7 @@ fn permuted<B: Backend>(
 ) -> AmpTensor<B> {
     let call = Call::new(op, [&tensor]);
     let tensor = call.operand(tensor);
-    call.result(call.run(|| {
-        if !libtorch::computes::<B>() {
-            return permute(tensor);
-        }
-        let mut axes: Vec<_> = (0..tensor.rank()).collect();
-        reorder(&mut axes);
-        libtorch::permuted::<B>(tensor, &axes)
-    }))
+    call.result(call.run(|| libtorch::permuted::<B>(tensor, reorder, permute)))
 }
 
 /// Whether anomaly detection is on for a cast, of a gradient or by the user.

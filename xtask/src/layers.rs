@@ -31,6 +31,7 @@ const AMP: Layers = &[
     ("scaler", "the handle of a loss scaler, its scopes", "devices, tensors, modules"),
     ("device", "identity, capabilities, `AmpConfig`, the device's one state, trials, statistics", "operations, autodiff"),
     ("tensor", "`AmpTensor`, its flags, its cached casts; the type `Amp`", "single operations"),
+    ("workarounds", "faults of Burn and of its backends, each with its issue", "single operations of the policy"),
     ("diagnostics", "anomalies, finite check, report, plot", "autodiff, trainers"),
     ("autodiff", "recorded operations, leaves, backward pass, gradients, replicas", "modules, trainers"),
     ("ops, backend", "dispatch of an operation, a file for each of Burn's traits, IR, distributed", "trainers"),

@@ -9,6 +9,7 @@ mod libtorch;
 mod measurements;
 mod plot;
 mod test;
+mod workarounds;
 
 use clap::{Parser, Subcommand};
 
@@ -35,6 +36,8 @@ enum Command {
     },
     /// Checks that no module of the three packages uses one of a higher layer.
     Layers,
+    /// Lists what works around a fault of Burn, each with the end that its comment names.
+    Workarounds,
     /// Measures what mixed precision costs and saves, against Burn without it in the same run.
     Bench(bench::Options),
     /// Runs the behaviour suite on one of Burn's backends.
@@ -49,6 +52,7 @@ fn main() -> anyhow::Result<()> {
         Command::Coverage { table } => coverage::coverage(table),
         Command::Docs { check } => docs::docs(check),
         Command::Layers => layers::layers(),
+        Command::Workarounds => workarounds::workarounds(),
         Command::Bench(options) => bench::bench(&options),
         Command::Test(options) => test::test(&options),
         Command::Gpu(gpu) => gpu::gpu(&gpu),

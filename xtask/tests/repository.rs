@@ -35,6 +35,11 @@ fn no_module_uses_a_higher_layer() {
 }
 
 #[test]
+fn every_workaround_names_its_end() {
+    xtask(&["workarounds"]);
+}
+
+#[test]
 fn the_generated_pages_are_current() {
     xtask(&["docs", "--check"]);
 }

@@ -1,4 +1,4 @@
-//! What LibTorch has and `burn-tch` 0.21 does not use, or uses wrongly.
+//! What LibTorch has and `burn-tch` does not use, or uses wrongly.
 
 #[cfg(feature = "tch")]
 use std::any::Any;
@@ -10,16 +10,27 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 use burn_tch::TchTensor;
 
 /// Whether `B` computes on LibTorch's tensors. `burn-tch` is a dependency only with the feature `tch`.
-pub(super) fn computes<B: Backend>() -> bool {
+fn computes<B: Backend>() -> bool {
     type_name::<FloatTensor<B>>() == "burn_tch::tensor::TchTensor"
 }
 
-/// A view with its dimensions in the order of `axes`.
+/// A view with its dimensions in another order, by `permute`. `reorder` gets 0, 1, 2 ..
 ///
 /// `burn-tch` 0.21 counts the result of `swap_dims` and `permute` as the only tensor in its memory (burn#5375). The
 /// next operation may then write into this memory, and change a tensor that the tape keeps. Windows are counted
 /// correctly, and a window of a whole dimension moves this dimension to the end.
-pub(super) fn permuted<B: Backend>(tensor: FloatTensor<B>, axes: &[usize]) -> FloatTensor<B> {
+///
+/// Until: Burn 0.22.
+pub(crate) fn permuted<B: Backend>(
+    tensor: FloatTensor<B>,
+    reorder: impl FnOnce(&mut [usize]),
+    permute: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    if !computes::<B>() {
+        return permute(tensor);
+    }
+    let mut axes: Vec<_> = (0..tensor.rank()).collect();
+    reorder(&mut axes);
     let shape = tensor.shape();
     let windows = axes.iter().fold(tensor, |tensor, &axis| {
         B::float_unfold(tensor, axis, shape[axis], 1)
@@ -31,8 +42,10 @@ pub(super) fn permuted<B: Backend>(tensor: FloatTensor<B>, axes: &[usize]) -> Fl
 /// The gradient of a ReLU from its result, by `at::threshold_backward`, if `B` computes on LibTorch's
 /// tensors and both have one dtype. Burn's own way compares and calls `masked_fill`, which LibTorch runs value
 /// by value on a CPU.
+///
+/// Until: `burn-tch` has a `relu_backward` of its own. 0.22.1 has none.
 #[cfg(feature = "tch")]
-pub(super) fn relu_backward<B: Backend>(
+pub(crate) fn relu_backward<B: Backend>(
     output: &FloatTensor<B>,
     grad: &FloatTensor<B>,
 ) -> Option<FloatTensor<B>> {
@@ -99,7 +112,8 @@ mod tests {
             let tensor = LibTorch::<f32>::float_from_data(data, &Default::default());
             let read = |x| burn_backend::read_sync(LibTorch::<f32>::float_into_data(x)).unwrap();
             let expected = read(LibTorch::<f32>::float_permute(tensor.clone(), &axes));
-            let view = permuted::<LibTorch>(tensor.clone(), &axes);
+            let reorder = |order: &mut [usize]| order.copy_from_slice(&axes);
+            let view = permuted::<LibTorch>(tensor.clone(), reorder, |_| unreachable!());
             assert!(!view.can_mut());
             let scaled = LibTorch::<f32>::float_mul_scalar(view.clone(), 2.0.into());
             drop(scaled);
@@ -108,7 +122,8 @@ mod tests {
         }
         let empty =
             LibTorch::<f32>::float_zeros([0, 3].into(), &Default::default(), FloatDType::F32);
-        assert_eq!(permuted::<LibTorch>(empty, &[1, 0]).shape(), [3, 0].into());
+        let swapped = permuted::<LibTorch>(empty, |axes| axes.swap(0, 1), |_| unreachable!());
+        assert_eq!(swapped.shape(), [3, 0].into());
     }
 
     #[test]

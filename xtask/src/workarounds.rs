@@ -1,0 +1,51 @@
+//! The list of what works around a fault of Burn, and of when it can go.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+
+/// Prints each workaround with the end that its comment names.
+pub fn workarounds() -> anyhow::Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/workarounds");
+    let mut files: Vec<_> = fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
+    files.sort_by_key(|file| file.file_name());
+    for file in files {
+        let path = file.path();
+        let source = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        for (function, until) in ends(&source)? {
+            println!("{name}::{function}: until {until}");
+        }
+    }
+    Ok(())
+}
+
+/// The functions that other modules call, each with the text behind `Until:` in its comment.
+fn ends(source: &str) -> anyhow::Result<Vec<(&str, &str)>> {
+    let (mut ends, mut until) = (Vec::new(), None);
+    for line in source.lines() {
+        if let Some(text) = line.strip_prefix("/// Until: ") {
+            until = Some(text);
+        } else if let Some(rest) = line.strip_prefix("pub(crate) fn ") {
+            let function = rest.split(['<', '(']).next().unwrap_or(rest);
+            ensure!(until.is_some(), "{function}: say /// Until: ..");
+            ends.extend(until.take().map(|until| (function, until)));
+        }
+    }
+    Ok(ends)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_function_needs_an_end_of_its_own() {
+        let one =
+            "/// x\n///\n/// Until: Burn 0.22.\n#[cfg(a)]\npub(crate) fn f<B>() {}\nfn g() {}\n";
+        assert_eq!(ends(one).unwrap(), [("f", "Burn 0.22.")]);
+        let two = format!("{one}pub(crate) fn h() {{}}");
+        assert!(ends(&two).unwrap_err().to_string().starts_with("h: say"));
+    }
+}
