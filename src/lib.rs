@@ -52,11 +52,11 @@
 // A process has these, and a few flags and counters:
 // - `device::state::STATES`: a device outlives every tensor on it, and any thread may name it,
 // - `device::kind::KINDS`: a backend's name is a new text each time,
-// - `autodiff::tape::TAPES`: the layer above autodiff cannot name the one below,
 // - `autodiff::leaves::LEAVES`: autodiff does not return the leaves that a pass reaches,
 // - `autodiff::replicas::STARTED` (feature `distributed`): Burn starts one server for each backend.
 mod autodiff;
 mod backend;
+mod call;
 mod device;
 mod diagnostics;
 pub mod guide;
@@ -91,9 +91,9 @@ pub use device::is_exact;
 pub use diagnostics::AmpReport;
 pub use precision::{full_precision, with_precision};
 pub use scaler::GradScaler;
-pub use tensor::Amp;
 #[doc(hidden)]
 pub use tensor::AmpTensor;
+pub use tensor::{Above, Amp, Below, Side};
 #[doc(hidden)]
 #[cfg(feature = "train")]
 pub use train::{AccumulationRecord, AmpLrSchedulerItem, AmpLrSchedulerRecord, TrainerRecord};

@@ -460,15 +460,6 @@ fn not_half() {
 }
 
 #[test]
-fn half_weight_on_autodiff() {
-    assert_says(
-        half_weights(Mlp::<AmpAutodiff<Flex>>::new(), Precision::Bf16),
-        "the weight first.weight is on an autodiff backend, expected a model without autodiff: weights in \
-         half precision are for inference, so call `model.valid()` first",
-    );
-}
-
-#[test]
 fn half_parameter() {
     let mut model = Mlp::<Plain>::new();
     let weight = model.first.weight.val().inner().cast(FloatDType::F16);

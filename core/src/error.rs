@@ -243,16 +243,6 @@ pub enum AmpError {
         precision: Precision,
     },
 
-    /// A weight that is to become half is on an autodiff backend.
-    #[error(
-        "the weight {parameter} is on an autodiff backend, expected a model without autodiff: weights in \
-         half precision are for inference, so call `model.valid()` first"
-    )]
-    HalfWeightOnAutodiff {
-        /// The path of the parameter in its module.
-        parameter: String,
-    },
-
     /// A weight that the half precision cannot hold.
     #[error(
         "the weight {parameter} has a value of magnitude {value}, expected at most {}",

@@ -10,8 +10,8 @@ use burn::prelude::*;
 use burn::tensor::TensorPrimitive;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::ops::FloatTensor;
-use burn_amp::Amp;
 use burn_amp::policy::Class;
+use burn_amp::{Amp, Side};
 
 /// The operations on any backend, composed of its own. A backend with kernels for them overrides these.
 pub trait MyOps: Backend {
@@ -62,35 +62,35 @@ pub trait MyOps: Backend {
 
 impl MyOps for Flex {}
 
-/// In mixed precision: the operations with matrix products run in half, those with an exponential in
+/// In mixed precision, above autodiff and below it: the operations with matrix products run in half, those with an exponential in
 /// FP32. The kernels are those of the backend below.
-impl<B: MyOps> MyOps for Amp<B> {
+impl<B: MyOps, S: Side<B>> MyOps for Amp<B, S> {
     fn gated_linear(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,
         v: FloatTensor<Self>,
     ) -> [FloatTensor<Self>; 3] {
         let class = Class::LowerPrecision;
-        Amp::custom_op("gated_linear", class, [x, w, v], |[x, w, v]| {
+        Self::custom_op("gated_linear", class, [x, w, v], |[x, w, v]| {
             B::gated_linear(x, w, v)
         })
     }
 
     fn gated_linear_backward(tensors: [FloatTensor<Self>; 6]) -> [FloatTensor<Self>; 3] {
         let class = Class::LowerPrecision;
-        Amp::custom_backward_op("gated_linear_backward", class, tensors, |tensors| {
+        Self::custom_backward_op("gated_linear_backward", class, tensors, |tensors| {
             B::gated_linear_backward(tensors)
         })
     }
 
     fn log_cosh(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [y] = Amp::custom_op("log_cosh", Class::Fp32, [x], |[x]| [B::log_cosh(x)]);
+        let [y] = Self::custom_op("log_cosh", Class::Fp32, [x], |[x]| [B::log_cosh(x)]);
         y
     }
 
     fn log_cosh_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let name = "log_cosh_backward";
-        let [of_x] = Amp::custom_backward_op(name, Class::Fp32, [x, grad], |[x, grad]| {
+        let [of_x] = Self::custom_backward_op(name, Class::Fp32, [x, grad], |[x, grad]| {
             [B::log_cosh_backward(x, grad)]
         });
         of_x

@@ -3,9 +3,8 @@
 use burn_backend::{Backend, DType, TensorMetadata};
 use parking_lot::Mutex;
 
-use super::tape::{self, Node, WeakNode};
 use crate::AmpTensor;
-use crate::tensor::TensorFlags;
+use crate::tensor::{Node, Side, TensorFlags, WeakNode};
 
 /// One list for all backends: a leaf's node is on only one tape.
 static LEAVES: Mutex<Remembered> = Mutex::new(Remembered {
@@ -29,7 +28,7 @@ pub(crate) struct LeafInfo {
 }
 
 impl LeafInfo {
-    pub(super) fn of<B: Backend>(leaf: &AmpTensor<B>) -> Self {
+    pub(super) fn of<B: Backend, S: Side<B>>(leaf: &AmpTensor<B, S>) -> Self {
         Self {
             dtype: leaf.dtype(),
             flags: leaf.flags(),
@@ -39,12 +38,6 @@ impl LeafInfo {
 }
 
 /// Remembers a leaf for as long as a tape or a tensor holds its node.
-pub(crate) fn remember<B: Backend>(leaf: &AmpTensor<B>) {
-    if let Some(node) = tape::node::<B>(&leaf.primitive) {
-        add(node, LeafInfo::of(leaf));
-    }
-}
-
 pub(super) fn add(node: WeakNode, info: LeafInfo) {
     let mut remembered = LEAVES.lock();
     if remembered.leaves.len() >= remembered.sweep_at {

@@ -8,7 +8,7 @@ use super::reuse::passes;
 use crate::AmpTensor;
 use crate::device::{self, DeviceContext};
 use crate::policy::{Mode, is_half};
-use crate::tensor::converted;
+use crate::tensor::{Side, converted};
 
 /// The dtype in which a leaf of this dtype is trained. Where the policy is on, a leaf in half is
 /// trained in FP32: in half, its updates would be rounded away. PyTorch's `GradScaler` refuses such a
@@ -22,9 +22,9 @@ pub(crate) fn trained_dtype<B: Backend>(dtype: DType, device: &B::Device) -> DTy
 }
 
 /// A tensor that becomes a leaf, in the dtype in which it is trained.
-pub(crate) fn trained<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
+pub(crate) fn trained<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     let (from, device) = (tensor.dtype(), tensor.device());
-    if !B::ad_enabled(&device) {
+    if !S::RECORDS {
         // A parameter computed in half, for inference: files have it in FP32.
         return match tensor.is_demoted() {
             true => AmpTensor::plain(tensor.into_dtype(DType::F32)),
@@ -43,7 +43,7 @@ pub(crate) fn trained<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     } else {
         tensor
     };
-    AmpTensor::plain(converted::<B>(tensor, dtype.into()))
+    AmpTensor::plain(converted::<B, S>(tensor, dtype))
 }
 
 /// Logs at most one line between two backward passes: one for a model, not one for each parameter.

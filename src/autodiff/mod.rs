@@ -6,16 +6,18 @@
 //! hold the whole buffer, an optimizer could not reuse them, and a skipped step could not name the
 //! gradients that overflowed.
 
+mod above;
+#[cfg(feature = "train")]
+pub(crate) mod generic;
 mod gradients;
-pub(crate) mod leaves;
+mod leaves;
 pub(crate) mod master;
-mod recorded;
+pub(crate) mod recorded;
 pub(crate) mod replicas;
 pub(crate) mod reuse;
 #[cfg(feature = "train")]
 pub(crate) mod scaled_loss;
 pub(crate) mod seed;
-pub(crate) mod tape;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,16 +35,16 @@ use burn_backend::{Backend, DType, TensorMetadata};
 
 pub use gradients::AmpGradients;
 use leaves::LeafInfo;
-pub(crate) use recorded::masked_softmax;
 use replicas::Replicas;
-use tape::Node;
 
 use crate::device::{self, DeviceContext};
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::{Mode, is_half};
 use crate::precision::{half_wanted, in_kernel};
 use crate::scaler;
-use crate::tensor::TensorFlags;
+#[cfg(feature = "distributed")]
+use crate::tensor::Side;
+use crate::tensor::{Above, Node, TensorFlags};
 use crate::{Amp, AmpTensor, GradScaler, Precision, StepOutcome};
 
 /// The trait that Burn's autodiff requires of the backend that it trains on.
@@ -61,7 +63,7 @@ pub(crate) use burn_backend::distributed::DistributedBackend as AutodiffInner;
 /// backward pass within the half range.
 ///
 /// `C` is Burn's checkpointing strategy, as in `Autodiff<B, C>`.
-pub type AmpAutodiff<B, C = NoCheckpointing> = Amp<Autodiff<Amp<B>, C>>;
+pub type AmpAutodiff<B, C = NoCheckpointing> = Amp<Autodiff<Amp<B>, C>, Above>;
 
 /// Burn's autodiff between the two layers.
 type AutodiffLayer<B, C> = Autodiff<Amp<B>, C>;
@@ -78,7 +80,7 @@ macro_rules! same_in_each_layer {
 #[deny(clippy::missing_trait_methods)]
 impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B, C> {
     type InnerBackend = Amp<B>;
-    type Gradients = AmpGradients<B>;
+    type Gradients = AmpGradients<Amp<B>>;
 
     /// Runs the backward pass of a loss of any shape and float dtype. The gradients are those of the
     /// loss's sum.
@@ -96,7 +98,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     /// - If a region requests a precision that the loss's device does not support.
     /// - If the loss is scaled and the check cannot be read back synchronously, as on WebAssembly.
     /// - With the feature `distributed`, on every replica, if their losses are not scaled alike.
-    fn backward(loss: FloatTensor<Self>) -> AmpGradients<B> {
+    fn backward(loss: FloatTensor<Self>) -> AmpGradients<Amp<B>> {
         let device = loss.device();
         let f16 = loss.flags().contains(TensorFlags::FROM_F16)
             || DeviceContext::of::<AutodiffLayer<B, C>>(&device).mode == Mode::On(DType::F16);
@@ -141,7 +143,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
 
     /// The unscaled gradient of a tensor that requires one, in the tensor's shape and dtype; `None`
     /// after an overflow. The gradient of a half tensor is FP32 if the loss was scaled.
-    fn grad(tensor: &FloatTensor<Self>, grads: &AmpGradients<B>) -> Option<AmpTensor<B>> {
+    fn grad(tensor: &FloatTensor<Self>, grads: &AmpGradients<Amp<B>>) -> Option<AmpTensor<B>> {
         let id = tensor.primitive.node.id.value;
         grads.ready.get(&id).cloned().or_else(|| {
             let grad = AutodiffLayer::<B, C>::grad(&tensor.primitive, grads.tape.as_ref()?)?;
@@ -152,7 +154,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     /// As `grad`, but removes the gradient.
     fn grad_remove(
         tensor: &FloatTensor<Self>,
-        grads: &mut AmpGradients<B>,
+        grads: &mut AmpGradients<Amp<B>>,
     ) -> Option<AmpTensor<B>> {
         let id = tensor.primitive.node.id.value;
         grads.ready.remove(&id).or_else(|| {
@@ -162,7 +164,11 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     }
 
     /// Replaces a gradient. The new gradient is stored as given, whatever its scale.
-    fn grad_replace(tensor: &FloatTensor<Self>, grads: &mut AmpGradients<B>, grad: AmpTensor<B>) {
+    fn grad_replace(
+        tensor: &FloatTensor<Self>,
+        grads: &mut AmpGradients<Amp<B>>,
+        grad: AmpTensor<B>,
+    ) {
         if let Some(tape) = &mut grads.tape {
             AutodiffLayer::<B, C>::grad_remove(&tensor.primitive, tape);
         }
@@ -217,7 +223,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let tensor = AutodiffLayer::<B, C>::set_distributed_params(tensor.into_primitive(), id);
         // The tensor has a new node now.
         let leaf = AmpTensor::new(tensor, flags);
-        leaves::remember(&leaf);
+        Above::remember(&leaf);
         leaf
     }
 
@@ -382,7 +388,7 @@ fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
 fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
     scaler: &GradScaler,
-) -> AmpGradients<B> {
+) -> AmpGradients<Amp<B>> {
     let device = loss.device();
     let mut finite = FiniteCheck::<B>::new(device.clone());
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());

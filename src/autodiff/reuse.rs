@@ -4,20 +4,16 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::{Backend, DType};
 
-use super::tape::{self, cast};
-use crate::AmpTensor;
-use crate::tensor::Use;
-
-/// A tensor in `dtype`: by a [`cast`] on the tape or, without autodiff, through the cast cache.
-pub(crate) fn into_dtype<B: Backend>(tensor: AmpTensor<B>, dtype: DType) -> FloatTensor<B> {
-    if tensor.dtype() == dtype || !B::ad_enabled(&tensor.device()) {
-        return tensor.into_dtype(dtype);
-    }
-    shared_cast(&tensor, dtype).unwrap_or_else(|| cast::<B>(tensor.primitive, dtype))
-}
+use super::leaves::{self, LeafInfo};
+use super::recorded::{TapeTensor, alias};
+use crate::call::cast;
+use crate::tensor::{Above, Side, Use, WeakNode};
+use crate::{Amp, AmpTensor};
 
 /// The number of backward passes of this process so far: a tensor of any thread may be used before and
 /// after one.
@@ -48,7 +44,10 @@ pub(super) fn passes() -> u64 {
 ///
 /// PyTorch's autocast shares only the casts of parameters. A parameter outlives a backward pass,
 /// which consumes the node of a cast, so its half copy is a leaf too.
-fn shared_cast<B: Backend>(tensor: &AmpTensor<B>, dtype: DType) -> Option<FloatTensor<B>> {
+pub(super) fn shared_cast<B: Backend, C: CheckpointStrategy>(
+    tensor: &AmpTensor<Autodiff<Amp<B>, C>, Above>,
+    dtype: DType,
+) -> Option<TapeTensor<B>> {
     if !matches!(dtype, DType::F32 | DType::BF16) {
         return None;
     }
@@ -56,29 +55,69 @@ fn shared_cast<B: Backend>(tensor: &AmpTensor<B>, dtype: DType) -> Option<FloatT
     if let Some(copy) = shared.get() {
         return Some((**copy).clone());
     }
-    if B::float_is_require_grad(&tensor.primitive) {
+    if Autodiff::<Amp<B>, C>::float_is_require_grad(&tensor.primitive) {
         return half_copy(tensor, dtype);
     }
-    let copy = cast::<B>(tensor.primitive.clone(), dtype);
+    let copy = <Above as Side<Autodiff<Amp<B>, C>>>::cast(tensor.primitive.clone(), dtype);
     Some((**shared.get_or_init(|| copy.into())).clone())
 }
 
 /// The half copy of a leaf, for one use.
-fn half_copy<B: Backend>(leaf: &AmpTensor<B>, dtype: DType) -> Option<FloatTensor<B>> {
+fn half_copy<B: Backend, C: CheckpointStrategy>(
+    leaf: &AmpTensor<Autodiff<Amp<B>, C>, Above>,
+    dtype: DType,
+) -> Option<TapeTensor<B>> {
     if dtype == DType::F32 {
         return None;
     }
     let uses = leaf.uses_in_half()?;
-    let is_held = |node: &FloatTensor<B>| tape::node::<B>(node).is_none_or(|node| node.is_held());
+    let is_held = |node: &TapeTensor<B>| WeakNode::of(node).is_held();
     let root = match uses.next(passes(), is_held) {
         Use::Again(node) => return Some(node),
         Use::New(root) => root,
     };
-    let tape = tape::of::<B>()?;
     let node = match root {
-        Some(root) => tape.alias_of_half_leaf(root, &leaf.primitive),
-        None => tape.half_leaf(&leaf.primitive, leaf.flags(), dtype)?,
+        Some(root) => alias_of_half_leaf::<B, C>(root, leaf),
+        None => half_leaf(leaf, dtype)?,
     };
     uses.keep(&node);
     Some(node)
+}
+
+/// A half copy of an FP32 leaf, as a leaf of its own. The backward pass adds its gradient to that
+/// of the FP32 leaf. `None` if replicas reduce the gradient of the leaf.
+fn half_leaf<B: Backend, C: CheckpointStrategy>(
+    leaf: &AmpTensor<Autodiff<Amp<B>, C>, Above>,
+    dtype: DType,
+) -> Option<TapeTensor<B>> {
+    let of = &leaf.primitive;
+    #[cfg(feature = "distributed")]
+    if of.node.distributed_params.is_some() {
+        return None;
+    }
+    let copy = TapeTensor::<B>::new(cast(of.primitive.clone(), dtype)).require_grad();
+    let info = LeafInfo {
+        copy_of: Some(of.node.id.value),
+        ..LeafInfo::of(leaf)
+    };
+    leaves::add(WeakNode::of(&copy), info);
+    Some(copy)
+}
+
+/// A half leaf as a node of its own, where the gradients of some uses add up. Their sum reaches the
+/// half leaf in FP32. Gradient checkpointing keeps the node.
+///
+/// If two losses share the node, the first backward pass consumes its step. The second pass ends at
+/// the node, and the gradient there is added to that of the FP32 leaf.
+fn alias_of_half_leaf<B: Backend, C: CheckpointStrategy>(
+    half_leaf: TapeTensor<B>,
+    leaf: &AmpTensor<Autodiff<Amp<B>, C>, Above>,
+) -> TapeTensor<B> {
+    let alias = alias::<B, C>(half_leaf);
+    let info = LeafInfo {
+        copy_of: Some(leaf.primitive.node.id.value),
+        ..LeafInfo::of(&leaf.primitive.primitive)
+    };
+    leaves::add(WeakNode::of(&alias), info);
+    alias
 }

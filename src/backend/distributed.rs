@@ -9,7 +9,8 @@ use burn_backend::distributed::{
 use burn_backend::tensor::FloatTensor;
 
 use crate::autodiff::replicas;
-use crate::ops::delegate;
+use crate::call::delegate;
+use crate::tensor::Side;
 use crate::{Amp, AmpTensor, GradScaler};
 
 /// Forwards to the backend below. All replicas start with the loss scale of the first device, and
@@ -18,10 +19,10 @@ use crate::{Amp, AmpTensor, GradScaler};
 /// replica has ended or was silent for [`AmpConfig::with_replica_timeout`].
 ///
 /// [`AmpConfig::with_replica_timeout`]: crate::AmpConfig::with_replica_timeout
-impl<B: DistributedBackend> DistributedBackend for Amp<B> {
+impl<B: DistributedBackend, S: Side<B>> DistributedBackend for Amp<B, S> {
     fn start_communication_server(devices: &[Self::Device], config: DistributedConfig) {
         if let [first, ..] = devices
-            && !B::ad_enabled(first)
+            && !S::RECORDS
         {
             let state = GradScaler::of::<B>(first).state();
             for device in devices {
@@ -33,7 +34,7 @@ impl<B: DistributedBackend> DistributedBackend for Amp<B> {
     }
 
     fn close_communication_server(device: &Self::Device) {
-        if !B::ad_enabled(device) {
+        if !S::RECORDS {
             replicas::stop::<B>();
         }
         B::close_communication_server(device);

@@ -6,6 +6,7 @@ use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn_ir::{BackendIr, HandleKind, TensorHandle};
 
 use crate::Amp;
+use crate::tensor::Side;
 
 /// The tensor of a handle and the handle of a tensor, for each kind of tensor.
 macro_rules! handles {
@@ -30,7 +31,7 @@ macro_rules! handles {
 
 /// A handle is the tensor itself. A client treats every float tensor as FP32, and data read back is
 /// FP32.
-impl<B: Backend> BackendIr for Amp<B> {
+impl<B: Backend, S: Side<B>> BackendIr for Amp<B, S> {
     type Handle = HandleKind<Self>;
 
     handles! {

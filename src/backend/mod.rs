@@ -4,18 +4,18 @@ use burn_backend::backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError
 use burn_backend::tensor::Device;
 use burn_backend::{DType, DeviceOps, TensorData};
 
-use crate::autodiff::tape;
-use crate::ops::{delegate, delegate_on_device};
+use crate::call::{assert_one_autodiff, delegate, delegate_on_device};
+use crate::tensor::Side;
 use crate::{Amp, AmpTensor};
 
 #[cfg(feature = "distributed")]
 mod distributed;
 mod ir;
 
-impl<B: Backend> BackendTypes for Amp<B> {
+impl<B: Backend, S: Side<B>> BackendTypes for Amp<B, S> {
     type Device = B::Device;
 
-    type FloatTensorPrimitive = AmpTensor<B>;
+    type FloatTensorPrimitive = AmpTensor<B, S>;
     type FloatElem = B::FloatElem;
 
     type IntTensorPrimitive = B::IntTensorPrimitive;
@@ -28,7 +28,7 @@ impl<B: Backend> BackendTypes for Amp<B> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<B: Backend> Backend for Amp<B> {
+impl<B: Backend, S: Side<B>> Backend for Amp<B, S> {
     /// Depends only on the type of `B`. A device that enables autodiff by itself, such as one of
     /// `DispatchDevice::autodiff`, is used without its autodiff:
     /// [`AmpAutodiff`](crate::AmpAutodiff) has its own, and one tape is enough.
@@ -61,7 +61,7 @@ impl<B: Backend> Backend for Amp<B> {
 
     fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
         let device = device.inner();
-        tape::assert_one_autodiff::<B>(device);
+        assert_one_autodiff::<B, S>(device);
         B::dtype_usage(device, dtype)
     }
 

@@ -10,7 +10,7 @@ use burn_backend::{Backend, TensorMetadata, try_read_sync};
 use super::FiniteCheck;
 use crate::policy::Class;
 use crate::precision::{inspecting, is_in_backward, is_inspecting, keeps_dtypes};
-use crate::tensor::{AmpTensor, at_least_f32};
+use crate::tensor::{AmpTensor, Side, at_least_f32};
 use crate::{Anomaly, AnomalyPass};
 
 /// The findings so far in this thread's pass.
@@ -54,26 +54,23 @@ pub(crate) fn end_unreported(are_steps: bool) {
     }
 }
 
-/// Begins an operation on a watched device. Returns whether this operation is watched. `node` gives
-/// a parameter's node on the tape.
+/// Begins an operation on a watched device. Returns whether this operation is watched.
 #[cold]
-pub(crate) fn begins<B: Backend>(
+pub(crate) fn begins<B: Backend, S: Side<B>>(
     op: &'static str,
-    tensors: &[&AmpTensor<B>],
-    node: impl Fn(&AmpTensor<B>) -> Option<u64>,
+    tensors: &[&AmpTensor<B, S>],
 ) -> bool {
     // The forward pass is watched above autodiff, the backward pass below it.
-    let above = B::ad_enabled(&tensors[0].device());
-    if is_inspecting() || !(is_in_backward() || (above && !keeps_dtypes())) {
+    if is_inspecting() || !(is_in_backward() || S::RECORDS && !keeps_dtypes()) {
         return false;
     }
     let mut leaves = tensors
         .iter()
         .filter(|t| B::float_is_require_grad(&t.primitive));
-    let leaf = leaves.find_map(|leaf| node(leaf));
+    let leaf = leaves.find_map(|leaf| S::node(&leaf.primitive));
     WATCHED.with_borrow_mut(|watched| {
-        watched.op = above.then_some(op).or(watched.op);
-        watched.leaf = leaf.or(watched.leaf);
+        watched.op = S::RECORDS.then_some(op).or(watched.op);
+        watched.leaf = leaf.map(|node| node.id).or(watched.leaf);
         (watched.largest, watched.finite) = (0.0, true);
     });
     true
@@ -106,8 +103,8 @@ fn set_step(op: Option<&'static str>) -> Option<&'static str> {
 
 /// Adds an operand of the current operation.
 #[cold]
-pub(crate) fn operand<B: Backend>(tensor: &AmpTensor<B>) {
-    let magnitude = magnitude::<B>(tensor.unshared().into_primitive());
+pub(crate) fn operand<B: Backend, S: Side<B>>(tensor: &AmpTensor<B, S>) {
+    let magnitude = magnitude::<B, S>(tensor.unshared().into_primitive());
     WATCHED.with_borrow_mut(|watched| match magnitude {
         Some(magnitude) => watched.largest = watched.largest.max(magnitude),
         None => watched.finite = false,
@@ -128,7 +125,7 @@ pub(crate) fn scalars(scalars: &[f64]) {
 
 /// Checks the result of the current operation.
 #[cold]
-pub(crate) fn result<B: Backend>(op: &str, class: Class, tensor: &FloatTensor<B>) {
+pub(crate) fn result<B: Backend, S: Side<B>>(op: &str, class: Class, tensor: &FloatTensor<B>) {
     let pass = if is_in_backward() {
         AnomalyPass::Backward
     } else {
@@ -138,7 +135,7 @@ pub(crate) fn result<B: Backend>(op: &str, class: Class, tensor: &FloatTensor<B>
     if class == Class::Move || WATCHED.with_borrow(|watched| !watched.finite || is_known(watched)) {
         return;
     }
-    if magnitude::<B>(tensor.clone()).is_none() {
+    if magnitude::<B, S>(tensor.clone()).is_none() {
         WATCHED.with_borrow_mut(|watched| {
             watched.found.push(Anomaly {
                 op: short(op),
@@ -162,15 +159,15 @@ fn short(op: &str) -> String {
 }
 
 /// The largest magnitude, if all values are finite.
-fn magnitude<B: Backend>(tensor: FloatTensor<B>) -> Option<f32> {
+fn magnitude<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> Option<f32> {
     inspecting(|| {
         let tensor = B::float_detach(tensor);
-        let mut check = FiniteCheck::<B>::new(B::float_device(&tensor));
+        let mut check = FiniteCheck::<B, S>::new(B::float_device(&tensor));
         check.add(tensor.clone());
         if check.read() != [true] {
             return None;
         }
-        let largest = B::float_max_abs(at_least_f32::<B>(tensor));
+        let largest = B::float_max_abs(at_least_f32::<B, S>(tensor));
         let data = try_read_sync(B::float_into_data(largest))?.ok()?;
         data.iter::<f32>().next()
     })

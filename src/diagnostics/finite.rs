@@ -1,5 +1,7 @@
 //! Checks whether tensors are finite: any number of tensors, with one read-back if all are.
 
+use std::marker::PhantomData;
+
 use burn_backend::ops::TransactionPrimitive;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{
@@ -9,23 +11,25 @@ use burn_backend::{
 
 use crate::device::{self, DeviceState};
 use crate::precision::in_kernel;
-use crate::tensor::{at_least_f32, wide};
+use crate::tensor::{Below, Side, at_least_f32, wide};
 
 /// Tests tensors for non-finite values, all tensors together.
-pub(crate) struct FiniteCheck<B: Backend> {
+pub(crate) struct FiniteCheck<B: Backend, S = Below> {
     device: B::Device,
     /// Whether the backend joins additions into few kernels. A concatenation there is a kernel for each
     /// part.
     is_fused: bool,
     tensors: Vec<FloatTensor<B>>,
+    side: PhantomData<S>,
 }
 
-impl<B: Backend> FiniteCheck<B> {
+impl<B: Backend, S: Side<B>> FiniteCheck<B, S> {
     pub(crate) fn new(device: B::Device) -> Self {
         Self {
             is_fused: device::is_fused::<B>(&device),
             device,
             tensors: Vec::new(),
+            side: PhantomData,
         }
     }
 
@@ -50,7 +54,7 @@ impl<B: Backend> FiniteCheck<B> {
         if self.is_fused && self.all_finite() {
             return vec![true; self.tensors.len()];
         }
-        self.tensors = self.tensors.into_iter().map(at_least_f32::<B>).collect();
+        self.tensors = self.tensors.into_iter().map(at_least_f32::<B, S>).collect();
         let sums: Vec<_> = self.tensors.iter().map(|t| self.sum(t.clone())).collect();
         let mut finite: Vec<_> = self.values(&sums).map(f32::is_finite).collect();
         let suspects: Vec<_> = (0..finite.len()).filter(|i| !finite[*i]).collect();
@@ -87,9 +91,9 @@ impl<B: Backend> FiniteCheck<B> {
             let sum = match <[_; 1]>::try_from(group) {
                 // Half values need no cast to be read.
                 Ok([one]) if is_read => one,
-                Ok([one]) => at_least_f32::<B>(one),
+                Ok([one]) => at_least_f32::<B, S>(one),
                 Err(group) => {
-                    let group = group.into_iter().map(at_least_f32::<B>);
+                    let group = group.into_iter().map(at_least_f32::<B, S>);
                     group.reduce(B::float_add).expect("several tensors")
                 }
             };
@@ -124,7 +128,7 @@ impl<B: Backend> FiniteCheck<B> {
     }
 
     /// The values of tensors `[1]`, with one read-back.
-    fn values(&self, tensors: &[FloatTensor<B>]) -> impl Iterator<Item = f32> + use<B> {
+    fn values(&self, tensors: &[FloatTensor<B>]) -> impl Iterator<Item = f32> + use<B, S> {
         let all = match tensors {
             [one] => one.clone(),
             _ => B::float_cat(tensors.to_vec(), 0),

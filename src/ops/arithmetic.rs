@@ -4,52 +4,53 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
-use super::Call;
 use crate::AmpTensor;
-use crate::autodiff::tape::{Arithmetic, Reduction, Sign};
+use crate::autodiff::recorded::{
+    Arithmetic, HalfQuotient, Product, Reduced, Reduction, Square, Sum,
+};
+use crate::call::Call;
 use crate::policy::{Op, is_half};
-use crate::tensor::TensorFlags;
+use crate::tensor::{Side, TensorFlags};
 
 /// A sum or difference.
-pub(super) fn sum<B: Backend>(
-    sign: Sign,
+pub(super) fn sum<B: Backend, S: Side<B>>(
+    step: Sum,
     op: Op,
-    lhs: AmpTensor<B>,
-    rhs: AmpTensor<B>,
-) -> AmpTensor<B> {
+    lhs: AmpTensor<B, S>,
+    rhs: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
     let (lhs, rhs) = with_statistics(lhs, rhs);
     let call = Call::new(op, [&lhs, &rhs]);
-    let tape = call
-        .recording::<B>()
-        // FP32 tensors that were never half are summed in Burn's order.
-        .filter(|(_, half)| lhs.fits(*half) || rhs.fits(*half))
-        .filter(|_| lhs.shape() != rhs.shape());
-    let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
-    call.result(call.run(|| match (tape, sign) {
-        (Some((tape, _)), _) => tape.sum(sign, [lhs, rhs]),
-        (None, Sign::Plus) => B::float_add(lhs, rhs),
-        (None, Sign::Minus) => B::float_sub(lhs, rhs),
+    // FP32 tensors that were never half are summed in Burn's order.
+    let was_half = |half| lhs.fits(half) || rhs.fits(half);
+    let records = call.decision.recorded.is_some_and(was_half) && lhs.shape() != rhs.shape();
+    let operands = [call.operand(lhs), call.operand(rhs)];
+    call.result(call.run(|| {
+        let recorded = call.record_if(records, step, operands);
+        recorded.unwrap_or_else(|[lhs, rhs]| match step {
+            Sum::Plus => B::float_add(lhs, rhs),
+            Sum::Minus => B::float_sub(lhs, rhs),
+        })
     }))
 }
 
 /// A product or quotient.
-pub(super) fn product<B: Backend>(
-    kind: Arithmetic,
+pub(super) fn product<B: Backend, S: Side<B>>(
+    kind: Product,
     op: Op,
-    lhs: AmpTensor<B>,
-    rhs: AmpTensor<B>,
-) -> AmpTensor<B> {
+    lhs: AmpTensor<B, S>,
+    rhs: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
     let (lhs, rhs) = with_statistics(lhs, rhs);
     let call = Call::new(op, [&lhs, &rhs]);
-    let tape = call.recording::<B>();
-    if let Some((tape, half)) = tape {
+    if let Some(half) = call.decision.recorded {
         let dropped = match (kind, is_noise(&lhs), is_noise(&rhs)) {
-            (Arithmetic::Mul, false, true) => Some((&lhs, &rhs)),
-            (Arithmetic::Mul, true, false) => Some((&rhs, &lhs)),
+            (Product::Mul, false, true) => Some((&lhs, &rhs)),
+            (Product::Mul, true, false) => Some((&rhs, &lhs)),
             _ => None,
         };
         if let Some((tensor, noise)) = dropped
-            && let Some(out) = call.run(|| tape.dropout(&tensor.primitive, &noise.primitive))
+            && let Some(out) = call.run(|| S::record_dropout(&tensor.primitive, &noise.primitive))
         {
             call.watch(tensor);
             // A product with zeros and ones stays in the tensor's range.
@@ -65,34 +66,43 @@ pub(super) fn product<B: Backend>(
             // operation may keep it too.
             let is_rounded = lhs.dtype() == DType::F32 && kept[0] == half;
             let fits = call.decision.flags.contains(TensorFlags::fits(half));
-            let quotient = (kind == Arithmetic::Div && fits && is_rounded).then_some(half);
-            if let Some(out) = call.run(|| tape.arithmetic(kind, operands, kept, quotient)) {
+            let step = Arithmetic {
+                op: kind,
+                kept,
+                kept_quotient: (kind == Product::Div && fits && is_rounded).then_some(half),
+            };
+            if let Ok(out) = call.run(|| S::record(step, operands)) {
                 [&lhs, &rhs].into_iter().for_each(|t| call.watch(t));
                 return call.recorded(out);
             }
         }
     }
-    let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
-    call.result(call.run(|| match (kind, tape) {
-        (Arithmetic::Mul, _) => B::float_mul(lhs, rhs),
-        (Arithmetic::Div, Some((tape, _))) if is_half(lhs.dtype()) => {
-            tape.half_quotient([lhs, rhs])
-        }
-        (Arithmetic::Div, _) => B::float_div(lhs, rhs),
+    let operands = [call.operand(lhs), call.operand(rhs)];
+    let is_half_quotient =
+        kind == Product::Div && call.decision.recorded.is_some() && is_half(operands[0].dtype());
+    call.result(call.run(|| {
+        let recorded = call.record_if(is_half_quotient, HalfQuotient, operands);
+        recorded.unwrap_or_else(|[lhs, rhs]| match kind {
+            Product::Mul => B::float_mul(lhs, rhs),
+            Product::Div => B::float_div(lhs, rhs),
+        })
     }))
 }
 
 /// An integer power, in FP32.
-pub(super) fn power<B: Backend>(op: Op, tensor: AmpTensor<B>, exponent: Scalar) -> AmpTensor<B> {
+pub(super) fn power<B: Backend, S: Side<B>>(
+    op: Op,
+    tensor: AmpTensor<B, S>,
+    exponent: Scalar,
+) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
     if exponent.elem::<f64>() == 2.0
-        && let Some((tape, half)) = call.recording::<B>()
+        && let Some(half) = call.decision.recorded
     {
         let operand = call.recorded_operand(tensor.unshared());
         let kept = kept(&operand, half);
-        if is_half(kept)
-            && let Some(out) = call.run(|| tape.square(operand.into_primitive(), kept))
-        {
+        let operand = [operand.into_primitive()];
+        if let Ok(out) = call.run(|| call.record_if(is_half(kept), Square(kept), operand)) {
             call.watch(&tensor);
             return call.result(out);
         }
@@ -102,22 +112,23 @@ pub(super) fn power<B: Backend>(op: Op, tensor: AmpTensor<B>, exponent: Scalar) 
 }
 
 /// A sum or mean, in FP32.
-pub(super) fn reduction<B: Backend>(
-    kind: Reduction,
+pub(super) fn reduction<B: Backend, S: Side<B>>(
+    kind: Reduced,
     op: Op,
-    tensor: AmpTensor<B>,
+    tensor: AmpTensor<B, S>,
     dim: Option<usize>,
     run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
-) -> AmpTensor<B> {
+) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
-    let tape = call.recording::<B>().map(|(tape, _)| tape);
+    let records = call.decision.recorded.is_some();
+    let step = Reduction { kind, dim };
     // Clones of a half tensor share its FP32 copy. If a tensor has none, record the sum on the half
     // tensor: its gradient is rounded before it is expanded.
-    if let Some(tape) = tape
+    if records
         && tensor.shared_copy(DType::F32).is_none()
-        && let Some(out) = call.run(|| {
+        && let Ok(out) = call.run(|| {
             let operand = call.recorded_operand(tensor.unshared());
-            tape.reduction(kind, operand.into_primitive(), dim)
+            S::record(step.clone(), [operand.into_primitive()])
         })
     {
         call.watch(&tensor);
@@ -125,22 +136,22 @@ pub(super) fn reduction<B: Backend>(
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| {
-        tape.and_then(|tape| tape.reduction(kind, tensor.clone(), dim))
-            .unwrap_or_else(|| run(tensor))
+        let recorded = call.record_if(records, step, [tensor]);
+        recorded.unwrap_or_else(|[tensor]| run(tensor))
     }))
 }
 
 /// Operands, with the FP32 statistic in place of one that a program cast to half.
-fn with_statistics<B: Backend>(
-    lhs: AmpTensor<B>,
-    rhs: AmpTensor<B>,
-) -> (AmpTensor<B>, AmpTensor<B>) {
+fn with_statistics<B: Backend, S: Side<B>>(
+    lhs: AmpTensor<B, S>,
+    rhs: AmpTensor<B, S>,
+) -> (AmpTensor<B, S>, AmpTensor<B, S>) {
     let rhs = rhs.or_statistic_of(&lhs);
     (lhs.or_statistic_of(&rhs), rhs)
 }
 
 /// The dtype in which an operand is kept for the backward pass.
-pub(super) fn kept<B: Backend>(tensor: &AmpTensor<B>, half: DType) -> DType {
+pub(super) fn kept<B: Backend, S: Side<B>>(tensor: &AmpTensor<B, S>, half: DType) -> DType {
     let fits = TensorFlags::fits(half) | TensorFlags::exact(half);
     if tensor.dtype() == DType::F32 && tensor.flags().intersects(fits) {
         half
@@ -149,6 +160,6 @@ pub(super) fn kept<B: Backend>(tensor: &AmpTensor<B>, half: DType) -> DType {
     }
 }
 
-fn is_noise<B: Backend>(tensor: &AmpTensor<B>) -> bool {
+fn is_noise<B: Backend, S: Side<B>>(tensor: &AmpTensor<B, S>) -> bool {
     tensor.flags().contains(TensorFlags::BINARY)
 }

@@ -1,34 +1,34 @@
 //! Attention as steps under the policy: contractions in half, with a softmax in FP32 between them.
 
-use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
+use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::tensor::BoolTensor;
 use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
 
-use super::arithmetic::kept;
-use super::{Call, op};
-use crate::autodiff::masked_softmax;
-use crate::autodiff::tape::Softmax;
+use super::activation::sigmoidal;
+use super::arithmetic::{kept, sum};
+use crate::AmpTensor;
+use crate::autodiff::recorded::{Sigmoidal, Softmax, SoftmaxKind, Sum};
+use crate::call::{Call, div_scalar, mask_fill, masked_softmax, matmul, mul_scalar, op, transpose};
 use crate::policy::is_half;
 use crate::precision::keep_dtypes;
-use crate::tensor::TensorFlags;
+use crate::tensor::{Side, TensorFlags};
 use crate::workarounds::cubecl;
-use crate::{Amp, AmpTensor};
 
 /// Attention. In half it is composed of steps if autodiff records it, if the device only contracts in
 /// half, if the bias has another dtype, or on CubeCL's backends. Otherwise it is one operation of the backend.
-pub(super) fn attention<B: Backend>(
-    mut query: AmpTensor<B>,
-    key: AmpTensor<B>,
-    value: AmpTensor<B>,
+pub(super) fn attention<B: Backend, S: Side<B>>(
+    mut query: AmpTensor<B, S>,
+    key: AmpTensor<B, S>,
+    value: AmpTensor<B, S>,
     mask: Option<BoolTensor<B>>,
-    attn_bias: Option<AmpTensor<B>>,
+    attn_bias: Option<AmpTensor<B, S>>,
     mut options: AttentionModuleOptions,
-) -> AmpTensor<B> {
+) -> AmpTensor<B, S> {
     let bias = attn_bias.as_ref().unwrap_or(&value);
     let call = Call::new(op!(attention), [&query, &key, &value, bias]);
     if let Some(half) = call.decision.operands.filter(|dtype| is_half(*dtype)) {
         let device = query.device();
-        let whole = !B::ad_enabled(&device)
+        let whole = !S::RECORDS
             && !call.decision.only_contracts
             && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half)
             && !cubecl::attends_in_half::<B>(&device);
@@ -36,7 +36,7 @@ pub(super) fn attention<B: Backend>(
         if half == DType::F16 || !whole {
             let head = query.shape()[query.rank() - 1] as f64;
             let scale = options.scale.replace(1.0).unwrap_or(1.0 / head.sqrt());
-            query = Amp::<B>::float_mul_scalar(query, scale.into());
+            query = mul_scalar(query, scale);
         }
         if !whole {
             let out = scaled_dot_product(&call, query, key, value, mask, attn_bias, options);
@@ -54,50 +54,55 @@ pub(super) fn attention<B: Backend>(
 ///
 /// A fully masked row gives zeros, with a gradient of zeros. With Burn's `attention_fallback` the
 /// gradient is NaN.
-fn scaled_dot_product<B: Backend>(
-    call: &Call,
-    query: AmpTensor<B>,
-    key: AmpTensor<B>,
-    value: AmpTensor<B>,
+fn scaled_dot_product<B: Backend, S: Side<B>>(
+    call: &Call<B, S>,
+    query: AmpTensor<B, S>,
+    key: AmpTensor<B, S>,
+    value: AmpTensor<B, S>,
     mask: Option<BoolTensor<B>>,
-    attn_bias: Option<AmpTensor<B>>,
+    attn_bias: Option<AmpTensor<B, S>>,
     options: AttentionModuleOptions,
-) -> AmpTensor<B> {
-    type A<B> = Amp<B>;
-
-    let mut scores = A::<B>::float_matmul(query, A::<B>::float_transpose(key));
+) -> AmpTensor<B, S> {
+    let mut scores = matmul(query, transpose(key));
     if let Some(softcap) = options.softcap {
         assert!(softcap > 0.0, "softcap must be positive, got {softcap}");
-        let capped = A::<B>::float_tanh(A::<B>::float_div_scalar(scores, softcap.into()));
-        scores = A::<B>::float_mul_scalar(capped, softcap.into());
+        let scaled = div_scalar(scores, softcap);
+        let capped = sigmoidal(Sigmoidal::Tanh, op!(float_tanh), scaled);
+        scores = mul_scalar(capped, softcap);
     }
     if let Some(mask) = mask {
-        scores = A::<B>::float_mask_fill(scores, mask, f64::NEG_INFINITY.into());
+        scores = mask_fill(scores, mask, f64::NEG_INFINITY.into());
     }
     if options.is_causal {
-        let mask = future::<B>(&scores);
-        scores = A::<B>::float_mask_fill(scores, mask, f64::NEG_INFINITY.into());
+        let mask = future(&scores);
+        scores = mask_fill(scores, mask, f64::NEG_INFINITY.into());
     }
     if let Some(bias) = attn_bias {
-        scores = A::<B>::float_add(scores, bias);
+        scores = sum(Sum::Plus, op!(float_add), scores, bias);
     }
     let dim = scores.rank() - 1;
-    let probabilities = match call.recording::<B>() {
-        Some((tape, half)) => {
+    let probabilities = match call.decision.recorded {
+        Some(half) => {
             let flags = scores.flags() - TensorFlags::FITS;
-            let kept = kept(&scores, half);
+            let step = Softmax {
+                kind: SoftmaxKind::Masked,
+                dim,
+                kept: kept(&scores, half),
+            };
             let scaled = scores.scaled().cloned();
-            let scores = scores.into_primitive();
-            let out = keep_dtypes(|| tape.softmax(Softmax::Masked, scores, dim, kept));
-            AmpTensor::new(out, flags).with_scaled(scaled)
+            let scores = [scores.into_primitive()];
+            match keep_dtypes(|| S::record(step, scores)) {
+                Ok(out) => AmpTensor::new(out, flags).with_scaled(scaled),
+                Err([scores]) => masked_softmax(AmpTensor::new(scores, flags), dim),
+            }
         }
-        None => masked_softmax::<A<B>>(scores, dim),
+        None => masked_softmax(scores, dim),
     };
-    A::<B>::float_matmul(probabilities, value)
+    matmul(probabilities, value)
 }
 
 /// True where a key lies in the future of its query. The last key is aligned with the last query.
-fn future<B: Backend>(scores: &AmpTensor<B>) -> BoolTensor<B> {
+fn future<B: Backend, S: Side<B>>(scores: &AmpTensor<B, S>) -> BoolTensor<B> {
     let device = scores.device();
     let settings = get_device_settings::<B>(&device);
     let shape = scores.shape();

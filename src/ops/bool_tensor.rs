@@ -7,11 +7,11 @@ use burn_backend::{
     Backend, BoolDType, DeviceOps, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
 };
 
-use super::tensor::{constant, create};
-use super::{delegate, delegate_on_device};
 use crate::Amp;
+use crate::call::{constant, create, delegate, delegate_on_device};
+use crate::tensor::Side;
 
-impl<B: Backend> BoolTensorOps<Self> for Amp<B> {
+impl<B: Backend, S: Side<B>> BoolTensorOps<Self> for Amp<B, S> {
     async fn bool_into_data(tensor: BoolTensor<Self>) -> Result<TensorData, ExecutionError> {
         B::bool_into_data(tensor).await
     }

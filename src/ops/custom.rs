@@ -5,13 +5,15 @@ use burn_backend::tensor::FloatTensor;
 
 use burn_amp_core::policy::Role;
 
-use super::checked;
 use crate::Amp;
+use crate::call::checked;
 use crate::policy::{Class, Op};
+use crate::tensor::Side;
 
-impl<B: Backend> Amp<B> {
+impl<B: Backend, S: Side<B>> Amp<B, S> {
     /// Runs your own operation on the backend below, under the policy of its `class`. Use it where
-    /// `Amp<B>` implements a backend trait of yours through `B`. The casts are on the tape.
+    /// `Amp<B, S>` implements a backend trait of yours through `B`, on both sides of autodiff. The casts are on the
+    /// tape.
     ///
     /// [`Class::LowerPrecision`] is PyTorch's `custom_fwd(cast_inputs=torch.float16)` with the half
     /// dtype in force; [`Class::Fp32`] is `custom_fwd(cast_inputs=torch.float32)`. On
@@ -26,7 +28,7 @@ impl<B: Backend> Amp<B> {
     /// use burn::backend::Flex;
     /// use burn::prelude::*;
     /// use burn::tensor::ops::{FloatTensor, FloatTensorOps};
-    /// use burn_amp::{Amp, policy::Class};
+    /// use burn_amp::{Amp, Side, policy::Class};
     ///
     /// trait MyOps: Backend {
     ///     /// ln(1 + eˣ).
@@ -39,10 +41,10 @@ impl<B: Backend> Amp<B> {
     ///     }
     /// }
     ///
-    /// impl<B: MyOps> MyOps for Amp<B> {
+    /// impl<B: MyOps, S: Side<B>> MyOps for Amp<B, S> {
     ///     fn softplus(x: FloatTensor<Self>) -> FloatTensor<Self> {
     ///         // eˣ leaves f16 at 12.
-    ///         let [y] = Amp::<B>::custom_op("softplus", Class::Fp32, [x], |[x]| [B::softplus(x)]);
+    ///         let [y] = Self::custom_op("softplus", Class::Fp32, [x], |[x]| [B::softplus(x)]);
     ///         y
     ///     }
     /// }

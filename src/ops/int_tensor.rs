@@ -10,11 +10,11 @@ use burn_backend::{
     TensorData,
 };
 
-use super::tensor::create;
-use super::{delegate, delegate_on_device};
 use crate::Amp;
+use crate::call::{create, delegate, delegate_on_device};
+use crate::tensor::Side;
 
-impl<B: Backend> IntTensorOps<Self> for Amp<B> {
+impl<B: Backend, S: Side<B>> IntTensorOps<Self> for Amp<B, S> {
     async fn int_into_data(tensor: IntTensor<Self>) -> Result<TensorData, ExecutionError> {
         B::int_into_data(tensor).await
     }

@@ -3,11 +3,10 @@
 use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 
 use crate::AmpTensor;
-use crate::autodiff::tape;
 use crate::device::DeviceState;
 use crate::policy::is_half;
 use crate::precision::half_wanted;
-use crate::tensor::TensorFlags;
+use crate::tensor::{Side, TensorFlags};
 
 /// What a tensor's data has to be looked at for.
 pub(super) struct Leaving<B: Backend> {
@@ -17,7 +16,7 @@ pub(super) struct Leaving<B: Backend> {
 }
 
 impl<B: Backend> Leaving<B> {
-    pub(super) fn of(tensor: &AmpTensor<B>) -> Self {
+    pub(super) fn of<S: Side<B>>(tensor: &AmpTensor<B, S>) -> Self {
         Self {
             demoted: tensor.is_demoted(),
             unchecked_loss: is_unchecked_loss(tensor).then(|| tensor.device()),
@@ -41,9 +40,9 @@ impl<B: Backend> Leaving<B> {
 }
 
 /// Whether a tensor is a loss that was not computed in f16: one number, with a gradient.
-fn is_unchecked_loss<B: Backend>(tensor: &AmpTensor<B>) -> bool {
+fn is_unchecked_loss<B: Backend, S: Side<B>>(tensor: &AmpTensor<B, S>) -> bool {
     half_wanted()
         && tensor.shape().num_elements() == 1
         && !tensor.flags().contains(TensorFlags::FROM_F16)
-        && tape::of::<B>().is_some_and(|tape| tape.is_tracked(&tensor.primitive))
+        && S::is_tracked(&tensor.primitive)
 }

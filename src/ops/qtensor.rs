@@ -9,10 +9,9 @@ use burn_backend::{
     TensorPrimitive,
 };
 
-use super::tensor::create;
-use super::{Call, by_policy, delegate, delegate_on_device, float_ops, op};
-use crate::autodiff::tape::registered;
+use crate::call::{Call, by_policy, create, delegate, delegate_on_device, float_ops, in_use, op};
 use crate::precision::{half_wanted, in_kernel};
+use crate::tensor::Side;
 use crate::{Amp, AmpTensor};
 
 /// Operations that return a quantized tensor or, if the scheme does not propagate, a float tensor.
@@ -24,7 +23,7 @@ macro_rules! dequantizing_ops {
     )*};
 }
 
-impl<B: Backend> QTensorOps<Self> for Amp<B> {
+impl<B: Backend, S: Side<B>> QTensorOps<Self> for Amp<B, S> {
     fn quantize(
         tensor: FloatTensor<Self>,
         scheme: &QuantScheme,
@@ -71,7 +70,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
     }
 
     fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {
-        registered::<B>(device);
+        in_use::<B, S>(device);
         B::q_from_data(data, device.inner())
     }
 
@@ -89,7 +88,7 @@ impl<B: Backend> QTensorOps<Self> for Amp<B> {
 }
 
 /// Wraps a result of the backend below.
-fn raised<B: Backend>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Amp<B>> {
+fn raised<B: Backend, S: Side<B>>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Amp<B, S>> {
     match tensor {
         TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
         TensorPrimitive::Float(tensor) => TensorPrimitive::Float(AmpTensor::plain(tensor)),

@@ -13,25 +13,25 @@ use burn_backend::{
 use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
 use super::leaving::Leaving;
-use super::{Call, by_policy, checked, float_ops, is_watched, op, own_ops};
-use crate::autodiff::tape::{self, Arithmetic, Reduction, Sigmoidal, Sign, registered};
-use crate::autodiff::{leaves, master, reuse, seed};
-use crate::device::{DeviceContext, is_of_policy};
-use crate::diagnostics::anomaly;
-use crate::policy::{
-    self, Class, HalfSupport, Mode, Op, follows_half, holds, holds_exactly, is_half, largest_within,
+use crate::autodiff::recorded::{Product, Reduced, Sigmoidal, Sum};
+use crate::autodiff::{master, seed};
+use crate::call::{
+    Call, below, by_policy, casted, checked, constant, create, float_ops, in_use, matmul,
+    of_program, op, own_ops, permuted, transpose,
 };
-use crate::precision::{half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
-use crate::tensor::{TensorFlags, converted};
-use crate::workarounds::fusion::row_or_column_apart;
-use crate::workarounds::libtorch;
+use crate::device::DeviceContext;
+use crate::policy::{
+    self, HalfSupport, Mode, follows_half, holds, holds_exactly, is_half, largest_within,
+};
+use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
+use crate::tensor::{Side, TensorFlags, converted};
 use crate::{Amp, AmpTensor};
 
-impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
+impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     // Creation in the requested dtype.
 
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
-        registered::<B>(device);
+        in_use::<B, S>(device);
         AmpTensor::plain(in_kernel(|| B::float_from_data(data, device.inner())))
     }
 
@@ -43,7 +43,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     ) -> FloatTensor<Self> {
         let device = device.inner();
         let asked = DType::from(dtype);
-        let support = registered::<B>(device).of(asked);
+        let support = in_use::<B, S>(device).of(asked);
         let is_binary = matches!(distribution, Distribution::Bernoulli(_));
         let flags = if is_binary {
             TensorFlags::BINARY
@@ -55,7 +55,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let flags = flags | by_policy;
         if !is_half(DType::from(dtype)) || is_binary && support == HalfSupport::Arithmetic {
             let draw = || B::float_random(shape, distribution, device, dtype);
-            return AmpTensor::new(below::<B, _>(device, draw), flags);
+            return AmpTensor::new(below::<B, S, _>(draw), flags);
         }
         let largest = match distribution {
             Distribution::Default => largest_within(asked, 0.0, 1.0),
@@ -69,8 +69,8 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
                 None => drawn,
             }
         };
-        let drawn = below::<B, _>(device, draw);
-        AmpTensor::new(converted::<B>(drawn, dtype), flags)
+        let drawn = below::<B, S, _>(draw);
+        AmpTensor::new(converted::<B, S>(drawn, asked), flags)
     }
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -80,7 +80,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         // The initial gradient of a backward pass.
-        if !B::ad_enabled(device.inner())
+        if !S::RECORDS
             && let Some(scale) = seed::take()
         {
             let make = |device: &_, dtype| match scale {
@@ -142,10 +142,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
         let device = device.inner();
-        if tensor.device() == *device && !B::ad_enabled(device) {
+        if tensor.device() == *device && !S::RECORDS {
             return tensor;
         }
-        registered::<B>(device);
+        in_use::<B, S>(device);
         let (flags, scaled) = (tensor.flags(), tensor.scaled().cloned());
         AmpTensor::new(B::float_to_device(tensor.into_primitive(), device), flags)
             .with_scaled(scaled)
@@ -176,22 +176,14 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         {
             flags |= TensorFlags::exact(half);
         }
-        let scaled = tensor.scaled().cloned();
-        let watched = half_wanted() && watches_cast(&tensor) && is_half;
-        if watched {
-            anomaly::operand(&tensor);
-        }
         // The half copy of a leaf is a leaf, and a user's copy is not.
-        let cast = if B::float_is_require_grad(&tensor.primitive) && tensor.dtype() != dtype.into()
-        {
-            tape::cast::<B>(tensor.into_primitive(), dtype.into())
-        } else {
-            reuse::into_dtype(tensor, dtype.into())
-        };
-        if watched {
-            anomaly::result::<B>("float_cast", Class::Keep, &cast);
-        }
-        let cast = AmpTensor::new(cast, flags).with_scaled(scaled);
+        let is_leaf = B::float_is_require_grad(&tensor.primitive);
+        let cast = casted(tensor, dtype.into(), flags, |tensor, dtype| {
+            match is_leaf && tensor.dtype() != dtype {
+                true => S::cast(tensor.into_primitive(), dtype),
+                false => S::into_dtype(tensor, dtype),
+            }
+        });
         match statistic {
             Some(wide) => cast.with_statistic(wide),
             None => cast,
@@ -204,7 +196,10 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let flags = tensor.flags();
         let wanted = B::float_is_require_grad(&tensor.primitive);
         let detached = AmpTensor::new(B::float_detach(tensor.into_primitive()), flags);
-        remembered(detached, wanted)
+        if wanted {
+            S::remember(&detached);
+        }
+        detached
     }
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
@@ -226,9 +221,13 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
         let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);
         let wanted = B::float_is_require_grad(&primitive);
         if wanted && is_used_in_half {
-            tape::cast_ahead::<B>(&primitive);
+            S::cast_ahead(&primitive);
         }
-        remembered(AmpTensor::new(primitive, flags), wanted)
+        let tensor = AmpTensor::new(primitive, flags);
+        if wanted {
+            S::remember(&tensor);
+        }
+        tensor
     }
 
     fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {
@@ -236,19 +235,19 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     own_ops! {
-        float_add([lhs], [rhs]) -> FloatTensor => sum(Sign::Plus, op!(float_add), lhs, rhs);
-        float_sub([lhs], [rhs]) -> FloatTensor => sum(Sign::Minus, op!(float_sub), lhs, rhs);
-        float_mul([lhs], [rhs]) -> FloatTensor => product(Arithmetic::Mul, op!(float_mul), lhs, rhs);
-        float_div([lhs], [rhs]) -> FloatTensor => product(Arithmetic::Div, op!(float_div), lhs, rhs);
+        float_add([lhs], [rhs]) -> FloatTensor => sum(Sum::Plus, op!(float_add), lhs, rhs);
+        float_sub([lhs], [rhs]) -> FloatTensor => sum(Sum::Minus, op!(float_sub), lhs, rhs);
+        float_mul([lhs], [rhs]) -> FloatTensor => product(Product::Mul, op!(float_mul), lhs, rhs);
+        float_div([lhs], [rhs]) -> FloatTensor => product(Product::Div, op!(float_div), lhs, rhs);
         float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs);
-        float_sum([tensor]) -> FloatTensor => reduction(Reduction::Sum, op!(float_sum), tensor, None, B::float_sum);
-        float_sum_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduction::Sum, op!(float_sum_dim), tensor, Some(dim), |t| B::float_sum_dim(t, dim));
-        float_mean([tensor]) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean), tensor, None, B::float_mean);
-        float_mean_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduction::Mean, op!(float_mean_dim), tensor, Some(dim), |t| B::float_mean_dim(t, dim));
+        float_sum([tensor]) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum), tensor, None, B::float_sum);
+        float_sum_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum_dim), tensor, Some(dim), |t| B::float_sum_dim(t, dim));
+        float_mean([tensor]) -> FloatTensor => reduction(Reduced::Mean, op!(float_mean), tensor, None, B::float_mean);
+        float_mean_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduced::Mean, op!(float_mean_dim), tensor, Some(dim), |t| B::float_mean_dim(t, dim));
         float_clamp_min([tensor], {min}) -> FloatTensor => clamp_min(tensor, min);
         float_tanh([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Tanh, op!(float_tanh), tensor);
         float_slice([tensor], slices: &[Slice]) -> FloatTensor => slice(tensor, slices);
-        float_transpose([tensor]) -> FloatTensor => permuted(op!(float_transpose), tensor, |axes| { let last = axes.len() - 1; axes.swap(last - 1, last) }, B::float_transpose);
+        float_transpose([tensor]) -> FloatTensor => transpose(tensor);
         float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor => permuted(op!(float_swap_dims), tensor, |axes| axes.swap(dim1, dim2), |t| B::float_swap_dims(t, dim1, dim2));
         float_permute([tensor], axes: &[usize]) -> FloatTensor => permuted(op!(float_permute), tensor, |order| order.copy_from_slice(axes), |t| B::float_permute(t, axes));
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => scatter(data, indices, values, reduction);
@@ -261,10 +260,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [product] = checked(op!(float_matmul), [lhs, rhs], |[lhs, rhs]| {
-            [row_or_column_apart::<B>(B::float_matmul(lhs, rhs))]
-        });
-        product
+        matmul(lhs, rhs)
     }
 
     #[inline(never)]
@@ -287,7 +283,7 @@ impl<B: Backend> FloatTensorOps<Self> for Amp<B> {
 
 /// A lower bound. Warns of the bound that Burn's cross entropy of probabilities takes from the dtype of the
 /// probabilities: the root of the smallest normal number is 1e-19 in FP32, and 1/128 in f16.
-fn clamp_min<B: Backend>(tensor: AmpTensor<B>, min: Scalar) -> AmpTensor<B> {
+fn clamp_min<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, min: Scalar) -> AmpTensor<B, S> {
     let bound: f64 = min.elem();
     let call = Call::of(
         op!(float_clamp_min),
@@ -311,7 +307,7 @@ fn clamp_min<B: Backend>(tensor: AmpTensor<B>, min: Scalar) -> AmpTensor<B> {
 }
 
 /// A slice. The gradient of a concatenation has many.
-fn slice<B: Backend>(tensor: AmpTensor<B>, slices: &[Slice]) -> AmpTensor<B> {
+fn slice<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, slices: &[Slice]) -> AmpTensor<B, S> {
     if tensor.is_cast_later() {
         return tensor.moved(|half| B::float_slice(half, slices));
     }
@@ -321,34 +317,15 @@ fn slice<B: Backend>(tensor: AmpTensor<B>, slices: &[Slice]) -> AmpTensor<B> {
     slice
 }
 
-/// A view with its dimensions in another order: `reorder` gets 0, 1, 2 ..
-fn permuted<B: Backend>(
-    op: Op,
-    tensor: AmpTensor<B>,
-    reorder: impl FnOnce(&mut [usize]),
-    permute: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
-) -> AmpTensor<B> {
-    let call = Call::new(op, [&tensor]);
-    let tensor = call.operand(tensor);
-    call.result(call.run(|| libtorch::permuted::<B>(tensor, reorder, permute)))
-}
-
-/// Whether anomaly detection is on for a cast, of a gradient or by the user.
-fn watches_cast<B: Backend>(tensor: &AmpTensor<B>) -> bool {
-    let device = tensor.device();
-    let context = DeviceContext::of::<B>(&device);
-    is_watched("float_cast", &context, &[tensor], &device)
-}
-
 /// The values and their indices.
 type WithIndices<B> = (FloatTensor<B>, IntTensor<B>);
 
-fn scatter<B: Backend>(
-    data: AmpTensor<B>,
+fn scatter<B: Backend, S: Side<B>>(
+    data: AmpTensor<B, S>,
     indices: IntTensor<B>,
-    values: AmpTensor<B>,
+    values: AmpTensor<B, S>,
     reduction: IndexingUpdateOp,
-) -> AmpTensor<B> {
+) -> AmpTensor<B, S> {
     let op = match reduction {
         IndexingUpdateOp::Add | IndexingUpdateOp::Mul => op!(float_scatter_nd).that_accumulates(),
         _ => op!(float_scatter_nd),
@@ -358,76 +335,12 @@ fn scatter<B: Backend>(
     call.result(call.run(|| B::float_scatter_nd(data, indices, values, reduction)))
 }
 
-/// Creates a tensor in the requested dtype, on the device without its own autodiff. If the device
-/// only stores that dtype and multiplies matrices in it, the tensor is created in FP32 and cast.
-pub(super) fn create<B: Backend>(
-    device: &B::Device,
-    dtype: FloatDType,
-    make: impl FnOnce(&B::Device, FloatDType) -> FloatTensor<B>,
-) -> AmpTensor<B> {
-    let device = device.inner();
-    let support = registered::<B>(device);
-    let (dtype, flags) = of_program::<B>(device, dtype);
-    let asked = DType::from(dtype);
-    let only_stored = is_half(asked) && support.of(asked) == HalfSupport::Contractions;
-    let made = if only_stored {
-        converted::<B>(
-            below::<B, _>(device, || make(device, FloatDType::F32)),
-            dtype,
-        )
-    } else {
-        below::<B, _>(device, || make(device, dtype))
-    };
-    AmpTensor::new(made, flags)
-}
-
-/// Creates a tensor below this layer. What the program asked for is decided here: a layer below autodiff creates what it
-/// is told.
-fn below<B: Backend, T>(device: &B::Device, create: impl FnOnce() -> T) -> T {
-    in_kernel(|| match B::ad_enabled(device) {
-        true => keep_dtypes(create),
-        false => create(),
-    })
-}
-
-/// The dtype of a tensor that a program asks for in `dtype`, and its flags. What is asked for in the policy's half dtype
-/// is the policy's, as `x.zeros_like()` of a tensor that the policy made half: it is FP32 where the policy is off, and
-/// its data is FP32.
-fn of_program<B: Backend>(device: &B::Device, dtype: FloatDType) -> (FloatDType, TensorFlags) {
-    let half = DType::from(dtype);
-    // A formula of autodiff's asks for the dtype of a gradient.
-    if !is_half(half) || !half_wanted() || keeps_dtypes() || !is_of_policy::<B>(device, half) {
-        return (dtype, TensorFlags::empty());
-    }
-    match DeviceContext::of::<B>(device).mode {
-        Mode::Off => (FloatDType::F32, TensorFlags::DEMOTED),
-        Mode::On(_) | Mode::KeepDtypes => (dtype, TensorFlags::DEMOTED),
-    }
-}
-
 /// Whether a tensor may be a statistic of the rows or the channels of another one, to which it is broadcast. The FP32
 /// values are kept while the half tensor lives, so they have to be few.
-fn may_be_statistic<B: Backend>(tensor: &AmpTensor<B>) -> bool {
+fn may_be_statistic<B: Backend, S: Side<B>>(tensor: &AmpTensor<B, S>) -> bool {
     const FEW: usize = 1 << 20;
     let shape = tensor.shape();
     // The first dimension may be a batch of one.
     let is_broadcast = shape.num_dims() == 1 || shape.iter().skip(1).any(|length| *length == 1);
     tensor.dtype() == DType::F32 && is_broadcast && shape.num_elements() <= FEW
-}
-
-/// Flags an FP32 tensor of one value that fits in both half dtypes: it follows half operands.
-pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
-    let flags = tensor.flags() | TensorFlags::CONSTANT;
-    match tensor.dtype() {
-        DType::F32 => tensor.with_flags(flags),
-        _ => tensor,
-    }
-}
-
-/// Remembers a tensor whose gradient is wanted, so that the backward pass finds it.
-fn remembered<B: Backend>(tensor: AmpTensor<B>, wanted: bool) -> AmpTensor<B> {
-    if wanted {
-        leaves::remember(&tensor);
-    }
-    tensor
 }

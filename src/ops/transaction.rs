@@ -5,9 +5,10 @@ use burn_backend::backend::ExecutionError;
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 
 use super::leaving::Leaving;
+use crate::tensor::Side;
 use crate::{Amp, AmpTensor};
 
-impl<B: Backend> TransactionOps<Self> for Amp<B> {
+impl<B: Backend, S: Side<B>> TransactionOps<Self> for Amp<B, S> {
     async fn tr_execute(
         transaction: TransactionPrimitive<Self>,
     ) -> Result<TransactionPrimitiveData, ExecutionError> {

@@ -3,6 +3,8 @@
 
 use std::marker::PhantomData;
 
+use super::Below;
+
 /// Automatic mixed precision on a backend.
 ///
 /// Each operation runs in the precision that the [policy](crate::policy) gives it: contractions in
@@ -10,8 +12,9 @@ use std::marker::PhantomData;
 /// Operations on only F64 tensors, and on integer and boolean tensors, are `B`'s own, as are the
 /// devices. A float tensor is an `AmpTensor`.
 ///
-/// For inference use `Amp<B>`; for training [`AmpAutodiff<B>`](crate::AmpAutodiff).
+/// For inference use `Amp<B>`; for training [`AmpAutodiff<B>`](crate::AmpAutodiff), which is an `Amp` on each
+/// [`Side`](crate::Side) of Burn's autodiff.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Amp<B> {
-    backend: PhantomData<B>,
+pub struct Amp<B, S = Below> {
+    layer: PhantomData<(B, S)>,
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorMetadata};
 
-use super::{Shared, TensorFlags, at_least_f32};
+use super::{Below, Shared, TensorFlags, at_least_f32};
 use crate::policy::is_half;
 use crate::precision::{in_kernel, want_half};
 
@@ -63,7 +63,7 @@ impl Deferred {
     }
 
     fn apply<B: Backend>(self, values: FloatTensor<B>) -> FloatTensor<B> {
-        let values = at_least_f32::<B>(values);
+        let values = at_least_f32::<B, Below>(values);
         match self.scale() {
             1.0 => values,
             scale => {

@@ -2,13 +2,14 @@
 //! it. Independent of individual operations.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use burn_amp_core::policy::TensorFlags;
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::device::{CastStatistics, DeviceState};
 use crate::policy::{Operand, SMALL, is_half};
@@ -17,10 +18,15 @@ use crate::scaler::ScaledLoss;
 
 mod amp;
 mod deferred;
+mod node;
+mod side;
 mod uses;
 
 pub use amp::Amp;
 use deferred::Deferred;
+pub(crate) use node::Node;
+pub use node::WeakNode;
+pub use side::{Above, Below, Checkpoint, Side, Step};
 pub(crate) use uses::{Use, Uses};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
@@ -28,13 +34,14 @@ pub(crate) use uses::{Use, Uses};
 /// `dtype()` is the real dtype, but for a gradient that `divided_later` leaves in half: its dtype is FP32,
 /// as every operation sees it. Data read back is FP32 if the policy had made the tensor half.
 /// Clones share the data and its copies in other dtypes (the cast cache).
-pub struct AmpTensor<B: Backend> {
+pub struct AmpTensor<B: Backend, S = Below> {
     pub(crate) primitive: FloatTensor<B>,
     flags: TensorFlags,
     /// What the operations that read the tensor do first.
     deferred: Option<Deferred>,
     /// Unset before the first clone, unless the tensor is a scaled loss.
     pub(crate) shared: OnceLock<Arc<Shared<B>>>,
+    side: PhantomData<S>,
 }
 
 /// State that the clones of a tensor share, dropped with the last clone.
@@ -57,7 +64,7 @@ pub(crate) struct Shared<B: Backend> {
 /// A copy in another dtype. Boxed: most tensors have none.
 type Copied<B> = OnceLock<Box<FloatTensor<B>>>;
 
-impl<B: Backend> AmpTensor<B> {
+impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
     #[inline(always)]
     pub(crate) fn new(primitive: FloatTensor<B>, flags: TensorFlags) -> Self {
         Self {
@@ -65,6 +72,7 @@ impl<B: Backend> AmpTensor<B> {
             flags,
             deferred: None,
             shared: OnceLock::new(),
+            side: PhantomData,
         }
     }
 
@@ -116,6 +124,7 @@ impl<B: Backend> AmpTensor<B> {
             flags: self.flags,
             deferred: self.deferred,
             shared: OnceLock::new(),
+            side: PhantomData,
         }
     }
 
@@ -128,6 +137,7 @@ impl<B: Backend> AmpTensor<B> {
             flags,
             shared,
             deferred,
+            ..
         } = self;
         // Take the shared state out: the compiler then leaves the primitive where it is.
         let shared = shared.into_inner();
@@ -158,14 +168,11 @@ impl<B: Backend> AmpTensor<B> {
 
     /// Marks the tensor as a scaled loss, if there is a scaler.
     #[inline(always)]
-    pub(crate) fn with_scaled(self, scaled: Option<ScaledLoss>) -> Self {
-        if scaled.is_none() {
-            return self;
+    pub(crate) fn with_scaled(mut self, scaled: Option<ScaledLoss>) -> Self {
+        if let Some(scaled) = scaled {
+            self.set_scaled(scaled);
         }
-        Self {
-            shared: OnceLock::from(Arc::new(Shared::new(scaled))),
-            ..self
-        }
+        self
     }
 
     pub(crate) fn device(&self) -> B::Device {
@@ -213,18 +220,34 @@ impl<B: Backend> AmpTensor<B> {
             Some(shared) => match shared.get() {
                 Some(copy) => (**copy).clone(),
                 None => {
-                    let copy = converted::<B>(self.primitive.clone(), dtype.into());
+                    let copy = converted::<B, S>(self.primitive.clone(), dtype);
                     shared.set(copy.clone().into()).ok();
                     copy
                 }
             },
             // No other clone could reuse the cast; do not cache.
-            None => converted::<B>(self.primitive, dtype.into()),
+            None => converted::<B, S>(self.primitive, dtype),
         }
     }
-}
 
-impl<B: Backend> AmpTensor<B> {
+    /// Casts an FP32 tensor into its cast cache, before an operation needs the copy.
+    pub(crate) fn cast_ahead(&self, half: DType) {
+        self.share();
+        drop(self.clone().into_dtype(half));
+        self.share().used_in_half.store(false, Ordering::Relaxed);
+    }
+
+    /// Prepares the cast cache before a tensor is cloned. Without autodiff, the FP32 copy of a half
+    /// tensor is kept only for a gradient in the backward pass: the tape holds half tensors to save
+    /// memory.
+    #[inline(never)]
+    fn share_copies(&self) {
+        let is_gradient = || self.flags().contains(TensorFlags::BACKWARD);
+        if self.dtype() == DType::F32 || is_gradient() || S::RECORDS {
+            self.share();
+        }
+    }
+
     /// The slot of a copy in `dtype`, if the copy exists or another clone could use it.
     pub(crate) fn shared_copy(&self, dtype: DType) -> Option<&Copied<B>> {
         let shared = self.shared.get()?;
@@ -237,13 +260,6 @@ impl<B: Backend> AmpTensor<B> {
     pub(crate) fn is_used_in_half(&self) -> bool {
         let used = |shared: &Arc<Shared<B>>| shared.used_in_half.load(Ordering::Relaxed);
         self.shared.get().is_some_and(used)
-    }
-
-    /// Casts an FP32 tensor into its cast cache, before an operation needs the copy.
-    pub(crate) fn cast_ahead(&self, half: DType) {
-        self.share();
-        drop(self.clone().into_dtype(half));
-        self.share().used_in_half.store(false, Ordering::Relaxed);
     }
 
     /// The FP32 values that a half gradient was rounded from, if they are kept.
@@ -294,23 +310,19 @@ impl<B: Backend> AmpTensor<B> {
         }
     }
 
-    /// Prepares the cast cache before a tensor is cloned. Without autodiff, the FP32 copy of a half
-    /// tensor is kept only for a gradient in the backward pass: the tape holds half tensors to save
-    /// memory.
-    #[inline(never)]
-    fn share_copies(&self) {
-        let is_gradient = || self.flags().contains(TensorFlags::BACKWARD);
-        if self.dtype() == DType::F32 || is_gradient() || B::ad_enabled(&self.device()) {
-            self.share();
-        }
-    }
-
     fn share(&self) -> &Shared<B> {
         self.shared.get_or_init(|| Arc::new(Shared::new(None)))
     }
 }
 
-impl<B: Backend> Clone for AmpTensor<B> {
+impl<B: Backend, S> AmpTensor<B, S> {
+    /// Marks the tensor as a scaled loss.
+    pub(crate) fn set_scaled(&mut self, scaled: ScaledLoss) {
+        self.shared = OnceLock::from(Arc::new(Shared::new(Some(scaled))));
+    }
+}
+
+impl<B: Backend, S: Side<B>> Clone for AmpTensor<B, S> {
     #[inline(always)]
     fn clone(&self) -> Self {
         if half_wanted() {
@@ -321,6 +333,7 @@ impl<B: Backend> Clone for AmpTensor<B> {
             flags: self.flags,
             deferred: self.deferred,
             shared: self.shared.clone(),
+            side: PhantomData,
         }
     }
 }
@@ -349,7 +362,7 @@ impl<B: Backend> Shared<B> {
     }
 }
 
-impl<B: Backend> fmt::Debug for AmpTensor<B> {
+impl<B: Backend, S: Side<B>> fmt::Debug for AmpTensor<B, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AmpTensor")
             .field("primitive", &self.primitive)
@@ -359,7 +372,7 @@ impl<B: Backend> fmt::Debug for AmpTensor<B> {
     }
 }
 
-impl<B: Backend> TensorMetadata for AmpTensor<B> {
+impl<B: Backend, S: Side<B>> TensorMetadata for AmpTensor<B, S> {
     #[inline(always)]
     fn dtype(&self) -> DType {
         let dtype = self.primitive.dtype();
@@ -381,8 +394,11 @@ impl<B: Backend> TensorMetadata for AmpTensor<B> {
 }
 
 /// The backend's own cast. Registers the device with the policy.
-pub(crate) fn converted<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
-    counted::<B>(tensor, dtype, |device| {
+pub(crate) fn converted<B: Backend, S: Side<B>>(
+    tensor: FloatTensor<B>,
+    dtype: DType,
+) -> FloatTensor<B> {
+    counted::<B, S>(tensor, dtype, |device| {
         let state = DeviceState::of::<B>(device);
         state.in_force::<B>(device);
         state.statistics()
@@ -395,9 +411,9 @@ pub(crate) fn wide(dtype: DType) -> DType {
 }
 
 /// Casts a half tensor to FP32; returns any other tensor unchanged.
-pub(crate) fn at_least_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn at_least_f32<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     if is_half(tensor.dtype()) {
-        counted::<B>(tensor, FloatDType::F32, |device| {
+        counted::<B, S>(tensor, DType::F32, |device| {
             DeviceState::of::<B>(device).statistics()
         })
     } else {
@@ -406,17 +422,17 @@ pub(crate) fn at_least_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B>
 }
 
 /// A cast, counted in the statistics unless a lower layer counts it.
-fn counted<B: Backend>(
+fn counted<B: Backend, S: Side<B>>(
     tensor: FloatTensor<B>,
-    dtype: FloatDType,
+    dtype: DType,
     statistics: impl FnOnce(&B::Device) -> &'static CastStatistics,
 ) -> FloatTensor<B> {
-    let device = B::float_device(&tensor);
-    if B::ad_enabled(&device) {
+    if S::RECORDS {
         // The layer's own cast, and not the user's.
-        return keep_dtypes(|| B::float_cast(tensor, dtype));
+        return keep_dtypes(|| B::float_cast(tensor, dtype.into()));
     }
+    let device = B::float_device(&tensor);
     let elements = tensor.shape().num_elements();
-    statistics(&device).cast(elements, tensor.dtype(), dtype.into());
-    in_kernel(|| B::float_cast(tensor, dtype))
+    statistics(&device).cast(elements, tensor.dtype(), dtype);
+    in_kernel(|| B::float_cast(tensor, dtype.into()))
 }

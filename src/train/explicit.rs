@@ -8,8 +8,9 @@ use burn_core::tensor::{DType, FloatDType, Tensor, TensorPrimitive};
 use burn_optim::{GradientsParams, LearningRate, Optimizer};
 
 use super::gradients::{self, Found};
+use crate::autodiff::generic::{is_amp, set_scaled};
 use crate::autodiff::replicas::{Replicas, agreed};
-use crate::autodiff::{scaled_loss, tape};
+use crate::autodiff::scaled_loss;
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
 use crate::policy::Mode;
@@ -47,10 +48,11 @@ impl GradScaler {
         if self.shared.has_many_losses(or) {
             self.read_losses();
         }
-        if is_amp::<B>(&device) {
+        if is_amp::<B>() {
             let scaler = self.clone();
-            let loss = loss.into_primitive().tensor();
-            let loss = tape::with_scaled::<B>(loss, ScaledLoss { scaler, scale });
+            let mut loss = loss.into_primitive().tensor();
+            set_scaled::<B>(&mut loss, ScaledLoss { scaler, scale })
+                .expect("an AmpAutodiff with one of Burn's checkpointing strategies");
             return Tensor::from_primitive(TensorPrimitive::Float(loss));
         }
         if !self.state().is_enabled() {
@@ -153,7 +155,7 @@ impl GradScaler {
         call: &'static str,
         found: &Found<B>,
     ) -> Result<(), AmpError> {
-        let carries_scale = !is_amp::<B>(&found.device) && self.state().is_enabled();
+        let carries_scale = !is_amp::<B>() && self.state().is_enabled();
         match &found.f16 {
             Some(parameter) if carries_scale => Err(AmpError::HalfParameter {
                 call,
@@ -181,7 +183,7 @@ impl GradScaler {
             return;
         };
         let (scale, scaled) = (to_check.scale, to_check.parameters());
-        let factor = (!is_amp::<B>(&found.device)).then(|| 1.0 / f64::from(scale));
+        let factor = (!is_amp::<B>()).then(|| 1.0 / f64::from(scale));
         let mut check = scaled_loss::take_check::<B::InnerBackend>(self, &found.device);
         gradients::unscale(&to_check.left, grads, factor, &mut check);
         gradients::unscale(&to_check.again, grads, None, &mut check);
@@ -316,18 +318,18 @@ impl GradScaler {
         *self.shared.pending() = Default::default();
     }
 
-    /// Continues a step that was pending when it was recorded, on this device.
-    pub(crate) fn resume<B: AutodiffBackend>(&self, record: PendingStepRecord, at: &B::Device) {
-        let carried = !is_amp::<B>(at);
+    /// Continues a step that was pending when it was recorded.
+    pub(crate) fn resume<B: AutodiffBackend>(&self, record: PendingStepRecord) {
+        let carried = !is_amp::<B>();
         let mut pending = self.shared.pending();
         pending.resume(record, &self.state(), carried);
     }
 
     /// The factor on the gradients of the pending step: 1 on an `AmpAutodiff`, which returns gradients
     /// without the scale.
-    pub(crate) fn carried_scale<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
+    pub(crate) fn carried_scale<B: AutodiffBackend>(&self) -> f32 {
         let scale = self.shared.pending().scale_given();
-        scale.filter(|_| !is_amp::<B>(at)).unwrap_or(1.0)
+        scale.filter(|_| !is_amp::<B>()).unwrap_or(1.0)
     }
 
     /// The factor on the next loss on this device: that of the step under way, if there is one. 1 where
@@ -335,15 +337,10 @@ impl GradScaler {
     pub(crate) fn scale_at<B: AutodiffBackend>(&self, at: &B::Device) -> f32 {
         let (given, scaler) = (self.shared.pending().scale_given(), self.state());
         let is_f16 = || DeviceContext::of::<B>(at).mode == Mode::On(DType::F16);
-        if scaler.is_enabled() && (!is_amp::<B>(at) || is_f16()) {
+        if scaler.is_enabled() && (!is_amp::<B>() || is_f16()) {
             given.unwrap_or(scaler.scale())
         } else {
             1.0
         }
     }
-}
-
-/// Whether a backend is an `AmpAutodiff`, which scales by itself.
-pub(crate) fn is_amp<B: AutodiffBackend>(at: &B::Device) -> bool {
-    B::name(at).starts_with("amp<")
 }

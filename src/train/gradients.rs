@@ -12,7 +12,7 @@ use burn_core::tensor::{DType, FloatDType, Tensor, TensorData, TensorPrimitive};
 use burn_optim::GradientsParams;
 
 use crate::AmpError;
-use crate::autodiff::tape;
+use crate::autodiff::generic::node_id;
 use crate::diagnostics::FiniteCheck;
 
 /// A gradient of any number of dimensions: [`GradientsParams`] does not store this number, and does not
@@ -58,8 +58,7 @@ where
 pub(super) fn nodes<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec<(u64, String)> {
     let mut nodes = Vec::new();
     for_each_parameter::<B, M>(module, |_, path, value| {
-        let tensor = value();
-        let node = tape::id::<B, _>(&tensor, &B::float_device(&tensor));
+        let node = node_id::<B>(&value());
         nodes.extend(node.map(|node| (node, path.join("."))));
     });
     nodes

@@ -25,8 +25,6 @@ use crate::{Amp, AmpError, Precision};
 /// # Errors
 ///
 /// - [`AmpError::NotHalf`] when the precision is neither f16 nor bf16.
-/// - [`AmpError::HalfWeightOnAutodiff`] when the model is on an autodiff backend, where the weight
-///   would no longer be a leaf, and would not be trained.
 /// - [`AmpError::WeightOverflow`] when a finite weight is beyond the range of the precision. One
 ///   number is read back for each weight.
 ///
@@ -49,6 +47,16 @@ use crate::{Amp, AmpError, Precision};
 /// assert_eq!(model.bias.as_ref().unwrap().val().dtype(), DType::F32);
 /// assert_eq!(model.forward(input).into_data(), expected);
 /// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+///
+/// A model on [`AmpAutodiff`](crate::AmpAutodiff) does not compile: its weights would no longer be leaves, and would
+/// not be trained. Call `model.valid()` first.
+///
+/// ```compile_fail,E0277
+/// # use burn::{backend::Flex, nn::{Linear, LinearConfig}};
+/// # use burn_amp::{AmpAutodiff, Precision, half_weights};
+/// let trained: Linear<AmpAutodiff<Flex>> = LinearConfig::new(64, 64).init(&Default::default());
+/// half_weights(trained, Precision::Bf16);
 /// ```
 pub fn half_weights<B: Backend, M: Module<Amp<B>>>(
     model: M,
@@ -85,18 +93,14 @@ impl Weights {
         module.is_some_and(|module| module.contains("Norm"))
     }
 
-    /// Checks that a weight is on no autodiff backend, and that no finite value is beyond the
-    /// precision's range. Infinities in a weight are allowed.
+    /// Checks that no finite value is beyond the precision's range. Infinities in a weight are allowed.
     fn check<B: Backend, const D: usize>(&self, weight: &Tensor<B, D>) -> Result<(), AmpError> {
-        let names: Vec<_> = self.path.iter().map(|(name, _)| name.as_str()).collect();
-        let parameter = names.join(".");
-        if B::ad_enabled(&weight.device()) {
-            return Err(AmpError::HalfWeightOnAutodiff { parameter });
-        }
         let infinite = weight.clone().abs().equal_elem(f32::INFINITY);
         let finite = weight.clone().abs().mask_fill(infinite, 0.0);
         let value: f32 = finite.max().into_scalar().elem();
         if value > self.precision.largest() {
+            let names: Vec<_> = self.path.iter().map(|(name, _)| name.as_str()).collect();
+            let parameter = names.join(".");
             return Err(AmpError::WeightOverflow { parameter, value });
         }
         Ok(())

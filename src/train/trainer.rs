@@ -15,10 +15,10 @@ use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
 
-use super::explicit::is_amp;
 use super::masters::with_masters;
 use super::mixed_precision::in_precision;
 use super::{MixedPrecision, gradients};
+use crate::autodiff::generic::is_amp;
 use crate::{
     AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, StepMetrics, StepProgress,
     Transition, WhenStuck, precision_of,
@@ -73,10 +73,12 @@ impl MixedPrecisionTrainerConfig {
     {
         check_trainer(self.grads_accumulation, self.grad_clipping_norm)?;
         let precision = self.precision;
-        for device in model.devices().iter().filter(|device| is_amp::<B>(device)) {
-            in_precision(precision, || precision_of::<B>(device))?;
-        }
-        if let Some(device) = model.devices().iter().find(|device| !is_amp::<B>(device))
+        let devices = model.devices();
+        if is_amp::<B>() {
+            for device in &devices {
+                in_precision(precision, || precision_of::<B>(device))?;
+            }
+        } else if let Some(device) = devices.first()
             && precision != Precision::F32
         {
             log::warn!(
@@ -364,7 +366,7 @@ where
             batches: self.config.grads_accumulation,
             micro_batches: self.micro_batches,
             pending: self.mixed.scaler().pending_record(),
-            scale: self.scaler().carried_scale::<B>(&self.device()),
+            scale: self.scaler().carried_scale::<B>(),
             gradients: gradients::to_data::<B, M>(&model, &grads),
         };
         self.accumulator.accumulate(&model, grads);
@@ -397,15 +399,15 @@ where
         self.model = Some(model);
         self.accumulator = GradientsAccumulator::new();
         self.micro_batches = 0;
-        let (scaler, device) = (self.mixed.scaler(), self.device());
+        let scaler = self.mixed.scaler();
         let own = self.config.grads_accumulation;
         if !continues_window(accumulation.micro_batches, accumulation.batches, own) {
             scaler.discard_step();
             return;
         }
-        scaler.resume::<B>(accumulation.pending, &device);
+        scaler.resume::<B>(accumulation.pending);
         self.micro_batches = accumulation.micro_batches;
-        let carried = scaler.carried_scale::<B>(&device);
+        let carried = scaler.carried_scale::<B>();
         let factor = f64::from(carried) / f64::from(accumulation.scale);
         let model = present(&self.model);
         let grads = gradients::from_data::<B, M>(model, accumulation.gradients, factor);

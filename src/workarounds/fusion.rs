@@ -5,12 +5,13 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 
 use crate::device::is_fused;
 use crate::policy::is_half;
+use crate::tensor::Side;
 
 /// A linear layer on rows. The bias is added apart from a product of one row or one column: see
 /// [`row_or_column_apart`].
 ///
 /// Until: burn#5122 is closed.
-pub(crate) fn linear_of_rows<B: Backend>(
+pub(crate) fn linear_of_rows<B: Backend, S: Side<B>>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     bias: Option<FloatTensor<B>>,
@@ -19,13 +20,13 @@ pub(crate) fn linear_of_rows<B: Backend>(
     let mut shape = x.shape();
     shape[last] = columns;
     match bias {
-        Some(bias) if is_row_or_column(&shape) && is_apart::<B>(&x) => {
-            let product = row_or_column_apart::<B>(B::linear(x, weight, None));
+        Some(bias) if is_row_or_column(&shape) && is_apart::<B, S>(&x) => {
+            let product = row_or_column_apart::<B, S>(B::linear(x, weight, None));
             let mut row = vec![1; last + 1];
             row[last] = columns;
             B::float_add(product, B::float_reshape(bias, row.into()))
         }
-        bias => row_or_column_apart::<B>(B::linear(x, weight, bias)),
+        bias => row_or_column_apart::<B, S>(B::linear(x, weight, bias)),
     }
 }
 
@@ -38,8 +39,8 @@ pub(crate) fn linear_of_rows<B: Backend>(
 /// Fusion may join a weight of `[.., .., 1, 1]` with what is before: then nothing is gained.
 ///
 /// Until: `cargo xtask bench casts` counts as many kernels of a CNN without it. No issue.
-pub(crate) fn apart<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    match is_apart::<B>(&tensor) {
+pub(crate) fn apart<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match is_apart::<B, S>(&tensor) {
         true => B::float_swap_dims(tensor, 0, 0),
         false => tensor,
     }
@@ -53,9 +54,11 @@ pub(crate) fn apart<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
 /// decoder's gradient was then wrong in f16.
 ///
 /// Until: burn#5122 is closed. Burn 0.22.1 has the fault.
-pub(crate) fn row_or_column_apart<B: Backend>(product: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn row_or_column_apart<B: Backend, S: Side<B>>(
+    product: FloatTensor<B>,
+) -> FloatTensor<B> {
     let is_one = is_half(product.dtype()) && is_row_or_column(&product.shape());
-    match is_one && is_apart::<B>(&product) {
+    match is_one && is_apart::<B, S>(&product) {
         true => B::float_cat(vec![product], 0),
         false => product,
     }
@@ -66,7 +69,6 @@ fn is_row_or_column(product: &Shape) -> bool {
 }
 
 /// Whether tensors like this one are kept apart: in half, with fusion, below autodiff.
-fn is_apart<B: Backend>(tensor: &FloatTensor<B>) -> bool {
-    let device = B::float_device(tensor);
-    is_half(tensor.dtype()) && !B::ad_enabled(&device) && is_fused::<B>(&device)
+fn is_apart<B: Backend, S: Side<B>>(tensor: &FloatTensor<B>) -> bool {
+    is_half(tensor.dtype()) && !S::RECORDS && is_fused::<B>(&B::float_device(tensor))
 }

@@ -30,11 +30,12 @@ const AMP: Layers = &[
     ("policy, precision", "the policy for the dtypes of this Burn; regions and every other mode of a thread", "devices"),
     ("scaler", "the handle of a loss scaler, its scopes", "devices, tensors, modules"),
     ("device", "identity, capabilities, `AmpConfig`, the device's one state, trials, statistics", "operations, autodiff"),
-    ("tensor", "`AmpTensor`, its flags, its cached casts; the type `Amp`", "single operations"),
+    ("tensor", "`AmpTensor`, its flags, its cached casts; the type `Amp` and the side of autodiff that it is on", "single operations"),
     ("workarounds", "faults of Burn and of its backends, each with its issue", "single operations of the policy"),
     ("diagnostics", "anomalies, finite check, report, plot", "autodiff, trainers"),
-    ("autodiff", "recorded operations, leaves, backward pass, gradients, replicas", "modules, trainers"),
-    ("ops, backend", "dispatch of an operation, a file for each of Burn's traits, IR, distributed", "trainers"),
+    ("call", "an operation under the policy, without a record: what formulas are written in", "the tape"),
+    ("autodiff", "recorded formulas, leaves, backward pass, gradients, replicas", "modules, trainers"),
+    ("ops, backend", "a file for each of Burn's traits: what is recorded, and in which form; IR, distributed", "trainers"),
     ("train", "explicit protocol, trainer, `Learner`, metrics, schedules", "—"),
 ];
 

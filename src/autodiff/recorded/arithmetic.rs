@@ -1,70 +1,106 @@
 //! A product or quotient in FP32.
 
+use super::cast::operand_grad;
+use super::sum::reduced;
 use super::*;
 
-impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
-    pub(super) fn record_arithmetic(
-        op: Arithmetic,
-        operands: [TapeTensor<B>; 2],
-        [keep_lhs, keep_rhs]: [DType; 2],
-        keep_quotient: Option<DType>,
-    ) -> TapeTensor<B> {
-        type A<B> = Amp<B>;
-        let [lhs_tracked, rhs_tracked] = operands.each_ref().map(|operand| operand.is_tracked());
-        let [left, right] = operands.each_ref().map(|operand| operand.shape());
-        let [lhs_dtype, rhs_dtype] = operands.each_ref().map(|operand| operand.dtype());
-        Self::record(
-            operands,
-            move |[lhs, rhs]| arithmetic(op, lhs, rhs),
-            |[lhs, rhs]| {
-                let out = arithmetic(op, lhs.clone(), rhs.clone());
-                // Each gradient needs the other operand. A quotient needs `rhs` for both gradients. The
-                // gradient of `rhs` also needs `lhs` or the quotient.
-                let lhs = rhs_tracked.then(|| match keep_quotient {
-                    Some(dtype) => cast(out.clone(), dtype),
-                    None => cast(lhs, keep_lhs),
-                });
-                let rhs = (lhs_tracked || op == Arithmetic::Div).then(|| cast(rhs, keep_rhs));
-                ((lhs, rhs), out)
+/// The operations that keep their operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Product {
+    Mul,
+    Div,
+}
+
+/// A product or quotient in FP32 that keeps its operands in the dtypes `kept`.
+#[derive(Debug, Clone)]
+pub(crate) struct Arithmetic {
+    pub op: Product,
+    pub kept: [DType; 2],
+    /// The dtype in which the quotient is kept instead of the dividend: the next operation may keep it too.
+    pub kept_quotient: Option<DType>,
+}
+
+/// What both gradients need: shapes and dtypes of the operands, and those that are kept.
+#[derive(Debug, Clone)]
+pub(crate) struct Factors<B: Backend> {
+    shapes: [Shape; 2],
+    dtypes: [DType; 2],
+    /// The first operand, or the quotient.
+    lhs: Option<AmpTensor<B>>,
+    rhs: Option<AmpTensor<B>>,
+}
+
+impl<B: Backend> Step<B, 2> for Arithmetic {
+    type Kept = Factors<B>;
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Burns;
+
+    fn forward(&self, [lhs, rhs]: [AmpTensor<B>; 2]) -> AmpTensor<B> {
+        self.op.of(lhs, rhs)
+    }
+
+    fn keep(
+        &self,
+        operands: [AmpTensor<B>; 2],
+        [lhs_tracked, rhs_tracked]: [bool; 2],
+    ) -> (Factors<B>, AmpTensor<B>) {
+        let shapes = operands.each_ref().map(|operand| operand.shape());
+        let dtypes = operands.each_ref().map(|operand| operand.dtype());
+        let [lhs, rhs] = operands;
+        let out = self.op.of(lhs.clone(), rhs.clone());
+        // Each gradient needs the other operand. A quotient needs `rhs` for both gradients. The
+        // gradient of `rhs` also needs `lhs` or the quotient.
+        let lhs = rhs_tracked.then(|| match self.kept_quotient {
+            Some(dtype) => cast(out.clone(), dtype),
+            None => cast(lhs, self.kept[0]),
+        });
+        let rhs = (lhs_tracked || self.op == Product::Div).then(|| cast(rhs, self.kept[1]));
+        let kept = Factors {
+            shapes,
+            dtypes,
+            lhs,
+            rhs,
+        };
+        (kept, out)
+    }
+
+    fn backward(self, ops: Ops<Factors<B>, 2>, grads: &mut Gradients) {
+        let Factors {
+            shapes: [left, right],
+            dtypes: [lhs_dtype, rhs_dtype],
+            lhs,
+            rhs,
+        } = ops.state;
+        let divisor = rhs.clone();
+        let kept = "kept where the other gradient is wanted";
+        binary::<Amp<B>, _, _>(
+            ops.parents,
+            ops.node,
+            grads,
+            |grad| {
+                operand_grad(grad, lhs_dtype, |grad| {
+                    reduced(self.op.of(grad, rhs.expect(kept)), &left)
+                })
             },
-            None::<fn(_) -> _>,
-            move |ops, grads| {
-                let (lhs, rhs) = ops.state;
-                let divisor = rhs.clone();
-                let kept = "kept where the other gradient is wanted";
-                binary::<Amp<B>, _, _>(
-                    ops.parents,
-                    ops.node,
-                    grads,
-                    |grad| {
-                        operand_grad(grad, lhs_dtype, |grad| {
-                            let grad = arithmetic(op, grad, rhs.expect(kept));
-                            reduced(grad, &left)
-                        })
-                    },
-                    |grad| {
-                        operand_grad(grad, rhs_dtype, |grad| {
-                            let lhs = lhs.expect(kept);
-                            if op == Arithmetic::Mul {
-                                let grad = A::<B>::float_mul(grad, lhs);
-                                return reduced(grad, &right);
-                            }
-                            let divisor = divisor.expect(kept);
-                            let grad = match keep_quotient {
-                                // The quotient fits in half, so the product does not overflow: sum
-                                // first, and divide the smaller tensor.
-                                Some(_) => {
-                                    let grad = A::<B>::float_mul(grad, widened(lhs));
-                                    A::<B>::float_div(reduced(grad, &right), divisor)
-                                }
-                                None => return divisor_grad(grad, lhs, divisor, &right),
-                            };
-                            A::<B>::float_neg(grad)
-                        })
-                    },
-                );
+            |grad| {
+                operand_grad(grad, rhs_dtype, |grad| {
+                    let lhs = lhs.expect(kept);
+                    if self.op == Product::Mul {
+                        return reduced(mul(grad, lhs), &right);
+                    }
+                    let divisor = divisor.expect(kept);
+                    match self.kept_quotient {
+                        // The quotient fits in half, so the product does not overflow: sum
+                        // first, and divide the smaller tensor.
+                        Some(_) => {
+                            let grad = mul(grad, widened(lhs));
+                            neg(div(reduced(grad, &right), divisor))
+                        }
+                        None => divisor_grad(grad, lhs, divisor, &right),
+                    }
+                })
             },
-        )
+        );
     }
 }
 
@@ -75,19 +111,17 @@ pub(super) fn divisor_grad<B: Backend>(
     rhs: AmpTensor<B>,
     shape: &Shape,
 ) -> AmpTensor<B> {
-    let quotient = arithmetic(Arithmetic::Div, lhs, rhs.clone());
-    let grad = arithmetic(Arithmetic::Div, grad, rhs);
-    Amp::<B>::float_neg(reduced(Amp::<B>::float_mul(grad, quotient), shape))
+    let quotient = Product::Div.of(lhs, rhs.clone());
+    let grad = Product::Div.of(grad, rhs);
+    neg(reduced(mul(grad, quotient), shape))
 }
 
-pub(super) fn arithmetic<B: Backend>(
-    op: Arithmetic,
-    lhs: AmpTensor<B>,
-    rhs: AmpTensor<B>,
-) -> AmpTensor<B> {
-    let lhs = widened(lhs);
-    match op {
-        Arithmetic::Mul => Amp::<B>::float_mul(lhs, rhs),
-        Arithmetic::Div => Amp::<B>::float_div(lhs, rhs),
+impl Product {
+    pub(super) fn of<B: Backend>(self, lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
+        let lhs = widened(lhs);
+        match self {
+            Self::Mul => mul(lhs, rhs),
+            Self::Div => div(lhs, rhs),
+        }
     }
 }

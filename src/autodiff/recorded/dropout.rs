@@ -1,68 +1,86 @@
 //! A product with zeros and ones.
 
-use burn_backend::ops::IntTensorOps;
-use burn_backend::{BoolDType, DTypeUsage, IntDType};
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_backend::tensor::{BoolTensor, IntTensor};
+use burn_backend::{BoolDType, DTypeUsage};
 
+use super::cast::operand_grad;
+use super::tape::{TapeTensor, record_with};
 use super::*;
+use crate::call::{from_int, into_bytes, is_zero, mask_fill};
+use crate::device::is_fused;
 
-impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
-    pub(super) fn record_dropout(
-        tensor: &TapeTensor<B>,
-        noise: &TapeTensor<B>,
-    ) -> Option<TapeTensor<B>> {
-        let bytes = B::dtype_usage(&tensor.primitive.device(), DType::U8);
-        let has_bytes = bytes.is_superset(DTypeUsage::Storage | DTypeUsage::Arithmetic);
-        if !has_bytes || tensor.shape() != noise.shape() || !tensor.is_tracked() {
-            return None;
+/// A product with zeros and ones, and its dtype.
+#[derive(Debug, Clone)]
+struct Dropout<B: Backend> {
+    noise: Noise<B>,
+    dtype: DType,
+}
+
+/// The zeros and ones of a dropout.
+#[derive(Debug, Clone)]
+enum Noise<B: Backend> {
+    Bytes(IntTensor<B>),
+    /// True where the noise is zero: without casts of bytes. The backward pass has zeros where a product could
+    /// give NaN.
+    Mask(BoolTensor<B>),
+}
+
+impl<B: Backend> Noise<B> {
+    fn times(self, tensor: AmpTensor<B>) -> AmpTensor<B> {
+        match self {
+            Self::Bytes(bytes) => {
+                let noise = from_int(bytes, tensor.dtype());
+                mul(tensor, noise)
+            }
+            Self::Mask(mask) => mask_fill(tensor, mask, 0.into()),
         }
-        let noise = noise.primitive.clone();
-        if device::is_fused::<B>(&noise.device()) {
-            return Some(Self::record_mask(tensor, noise));
-        }
-        // LibTorch makes 64 bits of the noise, whatever the dtype.
-        let integers = Amp::<B>::float_into_int(noise.clone(), IntDType::U8);
-        let bytes = Amp::<B>::int_cast(integers, IntDType::U8);
-        let out = Amp::<B>::float_mul(tensor.primitive.clone(), noise);
-        let (dtype, out_dtype) = (tensor.dtype(), out.dtype());
-        let again = bytes.clone();
-        Some(Self::record(
-            [tensor.clone()],
-            move |[tensor]| {
-                let noise = Amp::<B>::int_into_float(again.clone(), tensor.dtype().into());
-                cast(Amp::<B>::float_mul(tensor, noise), out_dtype)
-            },
-            |_| (bytes, out),
-            None::<fn(_) -> _>,
-            move |ops, grads| {
-                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    operand_grad(grad, dtype, |grad| {
-                        let noise = Amp::<B>::int_into_float(ops.state, grad.dtype().into());
-                        Amp::<B>::float_mul(grad, noise)
-                    })
-                });
-            },
-        ))
+    }
+}
+
+/// Records a product with zeros and ones of the same shape, if the device has bytes.
+pub(in crate::autodiff) fn record_dropout<B: Backend, C: CheckpointStrategy>(
+    tensor: &TapeTensor<B>,
+    noise: &TapeTensor<B>,
+) -> Option<TapeTensor<B>> {
+    let device = tensor.primitive.device();
+    let bytes = B::dtype_usage(&device, DType::U8);
+    let has_bytes = bytes.is_superset(DTypeUsage::Storage | DTypeUsage::Arithmetic);
+    if !has_bytes || tensor.shape() != noise.shape() || !tensor.is_tracked() {
+        return None;
+    }
+    let noise = noise.primitive.clone();
+    // The product comes first: fusion joins the comparison to it, and not to the noise.
+    let (noise, out) = if is_fused::<B>(&device) {
+        let out = mul(tensor.primitive.clone(), noise.clone());
+        (Noise::Mask(is_zero(noise, BoolDType::U8)), out)
+    } else {
+        let bytes = Noise::Bytes(into_bytes(noise.clone()));
+        (bytes, mul(tensor.primitive.clone(), noise))
+    };
+    let dtype = out.dtype();
+    let step = Dropout { noise, dtype };
+    let keep = |_: &_, [operand]: [AmpTensor<B>; 1], _| (operand.dtype(), out);
+    Some(record_with::<B, C, _, 1>(step, [tensor.clone()], keep))
+}
+
+impl<B: Backend> Step<B, 1> for Dropout<B> {
+    /// The dtype of the operand.
+    type Kept = DType;
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Kept;
+
+    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+        cast(self.noise.clone().times(tensor), self.dtype)
     }
 
-    /// Records a mask, without casts of bytes. The backward pass has zeros where a product could give NaN. The
-    /// product comes first: fusion joins the comparison to it, and not to the noise.
-    fn record_mask(tensor: &TapeTensor<B>, noise: AmpTensor<B>) -> TapeTensor<B> {
-        let masked = |tensor, mask| Amp::<B>::float_mask_fill(tensor, mask, 0.into());
-        let dtype = tensor.dtype();
-        let out = Amp::<B>::float_mul(tensor.primitive.clone(), noise.clone());
-        let out_dtype = out.dtype();
-        let mask = Amp::<B>::float_equal_elem(noise, 0.into(), BoolDType::U8);
-        let again = mask.clone();
-        Self::record(
-            [tensor.clone()],
-            move |[tensor]| cast(masked(tensor, again.clone()), out_dtype),
-            |_| (mask, out),
-            None::<fn(_) -> _>,
-            move |ops, grads| {
-                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    operand_grad(grad, dtype, |grad| masked(grad, ops.state))
-                });
-            },
-        )
+    fn keep(&self, [tensor]: [AmpTensor<B>; 1], _: [bool; 1]) -> (DType, AmpTensor<B>) {
+        (tensor.dtype(), self.forward([tensor]))
+    }
+
+    fn backward(self, ops: Ops<DType, 1>, grads: &mut Gradients) {
+        unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
+            operand_grad(grad, ops.state, |grad| self.noise.times(grad))
+        });
     }
 }

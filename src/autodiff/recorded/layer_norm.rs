@@ -1,88 +1,113 @@
 //! Layer norm over the last dimension in FP32, without the shift.
 
+use super::cast::operand_grad;
 use super::*;
+use crate::call::{add_scalar, along, mean_dim, sqrt};
 
-impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
-    /// With u the normalized tensor, d the deviation and h = gamma g, the gradients are
-    /// (h - mean(h) - u mean(h u)) / d for the tensor, and the sum of g u for gamma.
-    pub(super) fn record_layer_norm(
-        operands: [TapeTensor<B>; 2],
-        epsilon: f64,
-        kept: DType,
-    ) -> TapeTensor<B> {
-        type A<B> = Amp<B>;
-        let [dtype, gamma_dtype] = operands.each_ref().map(|operand| operand.dtype());
-        Self::record(
-            operands,
-            move |[tensor, gamma]| scaled(normalized(tensor, epsilon).0, gamma),
-            |[tensor, gamma]| {
-                let (unit, deviation) = normalized(tensor, epsilon);
-                let state = [cast(unit.clone(), kept), deviation, gamma.clone()];
-                (state, scaled(unit, gamma))
-            },
-            Some(move |[tensor, gamma]: [_; 2]| {
-                let (unit, deviation) = normalized(tensor, epsilon);
-                [unit, deviation, gamma]
-            }),
-            move |ops, grads| {
-                let [unit, deviation, gamma] = ops.state;
-                let [to_tensor, to_gamma] = ops.parents;
-                let last = unit.rank() - 1;
-                let grad = grads.consume::<A<B>>(&ops.node);
-                // Gamma's gradient first: fusion then joins its operations to one sum.
-                if let Some(node) = to_gamma {
-                    let product = |[grad, unit]: [_; 2]| A::<B>::float_mul(grad, unit);
-                    let shape = gamma.shape();
-                    let grad = operand_grad(grad.clone(), gamma_dtype, |grad| {
-                        if reduces_fused(&grad) {
-                            return fused_row_sum([&grad, &unit], product, shape);
-                        }
-                        let grad =
-                            A::<B>::float_sum_dim(product([grad, unit.clone()].map(rows)), 0);
-                        A::<B>::float_reshape(grad, shape)
-                    });
-                    grads.register::<A<B>>(node.id, grad);
-                }
-                if let Some(node) = to_tensor {
-                    let grad = operand_grad(grad, dtype, |grad| {
-                        let grad = scaled(grad, gamma);
-                        let mean = A::<B>::float_mean_dim(grad.clone(), last);
-                        let product = A::<B>::float_mul(grad.clone(), unit.clone());
-                        let slope = A::<B>::float_mean_dim(product, last);
-                        let grad = A::<B>::float_sub(grad, mean);
-                        let grad = A::<B>::float_sub(grad, A::<B>::float_mul(unit, slope));
-                        A::<B>::float_div(grad, deviation)
-                    });
-                    grads.register::<A<B>>(node.id, grad);
-                }
-            },
-        )
+/// Layer norm over the last dimension in FP32, without the shift. Keeps the normalized tensor in the dtype
+/// `kept`.
+///
+/// With u the normalized tensor, d the deviation and h = gamma g, the gradients are
+/// (h - mean(h) - u mean(h u)) / d for the tensor, and the sum of g u for gamma.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerNorm {
+    pub epsilon: f64,
+    pub kept: DType,
+}
+
+/// What the gradients need: the normalized tensor, the deviation, gamma, and the dtype of the operand.
+#[derive(Debug, Clone)]
+pub(crate) struct Normalized<B: Backend> {
+    unit: AmpTensor<B>,
+    deviation: AmpTensor<B>,
+    gamma: AmpTensor<B>,
+    dtype: DType,
+}
+
+impl LayerNorm {
+    /// A tensor normalized to mean 0 and variance 1 over its last dimension, in FP32 or wider.
+    fn normalized<B: Backend>(&self, [tensor, gamma]: [AmpTensor<B>; 2]) -> Normalized<B> {
+        let dtype = tensor.dtype();
+        let last = tensor.rank() - 1;
+        let tensor = widened(tensor);
+        let mean = mean_dim(tensor.clone(), last);
+        let centered = sub(tensor, mean);
+        let squares = mul(centered.clone(), centered.clone());
+        let variance = mean_dim(squares, last);
+        let deviation = sqrt(add_scalar(variance, self.epsilon));
+        Normalized {
+            unit: div(centered, deviation.clone()),
+            deviation,
+            gamma,
+            dtype,
+        }
     }
 }
 
-/// A tensor normalized to mean 0 and variance 1 over its last dimension, and the deviation that
-/// divided it. Both are in FP32 or wider.
-fn normalized<B: Backend>(tensor: AmpTensor<B>, epsilon: f64) -> (AmpTensor<B>, AmpTensor<B>) {
-    type A<B> = Amp<B>;
-    let last = tensor.rank() - 1;
-    let tensor = widened(tensor);
-    let mean = A::<B>::float_mean_dim(tensor.clone(), last);
-    let centered = A::<B>::float_sub(tensor, mean);
-    let squares = A::<B>::float_mul(centered.clone(), centered.clone());
-    let variance = A::<B>::float_mean_dim(squares, last);
-    let deviation = A::<B>::float_sqrt(A::<B>::float_add_scalar(variance, epsilon.into()));
-    (A::<B>::float_div(centered, deviation.clone()), deviation)
+impl<B: Backend> Step<B, 2> for LayerNorm {
+    type Kept = Normalized<B>;
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Operands;
+
+    fn forward(&self, operands: [AmpTensor<B>; 2]) -> AmpTensor<B> {
+        let Normalized { unit, gamma, .. } = self.normalized(operands);
+        scaled(unit, gamma)
+    }
+
+    fn keep(&self, operands: [AmpTensor<B>; 2], _: [bool; 2]) -> (Normalized<B>, AmpTensor<B>) {
+        let whole = self.normalized(operands);
+        let kept = Normalized {
+            unit: cast(whole.unit.clone(), self.kept),
+            gamma: whole.gamma.clone(),
+            ..whole
+        };
+        (kept, scaled(whole.unit, whole.gamma))
+    }
+
+    fn retrieve(&self, operands: [AmpTensor<B>; 2]) -> Normalized<B> {
+        self.normalized(operands)
+    }
+
+    fn backward(self, ops: Ops<Normalized<B>, 2>, grads: &mut Gradients) {
+        let Normalized {
+            unit,
+            deviation,
+            gamma,
+            dtype,
+        } = ops.state;
+        let [to_tensor, to_gamma] = ops.parents;
+        let last = unit.rank() - 1;
+        let grad = grads.consume::<Amp<B>>(&ops.node);
+        // Gamma's gradient first: fusion then joins its operations to one sum.
+        if let Some(node) = to_gamma {
+            let product = |[grad, unit]: [_; 2]| mul(grad, unit);
+            let shape = gamma.shape();
+            let grad = operand_grad(grad.clone(), gamma.dtype(), |grad| {
+                if reduces_fused(&grad) {
+                    return fused_row_sum([&grad, &unit], product, shape);
+                }
+                let grad = sum_dim(product([grad, unit.clone()].map(rows)), 0);
+                reshape(grad, shape)
+            });
+            grads.register::<Amp<B>>(node.id, grad);
+        }
+        if let Some(node) = to_tensor {
+            let grad = operand_grad(grad, dtype, |grad| {
+                let grad = scaled(grad, gamma);
+                let mean = mean_dim(grad.clone(), last);
+                let product = mul(grad.clone(), unit.clone());
+                let slope = mean_dim(product, last);
+                let grad = sub(grad, mean);
+                let grad = sub(grad, mul(unit, slope));
+                div(grad, deviation)
+            });
+            grads.register::<Amp<B>>(node.id, grad);
+        }
+    }
 }
 
 /// A normalized tensor times gamma, which has the length of the last dimension.
 fn scaled<B: Backend>(unit: AmpTensor<B>, gamma: AmpTensor<B>) -> AmpTensor<B> {
-    let shape = along_last(&gamma, unit.rank());
-    Amp::<B>::float_mul(unit, Amp::<B>::float_reshape(gamma, shape))
-}
-
-/// The shape in which gamma broadcasts along the last of `rank` dimensions.
-fn along_last<B: Backend>(gamma: &AmpTensor<B>, rank: usize) -> Shape {
-    let mut shape = vec![1; rank];
-    shape[rank - 1] = gamma.shape().num_elements();
-    Shape::from(shape)
+    let rank = unit.rank();
+    mul(unit, along(rank - 1, rank, gamma))
 }

@@ -1,63 +1,83 @@
 //! A linear layer. Its backward pass computes the gradients in an order that fusion can join: the
 //! weight's, the bias's, and last the operand's, which the previous layer needs.
 
-use burn_backend::ops::ModuleOps;
+use burn_autodiff::NodeId;
 
 use super::*;
+use crate::call::{linear, linear_bias_backward, linear_weight_backward, linear_x_backward};
 
-impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
-    pub(super) fn record_linear(
-        x: &TapeTensor<B>,
-        weight: &TapeTensor<B>,
-        bias: Option<&TapeTensor<B>>,
-    ) -> TapeTensor<B> {
-        // A frozen operand has no gradient, so the other operand is not kept.
-        let [keeps_weight, keeps_x] = [x, weight].map(|operand| operand.is_tracked());
-        let linear = move |[x, weight]: [AmpTensor<B>; 2], bias| {
-            let shape = x.shape();
-            let x = rows(x);
-            let kept = [
-                keeps_x.then(|| x.clone()),
-                keeps_weight.then(|| weight.clone()),
-            ];
-            (kept, of_rows(Amp::<B>::linear(x, weight, bias), shape))
-        };
-        let [x, weight] = [x, weight].map(TapeTensor::<B>::clone);
-        match bias {
-            Some(bias) => Self::record(
-                [x, weight, bias.clone()],
-                |[x, weight, bias]| Amp::<B>::linear(x, weight, Some(bias)),
-                |[x, weight, bias]| linear([x, weight], Some(bias)),
-                None::<fn(_) -> _>,
-                |ops, grads| {
-                    let grad = grads.consume::<Amp<B>>(&ops.node);
-                    let to = ops.parents.map(|node| node.map(|node| node.id));
-                    gradients(to, ops.state, grad, grads);
-                },
-            ),
-            None => Self::record(
-                [x, weight],
-                |[x, weight]| Amp::<B>::linear(x, weight, None),
-                |operands| linear(operands, None),
-                None::<fn(_) -> _>,
-                |ops, grads| {
-                    let grad = grads.consume::<Amp<B>>(&ops.node);
-                    let [to_x, to_weight] = ops.parents.map(|node| node.map(|node| node.id));
-                    gradients([to_x, to_weight, None], ops.state, grad, grads);
-                },
-            ),
-        }
+/// A linear layer, with or without a bias.
+#[derive(Debug, Clone)]
+pub(crate) struct Linear;
+
+/// The rows of x and the weight. A frozen operand has no gradient, so the other operand is not kept.
+type Kept<B> = [Option<AmpTensor<B>>; 2];
+
+impl<B: Backend> Step<B, 2> for Linear {
+    type Kept = Kept<B>;
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Burns;
+
+    fn forward(&self, [x, weight]: [AmpTensor<B>; 2]) -> AmpTensor<B> {
+        linear(x, weight, None)
     }
+
+    fn keep(&self, [x, weight]: [AmpTensor<B>; 2], tracked: [bool; 2]) -> (Kept<B>, AmpTensor<B>) {
+        keep(x, weight, None, tracked)
+    }
+
+    fn backward(self, ops: Ops<Kept<B>, 2>, grads: &mut Gradients) {
+        let grad = grads.consume::<Amp<B>>(&ops.node);
+        let [to_x, to_weight] = ops.parents.map(|node| node.map(|node| node.id));
+        gradients([to_x, to_weight, None], ops.state, grad, grads);
+    }
+}
+
+impl<B: Backend> Step<B, 3> for Linear {
+    type Kept = Kept<B>;
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Burns;
+
+    fn forward(&self, [x, weight, bias]: [AmpTensor<B>; 3]) -> AmpTensor<B> {
+        linear(x, weight, Some(bias))
+    }
+
+    fn keep(
+        &self,
+        [x, weight, bias]: [AmpTensor<B>; 3],
+        [tracked_x, tracked_weight, _]: [bool; 3],
+    ) -> (Kept<B>, AmpTensor<B>) {
+        keep(x, weight, Some(bias), [tracked_x, tracked_weight])
+    }
+
+    fn backward(self, ops: Ops<Kept<B>, 3>, grads: &mut Gradients) {
+        let grad = grads.consume::<Amp<B>>(&ops.node);
+        let to = ops.parents.map(|node| node.map(|node| node.id));
+        gradients(to, ops.state, grad, grads);
+    }
+}
+
+fn keep<B: Backend>(
+    x: AmpTensor<B>,
+    weight: AmpTensor<B>,
+    bias: Option<AmpTensor<B>>,
+    [keeps_weight, keeps_x]: [bool; 2],
+) -> (Kept<B>, AmpTensor<B>) {
+    let shape = x.shape();
+    let x = rows(x);
+    let kept = [
+        keeps_x.then(|| x.clone()),
+        keeps_weight.then(|| weight.clone()),
+    ];
+    (kept, of_rows(linear(x, weight, bias), shape))
 }
 
 fn gradients<B: Backend>(
     [to_x, to_weight, to_bias]: [Option<NodeId>; 3],
-    // As rows.
-    [x, weight]: [Option<AmpTensor<B>>; 2],
+    [x, weight]: Kept<B>,
     grad: AmpTensor<B>,
     grads: &mut Gradients,
 ) {
-    type A<B> = Amp<B>;
     let sums_a_cast = is_half(grad.dtype()) && grad.wide().is_none() && reduces_fused(&grad);
     let shape = grad.shape();
     let grad_rows = rows(grad.clone());
@@ -69,14 +89,14 @@ fn gradients<B: Backend>(
                 fused_row_sum([&grad], |[grad]| grad, Shape::new([features]))
             }
             // One sum over all rows.
-            false => A::<B>::linear_bias_backward(grad_rows.clone()),
+            false => linear_bias_backward(grad_rows.clone()),
         };
-        grads.register::<A<B>>(node, grad);
+        grads.register::<Amp<B>>(node, grad);
     };
     let of_weight = |grads: &mut Gradients| {
         if let (Some(node), Some(x)) = (to_weight, x) {
-            let grad = A::<B>::linear_weight_backward(x, grad_rows.clone());
-            grads.register::<A<B>>(node, grad);
+            let grad = linear_weight_backward(x, grad_rows.clone());
+            grads.register::<Amp<B>>(node, grad);
         }
     };
     // The cast of a matrix would end up in the product's block, and be a kernel of its own.
@@ -88,8 +108,8 @@ fn gradients<B: Backend>(
         of_bias(grads);
     }
     if let (Some(node), Some(weight)) = (to_x, weight) {
-        let grad = A::<B>::linear_x_backward(weight, grad_rows);
-        grads.register::<A<B>>(node, of_rows(grad, shape));
+        let grad = linear_x_backward(weight, grad_rows);
+        grads.register::<Amp<B>>(node, of_rows(grad, shape));
     }
 }
 
@@ -100,5 +120,5 @@ fn of_rows<B: Backend>(rows: AmpTensor<B>, mut shape: Shape) -> AmpTensor<B> {
         return rows;
     }
     shape[last] = rows.shape()[1];
-    Amp::<B>::float_reshape(rows, shape)
+    reshape(rows, shape)
 }

@@ -1,51 +1,56 @@
 //! A sum or a mean in FP32.
 
+use super::cast::operand_grad;
 use super::*;
+use crate::call::{expand, mean, mean_dim, sum};
 
-impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
-    /// All values have the same gradient: it is computed once and expanded. Autodiff multiplies a
-    /// tensor of ones instead.
-    pub(super) fn record_reduction(
-        kind: Reduction,
-        tensor: TapeTensor<B>,
-        dim: Option<usize>,
-    ) -> TapeTensor<B> {
-        type A<B> = Amp<B>;
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        Self::record(
-            [tensor],
-            move |[tensor]| reduction(kind, tensor, dim),
-            move |[tensor]| ((), reduction(kind, tensor, dim)),
-            None::<fn(_) -> _>,
-            move |ops, grads| {
-                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    let count = dim.map_or(shape.num_elements(), |dim| shape[dim]);
-                    let grad = operand_grad(grad, dtype, |grad| match kind {
-                        Reduction::Sum => grad,
-                        Reduction::Mean => {
-                            A::<B>::float_mul_scalar(grad, (1.0 / count as f64).into())
-                        }
-                    });
-                    let grad = match dim {
-                        Some(_) => grad,
-                        None => A::<B>::float_reshape(grad, vec![1; shape.num_dims()].into()),
-                    };
-                    A::<B>::float_expand(grad, shape)
-                });
-            },
-        )
-    }
+/// The reductions whose gradient is the same for each value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reduced {
+    Sum,
+    Mean,
 }
 
-fn reduction<B: Backend>(
-    kind: Reduction,
-    tensor: AmpTensor<B>,
-    dim: Option<usize>,
-) -> AmpTensor<B> {
-    match (kind, dim) {
-        (Reduction::Sum, Some(dim)) => Amp::<B>::float_sum_dim(tensor, dim),
-        (Reduction::Sum, None) => Amp::<B>::float_sum(tensor),
-        (Reduction::Mean, Some(dim)) => Amp::<B>::float_mean_dim(tensor, dim),
-        (Reduction::Mean, None) => Amp::<B>::float_mean(tensor),
+/// A sum or mean in FP32, over one dimension or over all. All values have the same gradient: it is computed once
+/// and expanded. Autodiff multiplies a tensor of ones instead.
+#[derive(Debug, Clone)]
+pub(crate) struct Reduction {
+    pub kind: Reduced,
+    pub dim: Option<usize>,
+}
+
+impl<B: Backend> Step<B, 1> for Reduction {
+    /// Shape and dtype of the operand.
+    type Kept = (Shape, DType);
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Burns;
+
+    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+        match (self.kind, self.dim) {
+            (Reduced::Sum, Some(dim)) => sum_dim(tensor, dim),
+            (Reduced::Sum, None) => sum(tensor),
+            (Reduced::Mean, Some(dim)) => mean_dim(tensor, dim),
+            (Reduced::Mean, None) => mean(tensor),
+        }
+    }
+
+    fn keep(&self, [tensor]: [AmpTensor<B>; 1], _: [bool; 1]) -> ((Shape, DType), AmpTensor<B>) {
+        ((tensor.shape(), tensor.dtype()), self.forward([tensor]))
+    }
+
+    fn backward(self, ops: Ops<(Shape, DType), 1>, grads: &mut Gradients) {
+        let (shape, dtype) = ops.state;
+        unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
+            let count = self.dim.map_or(shape.num_elements(), |dim| shape[dim]);
+            let grad = operand_grad(grad, dtype, |grad| match self.kind {
+                Reduced::Sum => grad,
+                Reduced::Mean => mul_scalar(grad, 1.0 / count as f64),
+            });
+            let grad = match self.dim {
+                Some(_) => grad,
+                None => reshape(grad, vec![1; shape.num_dims()].into()),
+            };
+            expand(grad, shape)
+        });
     }
 }

@@ -1,23 +1,34 @@
 //! A ReLU that keeps its result.
 
 use super::*;
+use crate::call::{relu, relu_backward};
 
-impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
-    pub(super) fn record_relu(tensor: TapeTensor<B>) -> TapeTensor<B> {
-        Self::record(
-            [tensor],
-            |[tensor]| Amp::<B>::relu(tensor),
-            |[tensor]| {
-                let out = Amp::<B>::relu(tensor);
-                (out.clone(), out)
-            },
-            // The operand is positive where the result is.
-            Some(|[operand]: [_; 1]| operand),
-            |ops, grads| {
-                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    Amp::<B>::relu_backward(ops.state, grad)
-                });
-            },
-        )
+/// A ReLU that keeps its result instead of its operand; the next layer keeps the result too.
+#[derive(Debug, Clone)]
+pub(crate) struct Relu;
+
+impl<B: Backend> Step<B, 1> for Relu {
+    type Kept = AmpTensor<B>;
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Operands;
+
+    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+        relu(tensor)
+    }
+
+    fn keep(&self, operands: [AmpTensor<B>; 1], _: [bool; 1]) -> (AmpTensor<B>, AmpTensor<B>) {
+        let out = self.forward(operands);
+        (out.clone(), out)
+    }
+
+    /// The operand is positive where the result is.
+    fn retrieve(&self, [operand]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+        operand
+    }
+
+    fn backward(self, ops: Ops<AmpTensor<B>, 1>, grads: &mut Gradients) {
+        unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
+            relu_backward(ops.state, grad)
+        });
     }
 }

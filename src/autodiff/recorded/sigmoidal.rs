@@ -1,41 +1,51 @@
 //! A sigmoid or a hyperbolic tangent that keeps its result.
 
+use super::cast::operand_grad;
 use super::*;
+use crate::call::{sigmoid, sigmoid_backward, tanh};
 
-impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
-    /// With y the result, the gradient is y (1 - y) g for the sigmoid, and g - y² g for the
-    /// hyperbolic tangent.
-    pub(super) fn record_sigmoidal(kind: Sigmoidal, tensor: TapeTensor<B>) -> TapeTensor<B> {
-        Self::record(
-            [tensor],
-            move |[tensor]| sigmoidal(kind, tensor),
-            |[tensor]| {
-                let out = sigmoidal(kind, tensor);
-                (out.clone(), out)
-            },
-            Some(move |[tensor]: [_; 1]| sigmoidal(kind, tensor)),
-            move |ops, grads| {
-                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| match kind {
-                    Sigmoidal::Sigmoid => Amp::<B>::sigmoid_backward(ops.state, grad),
-                    Sigmoidal::Tanh => tanh_backward(ops.state, grad),
-                });
-            },
-        )
-    }
+/// The activations whose gradient follows from their result y: y (1 - y) g for the sigmoid, and g - y² g for
+/// the hyperbolic tangent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sigmoidal {
+    Sigmoid,
+    Tanh,
 }
 
-fn sigmoidal<B: Backend>(kind: Sigmoidal, tensor: AmpTensor<B>) -> AmpTensor<B> {
-    match kind {
-        Sigmoidal::Sigmoid => Amp::<B>::sigmoid(tensor),
-        Sigmoidal::Tanh => Amp::<B>::float_tanh(tensor),
+impl<B: Backend> Step<B, 1> for Sigmoidal {
+    type Kept = AmpTensor<B>;
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Operands;
+
+    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+        match self {
+            Self::Sigmoid => sigmoid(tensor),
+            Self::Tanh => tanh(tensor),
+        }
+    }
+
+    fn keep(&self, operands: [AmpTensor<B>; 1], _: [bool; 1]) -> (AmpTensor<B>, AmpTensor<B>) {
+        let out = self.forward(operands);
+        (out.clone(), out)
+    }
+
+    fn retrieve(&self, operands: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+        self.forward(operands)
+    }
+
+    fn backward(self, ops: Ops<AmpTensor<B>, 1>, grads: &mut Gradients) {
+        unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| match self {
+            Self::Sigmoid => sigmoid_backward(ops.state, grad),
+            Self::Tanh => tanh_backward(ops.state, grad),
+        });
     }
 }
 
 fn tanh_backward<B: Backend>(out: AmpTensor<B>, grad: AmpTensor<B>) -> AmpTensor<B> {
     operand_grad(grad, out.dtype(), |grad| {
         let (out, grad) = (widened(out), widened(grad));
-        let square = Amp::<B>::float_mul(out.clone(), out);
-        let lost = Amp::<B>::float_mul(square, grad.clone());
-        Amp::<B>::float_sub(grad, lost)
+        let square = mul(out.clone(), out);
+        let lost = mul(square, grad.clone());
+        sub(grad, lost)
     })
 }

@@ -1,28 +1,37 @@
 //! A square in FP32.
 
-use super::arithmetic::arithmetic;
+use super::cast::operand_grad;
 use super::*;
 
-impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
-    pub(super) fn record_square(tensor: TapeTensor<B>, kept: DType) -> TapeTensor<B> {
-        let dtype = tensor.dtype();
-        let square = |tensor: AmpTensor<B>| arithmetic(Arithmetic::Mul, tensor.clone(), tensor);
-        Self::record(
-            [tensor],
-            move |[tensor]| square(tensor),
-            |[tensor]| {
-                let out = square(tensor.clone());
-                (cast(tensor, kept), out)
-            },
-            None::<fn(_) -> _>,
-            move |ops, grads| {
-                unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-                    operand_grad(grad, dtype, |grad| {
-                        let slope = cast(ops.state, DType::F32);
-                        Amp::<B>::float_mul(grad, Amp::<B>::float_mul_scalar(slope, 2.into()))
-                    })
-                });
-            },
-        )
+/// A square in FP32 that keeps its operand in this dtype.
+#[derive(Debug, Clone)]
+pub(crate) struct Square(pub DType);
+
+impl<B: Backend> Step<B, 1> for Square {
+    /// The dtype of the operand, and the operand.
+    type Kept = (DType, AmpTensor<B>);
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Burns;
+
+    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+        mul(widened(tensor.clone()), tensor)
+    }
+
+    fn keep(
+        &self,
+        [tensor]: [AmpTensor<B>; 1],
+        _: [bool; 1],
+    ) -> ((DType, AmpTensor<B>), AmpTensor<B>) {
+        let out = self.forward([tensor.clone()]);
+        ((tensor.dtype(), cast(tensor, self.0)), out)
+    }
+
+    fn backward(self, ops: Ops<(DType, AmpTensor<B>), 1>, grads: &mut Gradients) {
+        let (dtype, kept) = ops.state;
+        unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
+            operand_grad(grad, dtype, |grad| {
+                mul(grad, mul_scalar(cast(kept, DType::F32), 2))
+            })
+        });
     }
 }

@@ -2,44 +2,53 @@
 
 use super::*;
 
-impl<B: Backend, C: CheckpointStrategy> Recorded<B, C> {
-    pub(super) fn record_sum(sign: Sign, operands: [TapeTensor<B>; 2]) -> TapeTensor<B> {
-        let [left, right] = operands.each_ref().map(|operand| operand.shape());
-        Self::record(
-            operands,
-            move |[lhs, rhs]| sum(sign, lhs, rhs),
-            move |[lhs, rhs]| ((), sum(sign, lhs, rhs)),
-            None::<fn(_) -> _>,
-            move |ops, grads| {
-                let mut grad = grads.consume::<Amp<B>>(&ops.node);
-                let [to_left, to_right] = ops.parents;
-                // Only a sum of rows is one kernel with its cast.
-                let from = grad.shape();
-                let sums_rows = [&left, &right].iter().any(|shape| is_row(shape, &from));
-                if grad.is_cast_later() && !sums_rows {
-                    let flags = grad.flags();
-                    grad = AmpTensor::new(grad.into_primitive(), flags);
-                }
-                if let Some(node) = to_left {
-                    grads.register::<Amp<B>>(node.id, reduced(grad.clone(), &left));
-                }
-                if let Some(node) = to_right {
-                    // The sign comes last: the sum is the smaller tensor.
-                    let grad = match sign {
-                        Sign::Plus => reduced(grad, &right),
-                        Sign::Minus => Amp::<B>::float_neg(reduced(grad, &right)),
-                    };
-                    grads.register::<Amp<B>>(node.id, grad);
-                }
-            },
-        )
-    }
+/// A sum of operands in one dtype, one of which is broadcast, or their difference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sum {
+    Plus,
+    Minus,
 }
 
-fn sum<B: Backend>(sign: Sign, lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
-    match sign {
-        Sign::Plus => Amp::<B>::float_add(lhs, rhs),
-        Sign::Minus => Amp::<B>::float_sub(lhs, rhs),
+impl<B: Backend> Step<B, 2> for Sum {
+    /// The shapes of the operands.
+    type Kept = [Shape; 2];
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Kept;
+
+    fn forward(&self, [lhs, rhs]: [AmpTensor<B>; 2]) -> AmpTensor<B> {
+        match self {
+            Self::Plus => add(lhs, rhs),
+            Self::Minus => sub(lhs, rhs),
+        }
+    }
+
+    fn keep(&self, operands: [AmpTensor<B>; 2], _: [bool; 2]) -> ([Shape; 2], AmpTensor<B>) {
+        let shapes = operands.each_ref().map(|operand| operand.shape());
+        (shapes, self.forward(operands))
+    }
+
+    fn backward(self, ops: Ops<[Shape; 2], 2>, grads: &mut Gradients) {
+        let [left, right] = ops.state;
+        let mut grad = grads.consume::<Amp<B>>(&ops.node);
+        let [to_left, to_right] = ops.parents;
+        // Only a sum of rows is one kernel with its cast.
+        let from = grad.shape();
+        let sums_rows = [&left, &right].iter().any(|shape| is_row(shape, &from));
+        if grad.is_cast_later() && !sums_rows {
+            let flags = grad.flags();
+            grad = AmpTensor::new(grad.into_primitive(), flags);
+        }
+        if let Some(node) = to_left {
+            grads.register::<Amp<B>>(node.id, reduced(grad.clone(), &left));
+        }
+        if let Some(node) = to_right {
+            // The sign comes last: the sum is the smaller tensor.
+            let grad = match self {
+                Self::Plus => reduced(grad, &right),
+                Self::Minus => neg(reduced(grad, &right)),
+            };
+            grads.register::<Amp<B>>(node.id, grad);
+        }
     }
 }
 
@@ -71,9 +80,8 @@ pub(super) fn reduced<B: Backend>(grad: AmpTensor<B>, shape: &Shape) -> AmpTenso
         }
     }
     let sizes: Vec<_> = folded.iter().map(|(size, _)| *size).collect();
-    let grad = Amp::<B>::float_reshape(grad, sizes.into());
+    let grad = reshape(grad, sizes.into());
     // The innermost first: in most cases its sum leaves the smallest tensor.
     let summed = (0..folded.len()).rev().filter(|dim| folded[*dim].1);
-    let grad = summed.fold(grad, Amp::<B>::float_sum_dim);
-    Amp::<B>::float_reshape(grad, shape.clone())
+    reshape(summed.fold(grad, sum_dim), shape.clone())
 }

@@ -1,0 +1,417 @@
+//! An operation under the policy: decided, its operands cast, run on the backend, its result cast and
+//! marked. Independent of what the policy records.
+
+mod create;
+mod plain;
+
+use std::marker::PhantomData;
+use std::sync::Once;
+
+use burn_amp_core::policy::decide;
+use burn_amp_core::policy::trials::TriedOp;
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, TensorMetadata};
+
+use crate::device::{self, DeviceContext};
+use crate::diagnostics::anomaly;
+use crate::policy::{Decision, Mode, Op, OpPrecision, Operand, Site, Support, is_half};
+use crate::precision::{half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
+use crate::scaler::ScaledLoss;
+use crate::tensor::{AmpTensor, Side, Step};
+
+pub(crate) use create::{assert_one_autodiff, below, constant, create, in_use, of_program};
+pub(crate) use plain::*;
+
+/// An operation on side `S`, and the policy's decision on it.
+pub(crate) struct Call<B, S> {
+    op: Op,
+    pub decision: Decision,
+    /// The scaler of the scaled loss among the operands, if any.
+    scaled: Option<ScaledLoss>,
+    /// Whether anomaly detection checks the operation.
+    watched: bool,
+    layer: PhantomData<fn() -> (B, S)>,
+}
+
+impl<B: Backend, S: Side<B>> Call<B, S> {
+    /// An operation on these operands. Another operand may stand in for an absent one.
+    pub fn new<const N: usize>(op: Op, tensors: [&AmpTensor<B, S>; N]) -> Self {
+        Self::of(op, &tensors, &tensors.map(AmpTensor::operand), &[])
+    }
+
+    /// An operation on these tensors, with their `operands`, and on these scalars.
+    #[inline(never)]
+    pub fn of(op: Op, tensors: &[&AmpTensor<B, S>], operands: &[Operand], scalars: &[f64]) -> Self {
+        let device = tensors[0].device();
+        let context = DeviceContext::of::<B>(&device);
+        let at = At {
+            tensors,
+            context,
+            device,
+        };
+        let watched = is_watched(op.name, &context, tensors);
+        if watched {
+            anomaly::scalars(scalars);
+        }
+        let decision = decide(&op, operands, scalars, &at);
+        if !S::RECORDS && op.is_backward() && !keeps_dtypes() {
+            foreign_pass::<B>(&op, &decision, operands, &at.device);
+        }
+        Self {
+            op,
+            decision,
+            scaled: scaled_loss(tensors),
+            watched,
+            layer: PhantomData,
+        }
+    }
+
+    /// Records a step, `if` the policy wants it. Returns the operands otherwise.
+    pub fn record_if<K: Step<S::Inner, N>, const N: usize>(
+        &self,
+        condition: bool,
+        step: K,
+        operands: [FloatTensor<B>; N],
+    ) -> Result<FloatTensor<B>, [FloatTensor<B>; N]> {
+        if condition {
+            S::record(step, operands)
+        } else {
+            Err(operands)
+        }
+    }
+
+    /// Casts an operand for the backend's operation.
+    #[inline(always)]
+    pub fn operand(&self, tensor: AmpTensor<B, S>) -> FloatTensor<B> {
+        self.watch(&tensor);
+        match (self.decision.operands, self.decision.rounded) {
+            (None, _) => tensor.into_primitive(),
+            (Some(dtype), None) => S::into_dtype(tensor, dtype),
+            (Some(dtype), Some(half)) => S::cast(S::into_dtype(tensor, half), dtype),
+        }
+    }
+
+    /// Casts an operand for a recorded formula, which widens half itself: only a cast to half goes on
+    /// the tape.
+    pub fn recorded_operand(&self, tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+        let half = self.decision.rounded.or(self.decision.operands);
+        match half.filter(|dtype| is_half(*dtype) && tensor.dtype() != *dtype) {
+            Some(half) => {
+                let flags = tensor.flags();
+                AmpTensor::new(S::into_dtype(tensor, half), flags)
+            }
+            None => tensor,
+        }
+    }
+
+    /// Runs the backend's operation.
+    #[inline(always)]
+    pub fn run<T>(&self, op: impl FnOnce() -> T) -> T {
+        if !S::RECORDS {
+            in_kernel(op)
+        } else if self.decision.keeps_dtypes {
+            keep_dtypes(op)
+        } else {
+            op()
+        }
+    }
+
+    /// Checks an operand if the operation is watched. For operands that do not pass through
+    /// [`operand`](Call::operand).
+    #[inline(always)]
+    pub fn watch(&self, tensor: &AmpTensor<B, S>) {
+        if self.watched {
+            anomaly::operand(tensor);
+        }
+    }
+
+    /// Wraps a float result of the backend's operation.
+    #[inline(always)]
+    pub fn result(&self, primitive: FloatTensor<B>) -> AmpTensor<B, S> {
+        let is_wide = self.decision.keeps_wide && primitive.dtype() == DType::F32;
+        let wide = is_wide.then(|| primitive.clone());
+        self.recorded(self.in_result_dtype(primitive))
+            .with_wide(wide)
+    }
+
+    /// Casts a result to the dtype that the policy gives it.
+    #[inline(always)]
+    pub fn in_result_dtype(&self, primitive: FloatTensor<B>) -> FloatTensor<B> {
+        match self.decision.result {
+            Some(dtype) if primitive.dtype() != dtype => S::cast(primitive, dtype),
+            _ => primitive,
+        }
+    }
+
+    /// Wraps a float result of a recorded operation, in the result's own dtype.
+    #[inline(always)]
+    pub fn recorded(&self, primitive: FloatTensor<B>) -> AmpTensor<B, S> {
+        if self.watched {
+            anomaly::result::<B, S>(self.op.name, self.op.class(), &primitive);
+        }
+        self.marked(primitive)
+    }
+
+    /// A tensor with the flags and the scaler of the result.
+    #[inline(always)]
+    pub fn marked(&self, primitive: FloatTensor<B>) -> AmpTensor<B, S> {
+        AmpTensor::new(primitive, self.decision.flags).with_scaled(self.scaled.clone())
+    }
+}
+
+/// Logs, once, that a backward function in f16 runs outside of a backward pass of burn-amp's. Autodiff hands nothing
+/// else to the layer below that tells a backward pass.
+#[cold]
+fn foreign_pass<B: Backend>(
+    op: &Op,
+    decision: &Decision,
+    operands: &[Operand],
+    device: &B::Device,
+) {
+    let computed = decision.operands.unwrap_or(operands[0].dtype);
+    if computed != DType::F16 && decision.rounded != Some(DType::F16) {
+        return;
+    }
+    static LOGGED: Once = Once::new();
+    LOGGED.call_once(|| {
+        log::warn!(
+            "burn-amp: {} in f16 on {} is part of a backward pass that is not burn-amp's: the program puts its own \
+             Autodiff on Amp<..>. Its loss is not scaled, so that small gradients become 0, and no gradient is \
+             checked. Give the program AmpAutodiff<..> where it trains, or train in bf16, which needs no loss scale",
+            op.name,
+            device::name::<B>(device)
+        );
+    });
+}
+
+/// Where an operation runs.
+struct At<'a, B: Backend, S> {
+    tensors: &'a [&'a AmpTensor<B, S>],
+    context: DeviceContext,
+    device: B::Device,
+}
+
+impl<B: Backend, S: Side<B>> Site<DType> for At<'_, B, S> {
+    fn mode(&self) -> Mode {
+        if keeps_dtypes() {
+            Mode::KeepDtypes
+        } else {
+            self.context.mode
+        }
+    }
+
+    fn is_kernel(&self) -> bool {
+        !S::RECORDS
+    }
+
+    fn support(&self) -> Support {
+        self.context.support::<B>(&self.device)
+    }
+
+    fn is_exact(&self, op: TriedOp, half: DType) -> Option<bool> {
+        self.context.is_exact::<B>(&self.device, half, op)
+    }
+
+    fn elements(&self, operand: usize) -> usize {
+        self.tensors[operand].shape().num_elements()
+    }
+
+    fn is_tracked(&self, operand: usize) -> Option<bool> {
+        Some(S::is_tracked(&self.tensors[operand].primitive))
+    }
+
+    fn declared(&self) -> Option<DType> {
+        None
+    }
+
+    fn changed(&self, op: &Op) -> Option<OpPrecision> {
+        self.context.changed(op)
+    }
+}
+
+/// Whether anomaly detection checks an operation on these operands.
+#[inline(always)]
+pub(crate) fn is_watched<B: Backend, S: Side<B>>(
+    op: &'static str,
+    context: &DeviceContext,
+    tensors: &[&AmpTensor<B, S>],
+) -> bool {
+    context.in_force.watched && anomaly::begins(op, tensors)
+}
+
+/// The scaler of the scaled losses among the operands.
+///
+/// # Panics
+///
+/// If two scalers or two scales meet: the gradients of a sum of such losses have no single scale.
+fn scaled_loss<B: Backend, S: Side<B>>(tensors: &[&AmpTensor<B, S>]) -> Option<ScaledLoss> {
+    let mut losses = tensors.iter().filter_map(|t| t.scaled());
+    let first = losses.next()?;
+    if let Some(other) = losses.find(|other| !first.is_like(other)) {
+        panic!(
+            "burn-amp: an operation combines losses of two scalers, scaled by {} and {}: the gradients \
+             of the result have no single scale. Add up the losses first, then scale the sum",
+            first.scale, other.scale
+        )
+    }
+    Some(first.clone())
+}
+
+/// Operands, with the first in place of each absent one.
+#[inline(always)]
+pub(crate) fn present<T, const N: usize>(tensors: [Option<&T>; N]) -> [&T; N] {
+    let first = tensors[0].expect("the first operand is always given");
+    tensors.map(|tensor| tensor.unwrap_or(first))
+}
+
+/// Runs an operation under the policy, out of line: callers inline only the check whether there is
+/// a policy.
+#[inline(never)]
+pub(crate) fn by_policy<T>(op: impl FnOnce() -> T) -> T {
+    op()
+}
+
+/// Runs an operation that follows its class, after the check for a policy.
+pub(crate) fn checked<B: Backend, S: Side<B>, const N: usize, const M: usize>(
+    op: Op,
+    operands: [AmpTensor<B, S>; N],
+    run: impl FnOnce([FloatTensor<B>; N]) -> [FloatTensor<B>; M],
+) -> [AmpTensor<B, S>; M] {
+    const { assert!(N > 0, "an operation needs an operand") };
+    if !half_wanted() {
+        return run(operands.map(AmpTensor::into_primitive)).map(AmpTensor::plain);
+    }
+    by_policy(|| {
+        let call = Call::new(op, operands.each_ref());
+        let operands = operands.map(|operand| call.operand(operand));
+        call.run(|| run(operands)).map(|result| call.result(result))
+    })
+}
+
+/// The operation of this name. Its row is looked up at compile time.
+macro_rules! op {
+    ($op:ident) => {
+        const { $crate::policy::Op::named(stringify!($op)) }
+    };
+}
+
+/// Operations, one per line: the arguments in the trait's order, the result, and what the policy
+/// does. `[x]` is a float tensor, `[?x]` an optional one and `{x}` a scalar. [`wrapped`] has an arm
+/// for each kind of result.
+///
+/// The check for a policy comes first: in a process without half precision, it is all that an operation
+/// costs.
+macro_rules! own_ops {
+    ($($op:ident($(
+        $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
+    ),+) -> $out:ident => $own:expr;)*) => {$(
+        #[allow(clippy::too_many_arguments)]
+        #[inline(never)]
+        fn $op($(
+            $($t: FloatTensor<Self>)?
+            $($o: Option<FloatTensor<Self>>)?
+            $($s: Scalar)?
+            $($a: $ty)?
+        ),+) -> $out<Self> {
+            if $crate::precision::half_wanted() {
+                $crate::call::by_policy(move || $own)
+            } else {
+                // Nothing is deferred in such a process.
+                // Drop first: an operation with nothing left to drop writes its result straight to its
+                // destination. Drop field by field: moving the whole tensor would copy it.
+                $($(drop($t.shared.into_inner());)?)+
+                $crate::call::wrapped!($out, ($crate::AmpTensor::plain), B::$op($(
+                    $($t.primitive)?
+                    $($o.map($crate::AmpTensor::into_primitive))?
+                    $($s)?
+                    $($a)?
+                ),+))
+            }
+        }
+    )*};
+}
+
+/// Operations that follow their row, one per line, in the notation of [`own_ops`].
+macro_rules! float_ops {
+    ($($op:ident($(
+        $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
+    ),+) -> $out:ident $(, of $kind:expr)?;)*) => {$(
+        $crate::call::own_ops! {
+            $op($($([$t])? $([?$o])? $({$s})? $($a: $ty)?),+) -> $out => {
+                let tensors = $crate::call::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
+                let operands = tensors.map($crate::AmpTensor::operand);
+                let scalars = [$($($s.elem::<f64>(),)?)+];
+                let op = op!($op)$(.of_kind($kind))?;
+                let call = $crate::call::Call::of(op, &tensors, &operands, &scalars);
+                $(
+                    $(let $t = call.operand($t);)?
+                    $(let $o = $o.map(|tensor| call.operand(tensor));)?
+                )+
+                let out = call.run(|| B::$op($($($t)? $($o)? $($s)? $($a)?),+));
+                $crate::call::wrapped!($out, (call.result), out)
+            };
+        }
+    )*};
+}
+
+/// A result of the backend's operation, with its float tensors wrapped.
+macro_rules! wrapped {
+    (FloatTensor, ($($wrap:tt)+), $out:expr) => { $($wrap)+($out) };
+    (BoolTensor, $wrap:tt, $out:expr) => { $out };
+    (IntTensor, $wrap:tt, $out:expr) => { $out };
+    (QuantizedTensor, $wrap:tt, $out:expr) => { $out };
+    (WithIndices, ($($wrap:tt)+), $out:expr) => {{
+        let (values, indices) = $out;
+        ($($wrap)+(values), indices)
+    }};
+    (Spectrum, ($($wrap:tt)+), $out:expr) => {{
+        let (re, im) = $out;
+        ($($wrap)+(re), $($wrap)+(im))
+    }};
+    (MaxPool1dWithIndices, ($($wrap:tt)+), $out:expr) => {{
+        let pooled = $out;
+        MaxPool1dWithIndices::new($($wrap)+(pooled.output), pooled.indices)
+    }};
+    (MaxPool2dWithIndices, ($($wrap:tt)+), $out:expr) => {{
+        let pooled = $out;
+        MaxPool2dWithIndices::new($($wrap)+(pooled.output), pooled.indices)
+    }};
+    (MaxPool1dBackward, ($($wrap:tt)+), $out:expr) => {
+        MaxPool1dBackward::new($($wrap)+($out.x_grad))
+    };
+    (MaxPool2dBackward, ($($wrap:tt)+), $out:expr) => {
+        MaxPool2dBackward::new($($wrap)+($out.x_grad))
+    };
+    (DeformConv2dBackward, ($($wrap:tt)+), $out:expr) => {{
+        let grads = $out;
+        DeformConv2dBackward::new(
+            $($wrap)+(grads.x_grad),
+            $($wrap)+(grads.offset_grad),
+            $($wrap)+(grads.weight_grad),
+            grads.mask_grad.map(|grad| $($wrap)+(grad)),
+            grads.bias_grad.map(|grad| $($wrap)+(grad)),
+        )
+    }};
+}
+
+/// Operations without float tensors: the backend's own.
+macro_rules! delegate {
+    ($(fn $op:ident($($a:ident: $ty:ty),*) $(-> $out:ty)?;)*) => {$(
+        #[inline]
+        fn $op($($a: $ty),*) $(-> $out)? {
+            $crate::precision::in_kernel(|| B::$op($($a),*))
+        }
+    )*};
+}
+
+/// Like [`delegate`], for operations on a device. The device is used without its own autodiff.
+macro_rules! delegate_on_device {
+    ($(fn $op:ident($($a:ident: $ty:ty),*; device $(, $b:ident: $bty:ty)*) $(-> $out:ty)?;)*) => {$(
+        #[inline]
+        fn $op($($a: $ty,)* device: &Device<Self> $(, $b: $bty)*) $(-> $out)? {
+            B::$op($($a,)* device.inner() $(, $b)*)
+        }
+    )*};
+}
+
+pub(crate) use {delegate, delegate_on_device, float_ops, op, own_ops, wrapped};

@@ -1,0 +1,375 @@
+//! Operations as their rows say: the steps of formulas, and what an operation does where the policy does not
+//! record it.
+
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn_backend::{Backend, BoolDType, DType, IntDType, Scalar, Shape, TensorMetadata};
+
+use super::{Call, checked, create, is_watched, op};
+use crate::AmpTensor;
+use crate::device::DeviceContext;
+use crate::diagnostics::anomaly;
+use crate::policy::{Class, Op, is_half};
+use crate::precision::{half_wanted, in_kernel};
+use crate::tensor::{Side, TensorFlags};
+use crate::workarounds::fusion::{linear_of_rows, row_or_column_apart};
+use crate::workarounds::libtorch;
+
+/// Functions for operations of which nothing but the row has to be known: the tensors come first, then a scalar,
+/// then the rest.
+macro_rules! plain_ops {
+    ($($name:ident = $op:ident($([$t:ident]),+ $(, {$s:ident})? $(, $a:ident: $ty:ty)?);)*) => {$(
+        pub(crate) fn $name<B: Backend, S: Side<B>>(
+            $($t: AmpTensor<B, S>,)+
+            $($s: impl Into<Scalar>,)?
+            $($a: $ty,)?
+        ) -> AmpTensor<B, S> {
+            $(let $s: Scalar = $s.into();)?
+            let scalars = [$($s.elem::<f64>())?];
+            let operands = [$($t.operand()),+];
+            let call = Call::of(op!($op), &[$(&$t),+], &operands, &scalars);
+            $(let $t = call.operand($t);)+
+            call.result(call.run(|| B::$op($($t,)+ $($s,)? $($a)?)))
+        }
+    )*};
+}
+
+plain_ops! {
+    add = float_add([lhs], [rhs]);
+    sub = float_sub([lhs], [rhs]);
+    mul = float_mul([lhs], [rhs]);
+    div = float_div([lhs], [rhs]);
+    neg = float_neg([tensor]);
+    exp = float_exp([tensor]);
+    sqrt = float_sqrt([tensor]);
+    tanh = float_tanh([tensor]);
+    relu = relu([tensor]);
+    sigmoid = sigmoid([tensor]);
+    sigmoid_backward = sigmoid_backward([output], [grad]);
+    softmax = softmax([tensor], dim: usize);
+    log_softmax = log_softmax([tensor], dim: usize);
+    add_scalar = float_add_scalar([tensor], {scalar});
+    mul_scalar = float_mul_scalar([tensor], {scalar});
+    div_scalar = float_div_scalar([tensor], {scalar});
+    clamp_min = float_clamp_min([tensor], {min});
+    sum = float_sum([tensor]);
+    sum_dim = float_sum_dim([tensor], dim: usize);
+    mean = float_mean([tensor]);
+    mean_dim = float_mean_dim([tensor], dim: usize);
+    max_dim = float_max_dim([tensor], dim: usize);
+    reshape = float_reshape([tensor], shape: Shape);
+    expand = float_expand([tensor], shape: Shape);
+}
+
+/// A product of matrices.
+pub(crate) fn matmul<B: Backend, S: Side<B>>(
+    lhs: AmpTensor<B, S>,
+    rhs: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
+    let [product] = checked(op!(float_matmul), [lhs, rhs], |[lhs, rhs]| {
+        [row_or_column_apart::<B, S>(B::float_matmul(lhs, rhs))]
+    });
+    product
+}
+
+/// The last two dimensions swapped.
+pub(crate) fn transpose<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    let swap = |axes: &mut [usize]| {
+        let last = axes.len() - 1;
+        axes.swap(last - 1, last);
+    };
+    permuted(op!(float_transpose), tensor, swap, B::float_transpose)
+}
+
+/// A view with its dimensions in another order: `reorder` gets 0, 1, 2 ..
+pub(crate) fn permuted<B: Backend, S: Side<B>>(
+    op: Op,
+    tensor: AmpTensor<B, S>,
+    reorder: impl FnOnce(&mut [usize]),
+    permute: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> AmpTensor<B, S> {
+    let call = Call::new(op, [&tensor]);
+    let tensor = call.operand(tensor);
+    call.result(call.run(|| libtorch::permuted::<B>(tensor, reorder, permute)))
+}
+
+/// A tensor with a value where the mask is true.
+pub(crate) fn mask_fill<B: Backend, S: Side<B>>(
+    tensor: AmpTensor<B, S>,
+    mask: BoolTensor<B>,
+    value: Scalar,
+) -> AmpTensor<B, S> {
+    let (op, operands) = (op!(float_mask_fill), [tensor.operand()]);
+    let call = Call::of(op, &[&tensor], &operands, &[value.elem()]);
+    let tensor = call.operand(tensor);
+    call.result(call.run(|| B::float_mask_fill(tensor, mask, value)))
+}
+
+/// Where the tensor is zero.
+pub(crate) fn is_zero<B: Backend, S: Side<B>>(
+    tensor: AmpTensor<B, S>,
+    dtype: BoolDType,
+) -> BoolTensor<B> {
+    let (op, operands) = (op!(float_equal_elem), [tensor.operand()]);
+    let call = Call::of(op, &[&tensor], &operands, &[0.0]);
+    let tensor = call.operand(tensor);
+    call.run(|| B::float_equal_elem(tensor, 0.into(), dtype))
+}
+
+/// Zeros and ones as bytes.
+pub(crate) fn into_bytes<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> IntTensor<B> {
+    let call = Call::new(op!(float_into_int), [&tensor]);
+    let tensor = call.operand(tensor);
+    // LibTorch makes 64 bits of a float, whatever the dtype.
+    call.run(|| B::int_cast(B::float_into_int(tensor, IntDType::U8), IntDType::U8))
+}
+
+/// Integers in a float dtype.
+pub(crate) fn from_int<B: Backend, S: Side<B>>(
+    tensor: IntTensor<B>,
+    dtype: DType,
+) -> AmpTensor<B, S> {
+    let device = B::int_device(&tensor);
+    let make = |_: &_, dtype| B::int_into_float(tensor, dtype);
+    create(&device, dtype.into(), make)
+}
+
+/// A formula's own cast, and not the user's.
+pub(crate) fn cast<B: Backend, S: Side<B>>(
+    tensor: AmpTensor<B, S>,
+    dtype: DType,
+) -> AmpTensor<B, S> {
+    if tensor.dtype() == dtype {
+        return tensor;
+    }
+    let flags = tensor.flags() & TensorFlags::CAST;
+    // What the policy computed stays the policy's.
+    let computed = match is_half(dtype) || tensor.flags().contains(TensorFlags::GRADIENT) {
+        true => TensorFlags::empty(),
+        false => tensor.flags() & TensorFlags::DEMOTED,
+    };
+    casted(tensor, dtype, flags | computed, S::into_dtype)
+}
+
+/// A half tensor in FP32; any other tensor unchanged.
+pub(crate) fn widened<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    if is_half(tensor.dtype()) {
+        cast(tensor, DType::F32)
+    } else {
+        tensor
+    }
+}
+
+/// A tensor after a cast, with these flags and with its scaler.
+pub(crate) fn casted<B: Backend, S: Side<B>>(
+    tensor: AmpTensor<B, S>,
+    dtype: DType,
+    flags: TensorFlags,
+    cast: impl FnOnce(AmpTensor<B, S>, DType) -> FloatTensor<B>,
+) -> AmpTensor<B, S> {
+    let scaled = tensor.scaled().cloned();
+    // A cast to FP32 is named as well, if the cast of its gradient is the first anomaly.
+    let watched = half_wanted() && {
+        let context = DeviceContext::of::<B>(&tensor.device());
+        is_watched("float_cast", &context, &[&tensor]) && is_half(dtype)
+    };
+    if watched {
+        anomaly::operand(&tensor);
+    }
+    let cast = cast(tensor, dtype);
+    if watched {
+        anomaly::result::<B, S>("float_cast", Class::Keep, &cast);
+    }
+    AmpTensor::new(cast, flags).with_scaled(scaled)
+}
+
+/// The softmax over a dimension, in FP32. A row of minus infinities gives zeros.
+pub(crate) fn masked_softmax<B: Backend, S: Side<B>>(
+    scores: AmpTensor<B, S>,
+    dim: usize,
+) -> AmpTensor<B, S> {
+    let scores = widened(scores);
+    let info = scores.dtype().finfo().expect("a float dtype");
+    let detached = B::float_detach(scores.clone().into_primitive());
+    let detached = AmpTensor::new(detached, scores.flags());
+    let largest = clamp_min(max_dim(detached, dim), info.min);
+    let exps = exp(sub(scores, largest));
+    let sums = sum_dim(exps.clone(), dim);
+    // A row sums to at least 1, because its largest score contributes 1. A masked row sums to 0. A
+    // bound of 0.5 leaves room for rounding and, unlike the smallest positive number, can be
+    // squared in the backward pass.
+    div(exps, clamp_min(sums, 0.5))
+}
+
+/// A contraction of `x` with a weight, and a bias added along dimension `channels` of the result.
+///
+/// A device that only multiplies matrices in half cannot add a half bias: it adds the bias in FP32.
+pub(crate) fn contraction<B: Backend, S: Side<B>>(
+    op: Op,
+    channels: usize,
+    x: AmpTensor<B, S>,
+    weight: AmpTensor<B, S>,
+    bias: Option<AmpTensor<B, S>>,
+    run: impl FnOnce(
+        &Call<B, S>,
+        FloatTensor<B>,
+        FloatTensor<B>,
+        Option<FloatTensor<B>>,
+    ) -> FloatTensor<B>,
+) -> AmpTensor<B, S> {
+    let call = Call::new(op, [&x, &weight, bias.as_ref().unwrap_or(&weight)]);
+    let (x, weight) = (call.operand(x), call.operand(weight));
+    match bias {
+        Some(bias) if call.decision.only_contracts => {
+            let out = call.result(call.run(|| run(&call, x, weight, None)));
+            let bias = along(channels, out.rank(), bias);
+            add(out, bias)
+        }
+        bias => {
+            let bias = bias.map(|bias| call.operand(bias));
+            call.result(call.run(|| run(&call, x, weight, bias)))
+        }
+    }
+}
+
+/// A tensor of one dimension as dimension `dim` of `rank`.
+pub(crate) fn along<B: Backend, S: Side<B>>(
+    dim: usize,
+    rank: usize,
+    tensor: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
+    let mut shape = vec![1; rank];
+    shape[dim] = tensor.shape().num_elements();
+    reshape(tensor, shape.into())
+}
+
+/// A linear layer: a tensor `[.., features]`, a weight `[features, channels]`, a bias `[channels]`.
+pub(crate) fn linear<B: Backend, S: Side<B>>(
+    x: AmpTensor<B, S>,
+    weight: AmpTensor<B, S>,
+    bias: Option<AmpTensor<B, S>>,
+) -> AmpTensor<B, S> {
+    let channels = x.rank() - 1;
+    contraction(
+        op!(linear),
+        channels,
+        x,
+        weight,
+        bias,
+        |_, x, weight, bias| linear_kernel::<B, S>(x, weight, bias),
+    )
+}
+
+/// The backend's linear layer.
+pub(crate) fn linear_kernel<B: Backend, S: Side<B>>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    by_rows::<B, S>(x, |x| linear_of_rows::<B, S>(x, weight, bias))
+}
+
+/// The gradient of a linear layer's operand.
+pub(crate) fn linear_x_backward<B: Backend, S: Side<B>>(
+    weight: AmpTensor<B, S>,
+    output_grad: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
+    let (op, operands) = (op!(linear_x_backward), [weight, output_grad]);
+    let [x_grad] = checked(op, operands, |[weight, output_grad]| {
+        [by_rows::<B, S>(output_grad, |grad| {
+            row_or_column_apart::<B, S>(B::linear_x_backward(weight, grad))
+        })]
+    });
+    x_grad
+}
+
+/// The gradient of a linear layer's weight. In half, one contraction: a separate sum over the batch would run
+/// in half.
+pub(crate) fn linear_weight_backward<B: Backend, S: Side<B>>(
+    x: AmpTensor<B, S>,
+    output_grad: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
+    let (op, operands) = (op!(linear_weight_backward), [x, output_grad]);
+    let [weight_grad] = checked(op, operands, |operands| {
+        let [x, output_grad] = operands.map(half_rows::<B, S>);
+        [row_or_column_apart::<B, S>(B::linear_weight_backward(
+            x,
+            output_grad,
+        ))]
+    });
+    weight_grad
+}
+
+/// The gradient of a linear layer's bias. In half, one sum: every further sum would round again.
+pub(crate) fn linear_bias_backward<B: Backend, S: Side<B>>(
+    output_grad: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
+    let (op, operands) = (op!(linear_bias_backward), [output_grad]);
+    let [bias_grad] = checked(op, operands, |[output_grad]| {
+        [B::linear_bias_backward(half_rows::<B, S>(output_grad))]
+    });
+    bias_grad
+}
+
+/// A half tensor with its leading dimensions folded into one, unless autodiff records them.
+fn half_rows<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    match shape.num_dims() > 2 && is_half(tensor.dtype()) && !S::RECORDS {
+        true => B::float_reshape(tensor, rows_of(&shape)),
+        false => tensor,
+    }
+}
+
+/// The shape with its leading dimensions folded into one.
+fn rows_of(shape: &Shape) -> Shape {
+    let (leading, features) = shape.split_at(shape.num_dims() - 1);
+    Shape::new([leading.iter().product(), features[0]])
+}
+
+/// Multiplies the rows of a tensor with a matrix: in half with one contraction instead of one for each
+/// batch. On LibTorch this takes half the time.
+fn by_rows<B: Backend, S: Side<B>>(
+    tensor: FloatTensor<B>,
+    product: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let mut shape = tensor.shape();
+    let out = product(half_rows::<B, S>(tensor));
+    let last = shape.num_dims() - 1;
+    if out.rank() == shape.num_dims() {
+        return out;
+    }
+    shape[last] = out.shape()[out.rank() - 1];
+    B::float_reshape(out, shape)
+}
+
+/// A tensor as the rows of a matrix: its leading dimensions folded into one. Keeps the FP32 values that
+/// a half gradient was rounded from.
+pub(crate) fn rows<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    if tensor.rank() == 2 {
+        return tensor;
+    }
+    let rows = rows_of(&tensor.shape());
+    let wide = tensor
+        .wide()
+        .map(|wide| in_kernel(|| B::float_reshape(wide, rows.clone())));
+    reshape(tensor, rows).with_wide(wide)
+}
+
+/// The gradient of a ReLU, from its result.
+pub(crate) fn relu_backward<B: Backend, S: Side<B>>(
+    output: AmpTensor<B, S>,
+    grad: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
+    let call = Call::new(op!(relu_backward), [&output, &grad]);
+    let (output, grad) = (call.operand(output), call.operand(grad));
+    call.result(call.run(|| {
+        // In FP32 the result may have another layout than Burn's, which changes the order of later sums:
+        // FP32 is Burn's own to the last bit.
+        #[cfg(feature = "tch")]
+        if is_half(output.dtype())
+            && let Some(grad) = libtorch::relu_backward::<B>(&output, &grad)
+        {
+            return grad;
+        }
+        B::relu_backward(output, grad)
+    }))
+}
