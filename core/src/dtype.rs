@@ -1,6 +1,9 @@
 //! The float dtypes that the policy distinguishes, of any version of Burn.
 
 use std::fmt::Debug;
+use std::ops::RangeInclusive;
+
+use half::{bf16, f16};
 
 /// Burn's dtype. Every dtype other than these five is treated as [`F32`](FloatDType::F32).
 ///
@@ -41,9 +44,110 @@ burns!(burn_std_0_22::DType);
 #[cfg(feature = "burn-0-23")]
 burns!(burn_std_0_23::DType);
 
+/// Whether a dtype is one of [`HALVES`](FloatDType::HALVES).
+#[inline(always)]
+pub fn is_half<D: FloatDType>(dtype: D) -> bool {
+    dtype == D::F16 || dtype == D::BF16
+}
+
+pub(crate) const F64: u8 = 1 << 4;
+pub(crate) const F32: u8 = 1 << 3;
+pub(crate) const FLEX32: u8 = 1 << 2;
+const F16: u8 = 1 << 1;
+const BF16: u8 = 1;
+pub(crate) const HALVES: u8 = F16 | BF16;
+
+pub(crate) fn bit<D: FloatDType>(dtype: D) -> u8 {
+    match dtype {
+        _ if dtype == D::F64 => F64,
+        _ if dtype == D::FLEX32 => FLEX32,
+        _ if dtype == D::F16 => F16,
+        _ if dtype == D::BF16 => BF16,
+        _ => F32,
+    }
+}
+
+/// The widest dtype: F64, then F32, Flex32, half. F16 with BF16 gives F32, which holds both.
+pub fn widest<D: FloatDType>(dtypes: impl IntoIterator<Item = D>) -> D {
+    widest_of(dtypes.into_iter().fold(0, |seen, dtype| seen | bit(dtype)))
+}
+
+pub(crate) fn widest_of<D: FloatDType>(seen: u8) -> D {
+    match seen {
+        _ if seen & F64 != 0 => D::F64,
+        _ if seen & F32 != 0 => D::F32,
+        _ if seen & FLEX32 != 0 => D::FLEX32,
+        _ => half(seen).unwrap_or(D::F32),
+    }
+}
+
+/// The half dtype among these; `None` if there are none or both.
+pub(crate) fn half<D: FloatDType>(seen: u8) -> Option<D> {
+    match seen & HALVES {
+        F16 => Some(D::F16),
+        BF16 => Some(D::BF16),
+        _ => None,
+    }
+}
+
+/// Whether `dtype` holds `scalar` at its usual precision: `scalar` neither overflows nor falls
+/// among the subnormals, which lose precision. Zero, infinities and NaN count as held.
+///
+/// Bounds of F16: 6.1e-5 to 65504; of BF16: 1.2e-38 to 3.39e38.
+pub fn holds<D: FloatDType>(dtype: D, scalar: f64) -> bool {
+    let range = match dtype {
+        _ if dtype == D::F16 => F16_RANGE,
+        _ if dtype == D::BF16 => BF16_RANGE,
+        _ => return true,
+    };
+    scalar == 0.0 || !scalar.is_finite() || range.contains(&scalar.abs())
+}
+
+/// Whether `dtype` holds the FP32 number `scalar` without an error, as infinities and NaN.
+pub fn holds_exactly<D: FloatDType>(dtype: D, scalar: f64) -> bool {
+    let scalar = scalar as f32;
+    let held = match dtype {
+        _ if dtype == D::F16 => f16::from_f32(scalar).to_f32(),
+        _ if dtype == D::BF16 => bf16::from_f32(scalar).to_f32(),
+        _ => return true,
+    };
+    held == scalar || scalar.is_nan()
+}
+
+/// Whether an FP32 tensor of this one value follows half tensors: both halves hold exactly this value, and a product
+/// with it stays in the range of the other factor, or is infinite in any dtype.
+pub fn follows_half<D: FloatDType>(value: f64) -> bool {
+    let is_small = value.abs() <= 1.0 || !value.is_finite();
+    // bf16 has the upper half of FP32's bits, and fewer digits than f16.
+    let is_exact = (value as f32).to_bits() & 0xffff == 0;
+    is_small && is_exact && D::HALVES.into_iter().all(|half| holds(half, value))
+}
+
+/// The largest number of a half dtype from `low` to below `high`, if there is one: random numbers below `high`
+/// stay below it in half.
+pub fn largest_within<D: FloatDType>(half: D, low: f64, high: f64) -> Option<f64> {
+    let (digits, range) = if half == D::F16 {
+        (10, F16_RANGE)
+    } else {
+        (7, BF16_RANGE)
+    };
+    let below = high.next_down().min(*range.end());
+    // The distance of the numbers with this exponent; subnormal numbers have that of the smallest normal one.
+    let exponent = |value: f64| (value.abs().to_bits() >> 52) as i32 - 1023;
+    let step = 2_f64.powi(exponent(below).max(exponent(*range.start())) - digits);
+    Some((below / step).floor() * step).filter(|largest| *largest >= low)
+}
+
+/// From the smallest normal value to the largest finite one.
+const F16_RANGE: RangeInclusive<f64> = 6.103515625e-5..=65504.0;
+
+/// As [`F16_RANGE`]: bf16 has the upper 16 bits of FP32.
+const BF16_RANGE: RangeInclusive<f64> =
+    f32::MIN_POSITIVE as f64..=f32::from_bits(0x7f7f_0000) as f64;
+
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::FloatDType;
+    use super::*;
 
     /// A dtype for tests without Burn.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +167,76 @@ pub(crate) mod tests {
         const BF16: Self = Self::BF16;
     }
 
+    #[test]
+    fn the_widest_dtype_holds_all() {
+        assert_eq!(widest([DType::F16, DType::F16]), DType::F16);
+        assert_eq!(widest([DType::F16, DType::BF16]), DType::F32);
+        assert_eq!(widest([DType::F16, DType::Flex32]), DType::Flex32);
+        assert_eq!(widest([DType::Flex32, DType::F32]), DType::F32);
+        assert_eq!(widest([DType::F32, DType::F64]), DType::F64);
+    }
+
+    #[test]
+    fn scalars_beyond_the_half_range_are_not_held() {
+        for scalar in [0.0, -0.0, 1.0, -65504.0, 6.2e-5, f64::INFINITY, f64::NAN] {
+            assert!(holds(DType::F16, scalar), "{scalar}");
+            assert!(holds(DType::BF16, scalar), "{scalar}");
+        }
+        for scalar in [-1e9, 65520.0, 1e-5, 1e-8] {
+            assert!(!holds(DType::F16, scalar), "{scalar}");
+            assert!(holds(DType::BF16, scalar), "{scalar}");
+            assert!(holds(DType::F32, scalar), "{scalar}");
+        }
+        for scalar in [f32::MIN as f64, 1e-40, 1e300] {
+            assert!(!holds(DType::BF16, scalar), "{scalar}");
+        }
+    }
+
+    #[test]
+    fn a_scalar_is_held_exactly_or_not() {
+        for scalar in [0.0, -1.0, 0.5, 256.0, f64::INFINITY, f64::NAN] {
+            for dtype in [DType::F16, DType::BF16, DType::F32] {
+                assert!(holds_exactly(dtype, scalar), "{scalar}");
+            }
+        }
+        // In FP32 every scalar is what the program gets.
+        assert!(
+            holds_exactly(DType::F32, 0.1)
+                && !holds_exactly(DType::F16, 0.1)
+                && !holds_exactly(DType::BF16, 0.1)
+        );
+        assert!(holds_exactly(DType::F16, 257.0) && !holds_exactly(DType::BF16, 257.0));
+        assert!(!holds_exactly(DType::F16, 70_000.0) && holds_exactly(DType::BF16, 65_536.0));
+        assert!(!holds_exactly(DType::F16, 1e-9) && !holds_exactly(DType::BF16, 1e-45));
+    }
+
+    #[test]
+    fn the_largest_number_below_a_bound_is_the_last_before_it() {
+        // Equal bounds, reversed ones, and no number of half between them.
+        for (low, high) in [(0.0, 0.0), (0.5, 0.5), (1.0, -1.0), (0.9999, 1.0)] {
+            assert_eq!(largest_within(DType::F16, low, high), None);
+            assert_eq!(largest_within(DType::BF16, low, high), None);
+        }
+        for (bound, f16, bf16) in [
+            (1.0, 1.0 - 2_f64.powi(-11), 1.0 - 2_f64.powi(-8)),
+            (-1.0, -1.0 - 2_f64.powi(-10), -1.0 - 2_f64.powi(-7)),
+            (0.999, 0.9985351562, 1.0 - 2_f64.powi(-8)),
+            (1000.25, 1000.0, 1000.0),
+            (1e6, 65504.0, 999424.0),
+            (0.0, -2_f64.powi(-24), -2_f64.powi(-133)),
+            (f64::INFINITY, 65504.0, f32::from_bits(0x7f7f_0000).into()),
+        ] {
+            for (half, expected) in [(DType::F16, f16), (DType::BF16, bf16)] {
+                let below = largest_within(half, f64::MIN, bound).unwrap();
+                assert!(
+                    (below - expected).abs() <= 1e-10 * expected.abs(),
+                    "{bound}: {below}"
+                );
+                assert!(below < bound);
+            }
+        }
+    }
+
     #[cfg(any(feature = "burn-0-21", feature = "burn-0-22", feature = "burn-0-23"))]
     macro_rules! held_as_burn_says {
         ($($name:ident: $dtype:ty;)*) => {$(
@@ -71,10 +245,10 @@ pub(crate) mod tests {
                 for half in <$dtype>::HALVES {
                     let info = half.finfo().expect("a float dtype");
                     for bound in [info.min_positive, info.max] {
-                        assert!(crate::policy::holds(half, bound), "{half:?}: {bound}");
+                        assert!(holds(half, bound), "{half:?}: {bound}");
                     }
                     for beyond in [info.min_positive.next_down(), info.max.next_up()] {
-                        assert!(!crate::policy::holds(half, beyond), "{half:?}: {beyond}");
+                        assert!(!holds(half, beyond), "{half:?}: {beyond}");
                     }
                 }
             }

@@ -30,26 +30,28 @@
 //! - FP32 that was never half keeps FP32 copies: the gradient of an operation that the policy does
 //!   not demote equals Burn's gradient, up to FP32 rounding.
 
+mod casts;
 mod changes;
 mod decision;
 mod flags;
 mod op;
 mod table;
 pub mod trials;
+mod values;
 
 use std::fmt;
 
 use serde::Serialize;
 
+pub use crate::dtype::{follows_half, holds, holds_exactly, is_half, largest_within, widest};
+pub use casts::{HalfSupport, Mode, Support};
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
-pub use decision::{
-    Decision, HalfSupport, Mode, Operand, SMALL, Site, Support, TERMS, decide, follows_half, holds,
-    holds_exactly, is_half, largest_within, widest,
-};
+pub use decision::{Decision, Operand, Site, decide};
 pub use flags::TensorFlags;
 pub use op::Op;
 pub use table::TABLE;
+pub use values::{SMALL, TERMS};
 
 /// How an operation treats its F32, F16 and BF16 operands.
 ///
