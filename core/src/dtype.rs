@@ -1,8 +1,8 @@
 //! The float dtypes that the policy distinguishes, of any version of Burn.
 
 use std::fmt::Debug;
-use std::ops::RangeInclusive;
 
+use bitflags::bitflags;
 use half::{bf16, f16};
 
 /// Burn's dtype. Every dtype other than these five is treated as [`F32`](FloatDType::F32).
@@ -50,44 +50,54 @@ pub fn is_half<D: FloatDType>(dtype: D) -> bool {
     dtype == D::F16 || dtype == D::BF16
 }
 
-pub(crate) const F64: u8 = 1 << 4;
-pub(crate) const F32: u8 = 1 << 3;
-pub(crate) const FLEX32: u8 = 1 << 2;
-const F16: u8 = 1 << 1;
-const BF16: u8 = 1;
-pub(crate) const HALVES: u8 = F16 | BF16;
+bitflags! {
+    /// A set of dtypes.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(crate) struct DTypes: u8 {
+        const F64 = 1;
+        const F32 = 1 << 1;
+        const FLEX32 = 1 << 2;
+        const F16 = 1 << 3;
+        const BF16 = 1 << 4;
+        const HALVES = Self::F16.bits() | Self::BF16.bits();
+    }
+}
 
-pub(crate) fn bit<D: FloatDType>(dtype: D) -> u8 {
-    match dtype {
-        _ if dtype == D::F64 => F64,
-        _ if dtype == D::FLEX32 => FLEX32,
-        _ if dtype == D::F16 => F16,
-        _ if dtype == D::BF16 => BF16,
-        _ => F32,
+impl DTypes {
+    pub(crate) fn of<D: FloatDType>(dtype: D) -> Self {
+        match dtype {
+            _ if dtype == D::F64 => Self::F64,
+            _ if dtype == D::FLEX32 => Self::FLEX32,
+            _ if dtype == D::F16 => Self::F16,
+            _ if dtype == D::BF16 => Self::BF16,
+            _ => Self::F32,
+        }
+    }
+
+    /// See [`widest`].
+    pub(crate) fn widest<D: FloatDType>(self) -> D {
+        match self {
+            _ if self.contains(Self::F64) => D::F64,
+            _ if self.contains(Self::F32) => D::F32,
+            _ if self.contains(Self::FLEX32) => D::FLEX32,
+            _ => self.half().unwrap_or(D::F32),
+        }
+    }
+
+    /// The half dtype among these; `None` if there are none or both.
+    pub(crate) fn half<D: FloatDType>(self) -> Option<D> {
+        match self & Self::HALVES {
+            Self::F16 => Some(D::F16),
+            Self::BF16 => Some(D::BF16),
+            _ => None,
+        }
     }
 }
 
 /// The widest dtype: F64, then F32, Flex32, half. F16 with BF16 gives F32, which holds both.
 pub fn widest<D: FloatDType>(dtypes: impl IntoIterator<Item = D>) -> D {
-    widest_of(dtypes.into_iter().fold(0, |seen, dtype| seen | bit(dtype)))
-}
-
-pub(crate) fn widest_of<D: FloatDType>(seen: u8) -> D {
-    match seen {
-        _ if seen & F64 != 0 => D::F64,
-        _ if seen & F32 != 0 => D::F32,
-        _ if seen & FLEX32 != 0 => D::FLEX32,
-        _ => half(seen).unwrap_or(D::F32),
-    }
-}
-
-/// The half dtype among these; `None` if there are none or both.
-pub(crate) fn half<D: FloatDType>(seen: u8) -> Option<D> {
-    match seen & HALVES {
-        F16 => Some(D::F16),
-        BF16 => Some(D::BF16),
-        _ => None,
-    }
+    let seen: DTypes = dtypes.into_iter().map(DTypes::of).collect();
+    seen.widest()
 }
 
 /// Whether `dtype` holds `scalar` at its usual precision: `scalar` neither overflows nor falls
@@ -96,8 +106,8 @@ pub(crate) fn half<D: FloatDType>(seen: u8) -> Option<D> {
 /// Bounds of F16: 6.1e-5 to 65504; of BF16: 1.2e-38 to 3.39e38.
 pub fn holds<D: FloatDType>(dtype: D, scalar: f64) -> bool {
     let range = match dtype {
-        _ if dtype == D::F16 => F16_RANGE,
-        _ if dtype == D::BF16 => BF16_RANGE,
+        _ if dtype == D::F16 => f16::MIN_POSITIVE.to_f64_const()..=f16::MAX.to_f64_const(),
+        _ if dtype == D::BF16 => bf16::MIN_POSITIVE.to_f64_const()..=bf16::MAX.to_f64_const(),
         _ => return true,
     };
     scalar == 0.0 || !scalar.is_finite() || range.contains(&scalar.abs())
@@ -117,33 +127,29 @@ pub fn holds_exactly<D: FloatDType>(dtype: D, scalar: f64) -> bool {
 /// Whether an FP32 tensor of this one value follows half tensors: both halves hold exactly this value, and a product
 /// with it stays in the range of the other factor, or is infinite in any dtype.
 pub fn follows_half<D: FloatDType>(value: f64) -> bool {
-    let is_small = value.abs() <= 1.0 || !value.is_finite();
-    // bf16 has the upper half of FP32's bits, and fewer digits than f16.
-    let is_exact = (value as f32).to_bits() & 0xffff == 0;
-    is_small && is_exact && D::HALVES.into_iter().all(|half| holds(half, value))
+    let is_held = |half| holds(half, value) && holds_exactly(half, value);
+    (value.abs() <= 1.0 || !value.is_finite()) && D::HALVES.into_iter().all(is_held)
 }
 
 /// The largest number of a half dtype from `low` to below `high`, if there is one: random numbers below `high`
 /// stay below it in half.
 pub fn largest_within<D: FloatDType>(half: D, low: f64, high: f64) -> Option<f64> {
-    let (digits, range) = if half == D::F16 {
-        (10, F16_RANGE)
+    let (nearest, value): (_, fn(u16) -> f64) = if half == D::F16 {
+        let value = |bits| f16::from_bits(bits).to_f64();
+        (f16::from_f64(high).to_bits(), value)
     } else {
-        (7, BF16_RANGE)
+        let value = |bits| bf16::from_bits(bits).to_f64();
+        (bf16::from_f64(high).to_bits(), value)
     };
-    let below = high.next_down().min(*range.end());
-    // The distance of the numbers with this exponent; subnormal numbers have that of the smallest normal one.
-    let exponent = |value: f64| (value.abs().to_bits() >> 52) as i32 - 1023;
-    let step = 2_f64.powi(exponent(below).max(exponent(*range.start())) - digits);
-    Some((below / step).floor() * step).filter(|largest| *largest >= low)
+    // The crate `half` has no `next_down`. The bits after the sign count up from zero.
+    let before = match nearest {
+        0 => 0x8001,
+        1..0x8000 => nearest - 1,
+        _ => nearest + 1,
+    };
+    let mut largest = [nearest, before].map(value).into_iter();
+    largest.find(|largest| (low..high).contains(largest))
 }
-
-/// From the smallest normal value to the largest finite one.
-const F16_RANGE: RangeInclusive<f64> = 6.103515625e-5..=65504.0;
-
-/// As [`F16_RANGE`]: bf16 has the upper 16 bits of FP32.
-const BF16_RANGE: RangeInclusive<f64> =
-    f32::MIN_POSITIVE as f64..=f32::from_bits(0x7f7f_0000) as f64;
 
 #[cfg(test)]
 pub(crate) mod tests {

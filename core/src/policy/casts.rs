@@ -4,7 +4,7 @@ use super::decision::{Call, Operand, Site};
 use super::values::{TERMS, half_gradient};
 use super::{Case, Class, Op, OpPrecision, Role, TensorFlags};
 use crate::FloatDType;
-use crate::dtype::{F64, FLEX32, HALVES, bit, half, holds, holds_exactly, is_half, widest_of};
+use crate::dtype::{DTypes, holds, holds_exactly, is_half};
 
 /// A device's support for one half dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -265,8 +265,8 @@ pub(super) struct Seen<D> {
     /// The dtype that `Fp32Inside` restores.
     first: D,
     /// The dtypes of the operands that are not constants, and of the constants.
-    others: u8,
-    constants: u8,
+    others: DTypes,
+    constants: DTypes,
     /// Whether the first operand is FP32 that fits in the half dtype in force.
     fits: bool,
     /// Whether the policy made an operand half.
@@ -282,8 +282,8 @@ impl<D: FloatDType> Seen<D> {
         };
         let mut seen = Self {
             first: first.dtype,
-            others: 0,
-            constants: 0,
+            others: DTypes::empty(),
+            constants: DTypes::empty(),
             fits,
             demoted: operands.iter().any(|o| o.is_demoted()),
         };
@@ -293,9 +293,9 @@ impl<D: FloatDType> Seen<D> {
             let follows = !is_quotient && (i > 0 || !fits);
             let is_constant = operand.has(TensorFlags::CONSTANT) && follows;
             if is_constant {
-                seen.constants |= bit(operand.dtype);
+                seen.constants |= DTypes::of(operand.dtype);
             } else {
-                seen.others |= bit(operand.dtype);
+                seen.others |= DTypes::of(operand.dtype);
             }
         }
         match op.row.role {
@@ -303,39 +303,40 @@ impl<D: FloatDType> Seen<D> {
             Role::Backward | Role::ParameterGradient => Self {
                 first: seen.widest(),
                 others: seen.all(),
-                constants: 0,
+                constants: DTypes::empty(),
                 fits: false,
                 ..seen
             },
         }
     }
 
-    fn all(self) -> u8 {
+    fn all(self) -> DTypes {
         self.others | self.constants
     }
 
     fn any_half(self) -> bool {
-        self.all() & HALVES != 0
+        self.all().intersects(DTypes::HALVES)
     }
 
     /// The half dtype of all operands; `None` if any has another dtype.
     fn only_half(self) -> Option<D> {
-        half(self.all()).filter(|_| self.all() & !HALVES == 0)
+        let all = self.all();
+        all.half().filter(|_| DTypes::HALVES.contains(all))
     }
 
     /// The half dtype that constants follow, if any.
     fn followed(self) -> Option<D> {
-        let is_followed = self.constants != 0 && self.others & !HALVES == 0;
-        half(self.others).filter(|_| is_followed)
+        let is_followed = !self.constants.is_empty() && DTypes::HALVES.contains(self.others);
+        self.others.half().filter(|_| is_followed)
     }
 
     fn widest(self) -> D {
-        widest_of(self.all())
+        self.all().widest()
     }
 
     /// The casts of an operation of a class on these operands.
     fn casts(self, class: Class, mode: Mode<D>, computes_in: impl Fn(D) -> bool) -> Casts<D> {
-        let is_mixed = !self.all().is_power_of_two();
+        let is_mixed = self.all().iter().count() > 1;
         if mode == Mode::Off {
             // Half tensors that the policy made return to FP32. The user's own half tensors stay half, unless
             // they meet FP32: `x.zeros_like()` of a half `x` counts as the user's own. Operations that only
@@ -350,14 +351,14 @@ impl<D: FloatDType> Seen<D> {
         if let (Mode::On(_), Class::Promote, Some(half)) = (mode, class, self.followed()) {
             return Casts::of(if computes_in(half) { half } else { D::F32 });
         }
-        if self.all() & (F64 | FLEX32) != 0 {
+        if self.all().intersects(DTypes::F64 | DTypes::FLEX32) {
             return Casts::of_if(is_mixed, self.widest());
         }
         match class {
             Class::LowerPrecision => {
                 let demoted_to = match mode {
                     Mode::On(dtype) => Some(dtype),
-                    Mode::Off | Mode::KeepDtypes => half(self.all()),
+                    Mode::Off | Mode::KeepDtypes => self.all().half(),
                 };
                 match demoted_to {
                     None => Casts::of_if(self.any_half(), D::F32),
@@ -378,7 +379,7 @@ impl<D: FloatDType> Seen<D> {
             },
             Class::Promote | Class::PromoteSum | Class::Keep | Class::Activation => {
                 let widest = self.widest();
-                if half(self.all()) == Some(widest) && !computes_in(widest) {
+                if self.all().half() == Some(widest) && !computes_in(widest) {
                     Casts::of(D::F32)
                 } else {
                     Casts::of_if(is_mixed, widest)
