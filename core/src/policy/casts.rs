@@ -62,7 +62,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             OpPrecision::F32 => true,
             OpPrecision::Half => {
                 // Arithmetic on two FP32 tensors may be an optimizer's update of parameters.
-                let follows = matches!(self.op.row.class, Class::Promote | Class::PromoteSum);
+                let follows = matches!(self.op.class, Class::Promote | Class::PromoteSum);
                 self.computes_in(half)
                     && self.is_held(half)
                     && (!follows || self.operands.iter().any(|o| o.dtype == half))
@@ -78,8 +78,8 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             Some(OpPrecision::Half) => return Class::LowerPrecision,
             None => {}
         }
-        let class = self.op.row.class;
-        let Some((other, case)) = self.op.row.otherwise else {
+        let class = self.op.class;
+        let Some((other, case)) = self.op.otherwise else {
             return class;
         };
         let holds = match case {
@@ -106,7 +106,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
 
     /// Whether a dtype holds the scalars as the operation needs them.
     pub(super) fn is_held(&self, half: D) -> bool {
-        let holds = match self.op.row.otherwise {
+        let holds = match self.op.otherwise {
             Some((_, Case::InexactScalar)) => holds_exactly,
             _ => holds,
         };
@@ -136,9 +136,9 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// rounded to first.
     pub(super) fn casts(&self, class: Class, by_class: Casts<D>) -> (Casts<D>, Option<D>) {
         let mut casts = by_class;
-        let role = self.op.row.role;
+        let role = self.op.role;
         if self.changed == Some(OpPrecision::Half)
-            && matches!(self.op.row.class, Class::Fp32 | Class::Fp32Inside)
+            && matches!(self.op.class, Class::Fp32 | Class::Fp32Inside)
         {
             return self.narrowed(by_class);
         }
@@ -187,7 +187,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         let is_kernel = self.site.is_kernel();
         let is_widened = match to_half.operands {
             Some(half) if is_kernel => self.is_exact(half) != Some(true),
-            _ => self.op.row.role == Role::Composed,
+            _ => self.op.role == Role::Composed,
         };
         let casts = Casts {
             operands: if is_widened {
@@ -216,7 +216,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             // Burn's own form keeps FP32 operands in FP32.
             Mode::On(_) if self.changed == Some(OpPrecision::F32) => None,
             Mode::On(half) if !self.site.is_kernel() && self.is_ours() => {
-                self.op.row.recorded.map(|_| half)
+                self.op.recorded.map(|_| half)
             }
             _ => None,
         }
@@ -298,7 +298,7 @@ impl<D: FloatDType> Seen<D> {
                 seen.others |= DTypes::of(operand.dtype);
             }
         }
-        match op.row.role {
+        match op.role {
             Role::Forward | Role::Composed => seen,
             Role::Backward | Role::ParameterGradient => Self {
                 first: seen.widest(),

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::table::{OPERATIONS, at, place_of};
-use super::{Class, Op, Rows};
+use super::table::OPS;
+use super::{Class, Op};
 
 /// The precision that a configuration gives an operation, instead of the table's precision.
 ///
@@ -62,22 +62,18 @@ pub struct OpPrecisions {
 }
 
 /// A set of operations, as one bit for each place in the table.
-type Places = [u64; OPERATIONS.div_ceil(64)];
+type Places = [u64; OPS.len().div_ceil(64)];
 
 /// The index of the word that has the bit of a place, and that bit.
-fn bit(place: usize) -> (usize, u64) {
-    (place / 64, 1 << (place % 64))
+fn bit(place: u16) -> (usize, u64) {
+    (usize::from(place / 64), 1 << (place % 64))
 }
 
 impl OpPrecisions {
     /// The precision of an operation, if it is changed.
     #[inline]
     pub fn of(&self, op: &Op) -> Option<OpPrecision> {
-        self.at(usize::from(op.place?))
-    }
-
-    fn at(&self, place: usize) -> Option<OpPrecision> {
-        let (word, bit) = bit(place);
+        let (word, bit) = bit(op.place?);
         match (self.half[word] & bit != 0, self.f32[word] & bit != 0) {
             (true, _) => Some(OpPrecision::Half),
             (_, true) => Some(OpPrecision::F32),
@@ -92,16 +88,17 @@ impl OpPrecisions {
 
     /// The names of the changed operations in the table's order, each with its precision.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, OpPrecision)> {
-        (0..OPERATIONS).filter_map(|place| Some((short(at(place).1), self.at(place)?)))
+        OPS.iter()
+            .filter_map(|op| Some((short(op.name), self.of(op)?)))
     }
 
     /// Gives an operation of the table a precision that it allows. The table's own precision undoes a change.
-    pub(crate) fn set(&mut self, op: &'static str, precision: OpPrecision) {
-        let place = place_of(op).expect("an operation of the table");
+    pub(crate) fn set(&mut self, op: &Op, precision: OpPrecision) {
+        let place = op.place.expect("an operation of the table");
         let (word, bit) = bit(place);
         self.half[word] &= !bit;
         self.f32[word] &= !bit;
-        match (precision, at(place).0.class) {
+        match (precision, op.class) {
             (OpPrecision::Half, Class::LowerPrecision) | (OpPrecision::F32, Class::Fp32) => {}
             (OpPrecision::Half, _) => self.half[word] |= bit,
             (OpPrecision::F32, _) => self.f32[word] |= bit,
@@ -122,40 +119,37 @@ pub(crate) fn short(op: &str) -> &str {
     op.strip_prefix("float_").unwrap_or(op)
 }
 
-/// The operations of a version of Burn, each with its rows.
-pub(crate) fn operations(burn: &str) -> impl Iterator<Item = (&'static Rows, &'static str)> {
-    let known = (0..OPERATIONS).map(at);
-    known.filter(move |(rows, _)| rows.since <= burn)
+/// The operations of a version of Burn.
+pub(crate) fn operations(burn: &str) -> impl Iterator<Item = &'static Op> {
+    OPS.iter().filter(move |op| op.since <= burn)
 }
 
 /// The precisions that a configuration may give an operation, and why other precisions are refused.
-pub(crate) fn allowed(rows: &Rows, op: &str) -> (&'static [OpPrecision], String) {
+pub(crate) fn allowed(op: &Op) -> (&'static [OpPrecision], String) {
     use OpPrecision::{F32, Half};
-    if let Some(forward) = forward_of(op) {
+    if let Some(forward) = forward_of(op.name) {
         let follows = "the backward pass follows the forward pass";
-        let is_changed =
-            |(rows, op): (&Rows, &str)| short(op) == forward && !allowed(rows, op).0.is_empty();
-        let has_precision = (0..OPERATIONS).map(at).any(is_changed);
-        let why = if has_precision {
+        let is_changed = |op: &Op| short(op.name) == forward && !allowed(op).0.is_empty();
+        let why = if OPS.iter().any(is_changed) {
             format!("{follows}: set {forward} instead")
         } else {
             follows.into()
         };
         return (&[], why);
     }
-    let moves = [Some(rows.class), rows.otherwise.map(|(class, _)| class)];
+    let moves = [Some(op.class), op.otherwise.map(|(class, _)| class)];
     if moves.contains(&Some(Class::Move)) {
         return (
             &[],
             "the operation moves or creates data and computes nothing".into(),
         );
     }
-    match rows.class {
+    match op.class {
         Class::Keep => {
             let why = "the operation computes in its operand's dtype, which may already be half";
             (&[F32], why.into())
         }
-        _ if rows.is_fixed => (&[F32], rows.why.into()),
+        _ if op.is_fixed => (&[F32], op.why.into()),
         _ => (&[Half, F32], String::new()),
     }
 }

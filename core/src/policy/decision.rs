@@ -140,7 +140,7 @@ fn is_fp32_alone<D: FloatDType>(
         .union(TensorFlags::DEMOTED)
         .union(TensorFlags::UNBOUNDED);
     !matches!(mode, Mode::On(_))
-        && op.row.role != Role::ParameterGradient
+        && op.role != Role::ParameterGradient
         && site.declared().is_none_or(|dtype| dtype == D::F32)
         && operands
             .iter()
@@ -201,7 +201,7 @@ pub(super) mod tests {
     use super::*;
     use crate::dtype::tests::DType;
     use crate::policy::HalfSupport;
-    use crate::policy::table::{OPERATIONS, at};
+    use crate::policy::table::OPS;
     use Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
     use DType::{BF16, F16, F32, F64};
 
@@ -344,7 +344,7 @@ pub(super) mod tests {
         });
         let operands: Vec<_> = operands.collect();
         let mut shortcuts = 0;
-        for op in (0..OPERATIONS).map(|place| Op::named(at(place).1)) {
+        for op in OPS {
             for mode in [Mode::Off, Mode::KeepDtypes] {
                 for (is_kernel, tracked, declared) in [
                     (true, Some(false), None),
@@ -362,13 +362,13 @@ pub(super) mod tests {
                     for operands in &operands {
                         let is_gradient = operands.iter().any(|o| o.has(TensorFlags::GRADIENT));
                         let mode = if is_gradient { Mode::KeepDtypes } else { mode };
-                        if !is_fp32_alone(&op, operands, mode, &here) {
+                        if !is_fp32_alone(op, operands, mode, &here) {
                             continue;
                         }
                         shortcuts += 1;
                         for scalars in [&[][..], &[1e-9, 1e9]] {
-                            let by_row = by_row(&op, operands, scalars, &here, mode);
-                            let decided = decide(&op, operands, scalars, &here);
+                            let by_row = by_row(op, operands, scalars, &here, mode);
+                            let decided = decide(op, operands, scalars, &here);
                             assert_eq!(decided, by_row, "{} {operands:?}", op.name);
                         }
                     }

@@ -1,7 +1,7 @@
 //! The op policy: one table, and one pure function, [`decide`], that determines what happens to
 //! an operation. Depends on dtypes, but not on tensors, devices or backends.
 //!
-//! To change an operation's precision, change its line in [`TABLE`]. The choice between FP32 and half follows
+//! To change an operation's precision, change its line in `table.rs`. The choice between FP32 and half follows
 //! the lists of PyTorch's autocast for CUDA (`aten/src/ATen/autocast_mode.h`); the op reference in the guide
 //! of burn-amp compares the two.
 //!
@@ -50,7 +50,6 @@ pub(crate) use changes::{allowed, operations, short};
 pub use decision::{Decision, Operand, Site, decide};
 pub use flags::TensorFlags;
 pub use op::Op;
-pub use table::TABLE;
 pub use values::{SMALL, TERMS};
 
 /// How an operation treats its F32, F16 and BF16 operands.
@@ -111,7 +110,7 @@ impl fmt::Display for Case {
 }
 
 /// What an operation is to autodiff.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// One step of the tape. `Fp32Inside` restores the first operand's dtype. A step that a formula
     /// of the backward pass takes on a gradient returns the gradient's dtype.
@@ -127,8 +126,8 @@ pub enum Role {
 }
 
 /// Which results fit in half.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-pub enum Fits {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fits {
     /// The result may be of any size.
     Never,
     /// The result fits if all operands fit.
@@ -145,32 +144,6 @@ pub enum Fits {
     /// As `WithOperands`, but only where autodiff runs elsewhere. Where autodiff runs here, a mean that is a
     /// statistic is tracked. In inference nothing is kept, so that half would save nothing.
     Mean,
-}
-
-/// Operations that share a class and the reason for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-pub struct Rows {
-    /// How the operations treat their operands.
-    pub class: Class,
-    /// The reason for the class.
-    pub why: &'static str,
-    /// The first version of Burn that has the operations, from 0.21 on.
-    pub since: &'static str,
-    /// The case in which the operations have another class.
-    pub otherwise: Option<(Class, Case)>,
-    /// The form in which the policy itself records the operations for the backward pass. Without
-    /// this text, an operation is recorded as Burn records it.
-    pub recorded: Option<&'static str>,
-    /// What the operations are to autodiff.
-    pub role: Role,
-    /// Which results fit in half.
-    pub fits: Fits,
-    /// How many roundings may lie between an exact device's result in bf16 and the FP32 result.
-    pub roundings: u8,
-    /// Whether configurations cannot change the class.
-    pub is_fixed: bool,
-    /// The methods of Burn's backend traits.
-    pub ops: &'static [&'static str],
 }
 
 /// One operation of the policy.
@@ -191,16 +164,7 @@ pub struct Row {
 /// The operations of a version of Burn, `"0.21"` or later, in the table's order. Includes a few operations of
 /// 0.21 that 0.22 no longer has.
 pub fn rows(burn: &str) -> impl Iterator<Item = Row> {
-    let known = TABLE.iter().filter(move |rows| rows.since <= burn);
-    known.flat_map(|rows| {
-        rows.ops.iter().map(|op| Row {
-            op,
-            class: rows.class,
-            why: rows.why,
-            otherwise: rows.otherwise,
-            recorded: rows.recorded,
-        })
-    })
+    operations(burn).map(Op::row)
 }
 
 /// The class of an operation.
@@ -209,7 +173,7 @@ pub fn rows(burn: &str) -> impl Iterator<Item = Row> {
 ///
 /// If `op` has no row.
 pub const fn class(op: &str) -> Class {
-    table::rows_of(op).class
+    Op::named(op).class
 }
 
 /// Whether two names are equal, at compile time.
@@ -245,11 +209,10 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_differ_in_nothing_are_one() {
+    fn a_reason_stands_once() {
         let mut seen = HashSet::new();
-        for rows in TABLE {
-            let row = Rows { ops: &[], ..*rows };
-            assert!(seen.insert(row), "{} stands twice", rows.why);
+        for group in table::TABLE {
+            assert!(seen.insert(group[0].why), "{} stands twice", group[0].why);
         }
     }
 

@@ -1,15 +1,31 @@
 //! An operation as input of the decision: a row of the table, looked up at compile time.
 
-use super::table::{place_of, rows_of};
+use super::table::OPS;
 use super::trials::{Kind, TriedOp};
-use super::{Case, Class, Fits, Role, Rows};
+use super::{Case, Class, Fits, Role, Row, same};
 
-/// An operation's name and row.
+/// An operation and its row.
 #[derive(Debug, Clone, Copy)]
 pub struct Op {
     /// The method of Burn's backend traits, or the name of the user's own operation.
     pub name: &'static str,
-    pub(super) row: Rows,
+    pub(super) class: Class,
+    /// The reason for the class.
+    pub(super) why: &'static str,
+    /// The first version of Burn that has the operation, from 0.21 on.
+    pub(super) since: &'static str,
+    /// The case in which the operation has another class.
+    pub(super) otherwise: Option<(Class, Case)>,
+    /// The form in which the policy itself records the operation for the backward pass. Without this text, the
+    /// operation is recorded as Burn records it.
+    pub(super) recorded: Option<&'static str>,
+    pub(super) role: Role,
+    /// Which results fit in half, if the class does not say it.
+    pub(super) fits: Option<Fits>,
+    /// How many roundings may lie between an exact device's result in bf16 and the FP32 result.
+    pub(super) roundings: u8,
+    /// Whether configurations cannot change the class.
+    pub(super) is_fixed: bool,
     /// The operation in the trials of devices, if it is tried.
     pub(super) tried: Option<TriedOp>,
     /// Its place among the operations of the table; `None` for the user's own operation.
@@ -23,24 +39,30 @@ impl Op {
     /// # Panics
     ///
     /// If `name` has no row.
-    pub const fn named(name: &'static str) -> Self {
-        Self {
-            name,
-            row: rows_of(name),
-            tried: TriedOp::named(name),
-            place: match place_of(name) {
-                Some(place) => Some(place as u16),
-                None => None,
-            },
+    pub const fn named(name: &str) -> Self {
+        let mut i = 0;
+        while i < OPS.len() {
+            if same(OPS[i].name, name) {
+                return OPS[i];
+            }
+            i += 1;
         }
+        panic!("this operation has no row in the policy table")
     }
 
     /// The user's own operation.
     pub const fn custom(name: &'static str, class: Class, role: Role) -> Self {
-        let row = Rows::of(class, "", &[]).of_role(role);
         Self {
             name,
-            row,
+            class,
+            why: "",
+            since: "0.21",
+            otherwise: None,
+            recorded: None,
+            role,
+            fits: None,
+            roundings: 1,
+            is_fixed: false,
             tried: None,
             place: None,
         }
@@ -52,10 +74,9 @@ impl Op {
     ///
     /// If the operation's row has no class for this case.
     pub const fn that_accumulates(mut self) -> Self {
-        match self.row.otherwise {
+        match self.otherwise {
             Some((class, Case::Accumulates)) => {
-                self.row.class = class;
-                self.row.fits = Fits::Never;
+                self.class = class;
                 self
             }
             _ => panic!("this operation's row has no class for a call that accumulates"),
@@ -73,11 +94,30 @@ impl Op {
 
     /// Whether the operation is a function of the backward pass.
     pub const fn is_backward(&self) -> bool {
-        matches!(self.row.role, Role::Backward | Role::ParameterGradient)
+        matches!(self.role, Role::Backward | Role::ParameterGradient)
     }
 
     /// How the operation treats its operands.
     pub const fn class(&self) -> Class {
-        self.row.class
+        self.class
+    }
+
+    /// Which results fit in half.
+    pub(super) fn fits(&self) -> Fits {
+        self.fits.unwrap_or(match self.class {
+            Class::LowerPrecision | Class::Fp32 | Class::Fp32Inside => Fits::Never,
+            Class::PromoteSum => Fits::Sum,
+            Class::Promote | Class::Keep | Class::Activation | Class::Move => Fits::WithOperands,
+        })
+    }
+
+    pub(super) fn row(&self) -> Row {
+        Row {
+            op: self.name,
+            class: self.class,
+            why: self.why,
+            otherwise: self.otherwise,
+            recorded: self.recorded,
+        }
     }
 }

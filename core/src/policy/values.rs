@@ -180,7 +180,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             return false;
         }
         let all = self.operands.iter().all(|o| o.fits(half));
-        match self.op.row.fits {
+        match self.op.fits() {
             Fits::Never => false,
             Fits::WithOperands => all && !(half == D::F16 && self.leaves_f16()),
             Fits::Mean => all && self.site.is_tracked(0).is_none(),

@@ -1,7 +1,7 @@
 //! Parses and checks the precisions that a configuration gives to single operations, by name.
 
 use crate::error::AmpError;
-use crate::policy::{OpPrecision, OpPrecisions, allowed, operations, short};
+use crate::policy::{Op, OpPrecision, OpPrecisions, allowed, operations, short};
 
 impl OpPrecisions {
     /// Adds a change of one operation. `burn` is the version of Burn, such as `"0.21"`. `op` is the name of
@@ -14,8 +14,8 @@ impl OpPrecisions {
     /// - [`AmpError::OperationPrecision`] if the operation cannot have the precision.
     pub fn with(mut self, burn: &str, op: &str, precision: OpPrecision) -> Result<Self, AmpError> {
         let op = known(burn, op)?;
-        op.check(precision.to_string(), Some(precision))?;
-        self.set(op.name, precision);
+        checked(op, precision.to_string(), Some(precision))?;
+        self.set(op, precision);
         Ok(self)
     }
 
@@ -32,59 +32,51 @@ impl OpPrecisions {
         for (op, given) in named {
             let op = known(burn, op.as_ref())?;
             let given = given.as_ref();
-            let precision = op.check(given.into(), OpPrecision::named(given))?;
-            all.set(op.name, precision);
+            let precision = checked(op, given.into(), OpPrecision::named(given))?;
+            all.set(op, precision);
         }
         Ok(all)
     }
 }
 
-/// An operation, and the precisions that a configuration may give it.
-struct Known {
-    name: &'static str,
-    allowed: &'static [OpPrecision],
-    why: String,
-}
-
-impl Known {
-    /// Returns the precision if the operation can have it.
-    fn check(
-        &self,
-        given: String,
-        precision: Option<OpPrecision>,
-    ) -> Result<OpPrecision, AmpError> {
-        let allowed = precision.filter(|precision| self.allowed.contains(precision));
-        allowed.ok_or_else(|| {
-            let names: Vec<_> = self.allowed.iter().map(OpPrecision::to_string).collect();
+/// Returns the precision if the operation can have it.
+fn checked(
+    op: &Op,
+    given: String,
+    precision: Option<OpPrecision>,
+) -> Result<OpPrecision, AmpError> {
+    let (allowed, why) = allowed(op);
+    precision
+        .filter(|precision| allowed.contains(precision))
+        .ok_or_else(|| {
+            let names: Vec<_> = allowed.iter().map(OpPrecision::to_string).collect();
             AmpError::OperationPrecision {
-                op: short(self.name).into(),
+                op: short(op.name).into(),
                 given,
                 expected: if names.is_empty() {
                     "none".into()
                 } else {
                     names.join(" or ")
                 },
-                why: self.why.clone(),
+                why,
             }
         })
-    }
 }
 
-fn known(burn: &str, given: &str) -> Result<Known, AmpError> {
+fn known(burn: &str, given: &str) -> Result<&'static Op, AmpError> {
     let name = given.trim();
-    let found = operations(burn).find(|(_, op)| *op == name || short(op) == name);
-    let (rows, name) = found.ok_or_else(|| AmpError::UnknownOperation {
+    let found = operations(burn).find(|op| op.name == name || short(op.name) == name);
+    found.ok_or_else(|| AmpError::UnknownOperation {
         given: given.into(),
         near: near(burn, name),
-    })?;
-    let (allowed, why) = allowed(rows, name);
-    Ok(Known { name, allowed, why })
+    })
 }
 
 /// The operations with the names most similar to `name`, as text for an error.
 fn near(burn: &str, name: &str) -> String {
     let name = name.to_ascii_lowercase();
-    let distances = operations(burn).map(|(_, op)| (distance(&name, short(op)), short(op)));
+    let names = operations(burn).map(|op| short(op.name));
+    let distances = names.map(|op| (distance(&name, op), op));
     let mut near: Vec<_> = distances
         .filter(|(distance, op)| {
             *distance * 3 <= op.len() || !name.is_empty() && op.contains(&name)
@@ -121,7 +113,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::policy::{Class, Op, rows};
+    use crate::policy::{Class, rows};
     use OpPrecision::{F32, Half};
 
     #[test]

@@ -18,8 +18,7 @@ use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
-use super::table::rows_of;
-use super::{Class, HalfSupport, class, same};
+use super::{Class, HalfSupport, Op, class, same};
 use crate::FloatDType;
 use crate::words::line;
 
@@ -273,7 +272,7 @@ fn agree<D: FloatDType>(op: &str, half: D, values: &[f32], expected: &[f32]) -> 
     let (bits, roundings) = if half == D::F16 {
         (11, 1)
     } else {
-        (8, rows_of(op).roundings)
+        (8, Op::named(op).roundings)
     };
     // A quarter of a rounding more, because FP32 is not exact either.
     let relative = (f32::from(roundings) + 0.25) * 2f32.powi(-bits);
