@@ -2,7 +2,7 @@
 
 use super::decision::{Call, Operand, Site};
 use super::values::{TERMS, half_gradient};
-use super::{Case, Class, Op, OpPrecision, Role, TensorFlags};
+use super::{Case, Class, Fits, Op, OpPrecision, Role, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::{DTypes, holds, holds_exactly, is_half};
 
@@ -288,7 +288,7 @@ impl<D: FloatDType> Seen<D> {
             demoted: operands.iter().any(|o| o.is_demoted()),
         };
         // The quotient of a constant and a small number, or of a number and a small constant, may be beyond half.
-        let is_quotient = op.name == "float_div";
+        let is_quotient = op.fits() == Fits::Quotient;
         for (i, operand) in operands.iter().enumerate() {
             let follows = !is_quotient && (i > 0 || !fits);
             let is_constant = operand.has(TensorFlags::CONSTANT) && follows;

@@ -125,6 +125,39 @@ pub enum Role {
     ParameterGradient,
 }
 
+/// What an operation does to values, where the policy follows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// None of these.
+    Other,
+    /// Adds or subtracts a scalar.
+    Shifts,
+    /// Multiplies by a scalar.
+    Scales,
+    /// Divides by a scalar.
+    Divides,
+    /// Multiplies by -1.
+    Negates,
+    /// Keeps values within scalar bounds.
+    Clamps,
+    /// Writes a scalar in places.
+    Fills,
+    /// Takes the logarithm, perhaps of one more.
+    TakesLogarithm,
+    /// Is a sigmoid.
+    IsSigmoid,
+    /// Multiplies matrices.
+    MultipliesMatrices,
+    /// Reduces many values to one, over all dimensions or one of them.
+    Reduces,
+    /// Reduces the values over a dimension to the largest.
+    FindsLargest,
+    /// Gives the values another shape, in the same order.
+    Reshapes,
+    /// Swaps dimensions.
+    Transposes,
+}
+
 /// Which results fit in half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fits {

@@ -2,7 +2,7 @@
 
 use super::table::OPS;
 use super::trials::{Kind, TriedOp};
-use super::{Case, Class, Fits, Role, Row, same};
+use super::{Case, Class, Effect, Fits, Role, Row, same};
 
 /// An operation and its row.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +20,7 @@ pub struct Op {
     /// operation is recorded as Burn records it.
     pub(super) recorded: Option<&'static str>,
     pub(super) role: Role,
+    pub(super) effect: Effect,
     /// Which results fit in half, if the class does not say it.
     pub(super) fits: Option<Fits>,
     /// How many roundings may lie between an exact device's result in bf16 and the FP32 result.
@@ -60,6 +61,7 @@ impl Op {
             otherwise: None,
             recorded: None,
             role,
+            effect: Effect::Other,
             fits: None,
             roundings: 1,
             is_fixed: false,
@@ -100,6 +102,11 @@ impl Op {
     /// How the operation treats its operands.
     pub const fn class(&self) -> Class {
         self.class
+    }
+
+    /// What the operation does to values.
+    pub const fn effect(&self) -> Effect {
+        self.effect
     }
 
     /// Which results fit in half.

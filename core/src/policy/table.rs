@@ -2,9 +2,13 @@
 
 use super::Case::{Accumulates, InexactScalar, OnlyContracts, UnheldScalar, WithoutAutodiff};
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
+use super::Effect::{
+    Clamps, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Reduces,
+    Reshapes, Scales, Shifts, TakesLogarithm, Transposes,
+};
 use super::Role::{Backward, Composed, Forward, ParameterGradient};
 use super::trials::TriedOp;
-use super::{Case, Class, Fits, Op, Role};
+use super::{Case, Class, Effect, Fits, Op, Role};
 
 /// An operation in its group.
 #[derive(Clone, Copy)]
@@ -67,6 +71,11 @@ impl Entry {
 
     const fn recorded(mut self, form: &'static str) -> Self {
         self.op.recorded = Some(form);
+        self
+    }
+
+    const fn that(mut self, effect: Effect) -> Self {
+        self.op.effect = effect;
         self
     }
 
@@ -135,8 +144,8 @@ const KEEPS_RESULT: &str = "of a half operand, keeps the result instead of the o
 #[rustfmt::skip]
 pub(super) const TABLE: &[&[Op]] = &[
     &rows(LowerPrecision, "a contraction: the work that half precision is for, where the kernel accumulates in FP32", [
-        op("float_matmul"), op("conv1d"), op("conv2d"), op("conv3d"), op("conv_transpose1d"),
-        op("conv_transpose2d"), op("conv_transpose3d"),
+        op("float_matmul").that(MultipliesMatrices), op("conv1d"), op("conv2d"), op("conv3d"),
+        op("conv_transpose1d"), op("conv_transpose2d"), op("conv_transpose3d"),
         op("linear").recorded("with fusion, its backward pass takes its steps in the order that joins them"),
         backward("linear_x_backward"), backward("conv1d_x_backward"), backward("conv2d_x_backward"),
         backward("conv3d_x_backward"), backward("conv_transpose1d_x_backward"),
@@ -161,8 +170,9 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_exp"), op("float_sinh"), op("float_cosh"), op("float_tan"),
     ]),
     &rows(Fp32, "its result near its pole or branch is lost in half", [
-        op("float_log"), op("float_log1p"), op("float_recip"), op("float_acos"), op("float_acosh"),
-        op("float_asin"), op("float_asinh"), op("float_atanh"), op("float_erf"), op("log_sigmoid"),
+        op("float_log").that(TakesLogarithm), op("float_log1p").that(TakesLogarithm), op("float_recip"),
+        op("float_acos"), op("float_acosh"), op("float_asin"), op("float_asinh"), op("float_atanh"),
+        op("float_erf"), op("log_sigmoid"),
     ]),
     &rows(Fp32, "a square overflows f16 at 256", [
         composed("float_powf"), composed("float_powi"), composed("float_powi_scalar_impl"),
@@ -170,11 +180,11 @@ pub(super) const TABLE: &[&[Op]] = &[
         composed("float_powi_scalar").recorded("a square keeps its operand in half where half holds it"),
     ]),
     &rows(Fp32, "a sum of unknown length: 4,096 ones make 2,048 in f16, 256 in bf16", [
-        op("float_sum").recorded(EXPANDS), op("float_sum_dim").recorded(EXPANDS),
-        op("float_mean").recorded(EXPANDS).fits(Fits::Mean),
-        op("float_mean_dim").recorded(EXPANDS).fits(Fits::Mean), op("float_cumsum"), op("float_select_add"),
-        op("float_scatter_add"), op("embedding_backward"), op("rfft"), op("irfft"),
-        op("float_sum_dims").since("0.22"), parameter_gradient("linear_bias_backward"),
+        op("float_sum").that(Reduces).recorded(EXPANDS), op("float_sum_dim").that(Reduces).recorded(EXPANDS),
+        op("float_mean").that(Reduces).recorded(EXPANDS).fits(Fits::Mean),
+        op("float_mean_dim").that(Reduces).recorded(EXPANDS).fits(Fits::Mean), op("float_cumsum"),
+        op("float_select_add"), op("float_scatter_add"), op("embedding_backward"), op("rfft"), op("irfft"),
+        op("float_sum_dims").that(Reduces).since("0.22"), parameter_gradient("linear_bias_backward"),
         parameter_gradient("conv1d_bias_backward"), parameter_gradient("conv2d_bias_backward"),
         parameter_gradient("conv3d_bias_backward"), parameter_gradient("conv_transpose1d_bias_backward"),
         parameter_gradient("conv_transpose2d_bias_backward"),
@@ -184,7 +194,7 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_any"), op("float_any_dim"), op("float_all"), op("float_all_dim"),
     ]),
     &rows(Fp32, "a product of unknown length", [
-        op("float_prod"), op("float_prod_dim"), op("float_cumprod"),
+        op("float_prod").that(Reduces), op("float_prod_dim").that(Reduces), op("float_cumprod"),
     ]),
     &rows(Fp32, "exponentials and their sum", [
         op("softmax").recorded("keeps half probabilities of half scores"),
@@ -268,38 +278,42 @@ pub(super) const TABLE: &[&[Op]] = &[
     ]),
     &rows(Keep, "bounded by its input, rounded once", [
         op("relu").of_class(Activation).recorded("keeps the result instead of the operand"),
-        op("sigmoid").of_class(Activation).recorded(KEEPS_RESULT),
+        op("sigmoid").that(IsSigmoid).of_class(Activation).recorded(KEEPS_RESULT),
         op("float_tanh").of_class(Activation).recorded(KEEPS_RESULT), op("gelu").of_class(Activation),
         with_scalar("leaky_relu").of_class(Activation), with_scalar("hard_sigmoid").of_class(Activation),
         op("float_sin"), op("float_cos"), op("float_atan"), op("float_abs"), op("float_sign"),
-        op("float_neg"), op("float_round"), op("float_floor"), op("float_ceil"), op("float_trunc"),
+        op("float_neg").that(Negates), op("float_round"), op("float_floor"), op("float_ceil"),
+        op("float_trunc"),
     ]),
     &rows(Keep, "rounded at most once; but a scalar of -1e9 overflows f16, and an epsilon of 1e-8 vanishes", [
-        with_scalar("float_add_scalar"), with_scalar("float_sub_scalar"), with_scalar("float_mul_scalar"),
-        with_scalar("float_div_scalar"), with_scalar("float_mask_fill"), with_scalar("float_equal_elem"),
+        with_scalar("float_add_scalar").that(Shifts), with_scalar("float_sub_scalar").that(Shifts),
+        with_scalar("float_mul_scalar").that(Scales), with_scalar("float_div_scalar").that(Divides),
+        with_scalar("float_mask_fill").that(Fills), with_scalar("float_equal_elem"),
         with_scalar("float_not_equal_elem"),
     ]),
     &rows(Keep, "selects values, makes none; but half rounds a bound or a threshold: 1 - 1e-6 becomes 1", [
-        with_bound("float_clamp"), with_bound("float_clamp_min"), with_bound("float_clamp_max"),
-        with_bound("float_greater_elem"), with_bound("float_greater_equal_elem"),
-        with_bound("float_lower_elem"), with_bound("float_lower_equal_elem"),
+        with_bound("float_clamp").that(Clamps), with_bound("float_clamp_min").that(Clamps),
+        with_bound("float_clamp_max").that(Clamps), with_bound("float_greater_elem"),
+        with_bound("float_greater_equal_elem"), with_bound("float_lower_elem"),
+        with_bound("float_lower_equal_elem"),
     ]),
     &rows(Keep, "selects values, makes none", [
-        op("float_max"), op("float_max_dim"), op("float_max_dim_with_indices"), op("float_min"),
-        op("float_min_dim"), op("float_min_dim_with_indices"), op("float_max_abs"), op("float_max_abs_dim"),
-        op("float_cummin"), op("float_cummax"), op("float_argmax"), op("float_argmin"), op("float_argtopk"),
-        op("float_topk"), op("float_sort"), op("float_sort_with_indices"), op("float_argsort"),
-        op("float_is_nan"), op("float_is_inf"), op("float_into_int"),
-        op("float_topk_with_indices").since("0.22"), op("max_pool1d").of_class(Activation),
-        op("max_pool1d_with_indices").of_class(Activation), op("max_pool2d").of_class(Activation),
-        op("max_pool2d_with_indices").of_class(Activation),
+        op("float_max").that(Reduces), op("float_max_dim").that(FindsLargest), op("float_max_dim_with_indices"),
+        op("float_min").that(Reduces), op("float_min_dim").that(Reduces), op("float_min_dim_with_indices"),
+        op("float_max_abs").that(Reduces), op("float_max_abs_dim").that(Reduces), op("float_cummin"),
+        op("float_cummax"), op("float_argmax"), op("float_argmin"), op("float_argtopk"), op("float_topk"),
+        op("float_sort"), op("float_sort_with_indices"), op("float_argsort"), op("float_is_nan"),
+        op("float_is_inf"), op("float_into_int"), op("float_topk_with_indices").since("0.22"),
+        op("max_pool1d").of_class(Activation), op("max_pool1d_with_indices").of_class(Activation),
+        op("max_pool2d").of_class(Activation), op("max_pool2d_with_indices").of_class(Activation),
         op("max_pool3d").of_class(Activation).since("0.23"),
         op("max_pool3d_with_indices").of_class(Activation).since("0.23"),
     ]),
     &rows(Move, "moves data", [
-        op("float_to_device"), op("float_repeat_dim"), op("float_transpose"), op("float_swap_dims"),
-        op("float_permute"), op("float_flip"), op("float_reshape"), op("float_gather"), op("float_gather_nd"),
-        op("float_select"), op("float_slice"), op("float_expand"), op("embedding"), op("float_detach"),
+        op("float_to_device"), op("float_repeat_dim"), op("float_transpose").that(Transposes),
+        op("float_swap_dims").that(Transposes), op("float_permute").that(Transposes), op("float_flip"),
+        op("float_reshape").that(Reshapes), op("float_gather"), op("float_gather_nd"), op("float_select"),
+        op("float_slice"), op("float_expand"), op("embedding"), op("float_detach"),
         op("float_set_require_grad"), op("float_is_require_grad"), op("float_device"),
         op("float_mask_select").since("0.22"),
     ]),

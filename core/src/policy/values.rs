@@ -3,7 +3,7 @@
 use std::sync::Once;
 
 use super::decision::{Call, Operand, Site};
-use super::{Class, Fits, Mode, TensorFlags};
+use super::{Class, Effect, Fits, Mode, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::{follows_half, holds, holds_exactly, is_half};
 
@@ -56,7 +56,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// Whether the result has a scalar in it that was rounded to half.
     fn is_filled(&self, class: Class, computed: Option<D>) -> bool {
         let half = computed.unwrap_or(self.operands[0].dtype);
-        let fills = || self.op.name == "float_mask_fill";
+        let fills = || self.op.effect == Effect::Fills;
         let is_rounded = || {
             self.scalars
                 .iter()
@@ -72,7 +72,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     fn sigmoid(&self, class: Class, computed: Option<D>) -> TensorFlags {
         let name = self.op.name;
         let computes = matches!(class, Class::Activation | Class::LowerPrecision);
-        if computes && name == "sigmoid" {
+        if computes && self.op.effect == Effect::IsSigmoid {
             let is_half = is_half(computed.unwrap_or(self.operands[0].dtype));
             return if is_half && self.mode != Mode::Off {
                 TensorFlags::SIGMOID
@@ -92,8 +92,8 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
                 .iter()
                 .any(|s| (0.01..=0.99).contains(&s.abs()))
         };
-        match name {
-            "float_log" | "float_log1p" if of.contains(TensorFlags::MINUS_SIGMOID) => {
+        match self.op.effect {
+            Effect::TakesLogarithm if of.contains(TensorFlags::MINUS_SIGMOID) => {
                 static WARNED: Once = Once::new();
                 WARNED.call_once(|| {
                     log::warn!(
@@ -106,9 +106,9 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
                 });
                 TensorFlags::empty()
             }
-            "float_neg" if of.contains(TensorFlags::SIGMOID) => TensorFlags::MINUS_SIGMOID,
-            "float_add_scalar" | "float_sub_scalar" => of,
-            "float_clamp" | "float_clamp_min" | "float_clamp_max" if is_wide() => of,
+            Effect::Negates if of.contains(TensorFlags::SIGMOID) => TensorFlags::MINUS_SIGMOID,
+            Effect::Shifts => of,
+            Effect::Clamps if is_wide() => of,
             _ if class == Class::Move => of,
             _ => TensorFlags::empty(),
         }
@@ -118,7 +118,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// sum, such as the momentum of an optimizer, whose gradients are half: the momentum becomes FP32 after a
     /// few steps. 1 for any other operation.
     fn terms_of_same(&self, class: Class) -> u8 {
-        let is_multiple = matches!(self.op.name, "float_mul_scalar" | "float_div_scalar");
+        let is_multiple = matches!(self.op.effect, Effect::Scales | Effect::Divides);
         let operand = self
             .operands
             .first()
@@ -131,9 +131,9 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// Whether a factor may take values of the range of f16 far beyond it. Twice the range is allowed, as for a
     /// sum: a dropout of one half doubles.
     fn leaves_f16(&self) -> bool {
-        let leaves: fn(f64) -> bool = match self.op.name {
-            "float_mul_scalar" => |by| by.abs() > 2.0,
-            "float_div_scalar" => |by| by.abs() < 0.5,
+        let leaves: fn(f64) -> bool = match self.op.effect {
+            Effect::Scales => |by| by.abs() > 2.0,
+            Effect::Divides => |by| by.abs() < 0.5,
             _ => return false,
         };
         self.scalars.iter().any(|scalar| leaves(*scalar))
@@ -154,7 +154,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             Mode::Off => return self.operands.iter().any(is_fp32),
             Mode::On(_) | Mode::KeepDtypes => return false,
         };
-        let divides = self.op.name == "float_div_scalar";
+        let divides = self.op.effect == Effect::Divides;
         let is_beyond = |scalar: &f64| {
             let factor = if divides { 1.0 / scalar } else { *scalar };
             factor.abs() > 1.0 && !holds(half, factor)

@@ -30,7 +30,7 @@ use burn_0_22 as this_burn;
 use burn_0_23 as this_burn;
 use burn_amp_core::policy::trials::TriedOp;
 use burn_amp_core::policy::{
-    Decision, Mode, Op, OpPrecision, Operand, Site, Support, decide, widest,
+    Decision, Effect, Mode, Op, OpPrecision, Operand, Site, Support, decide, widest,
 };
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
@@ -99,7 +99,7 @@ impl Call {
                 let elements = tensors.iter().map(|tensor| tensor.shape().num_elements());
                 elements.max().unwrap_or(0)
             },
-            reshapes_row: op.name == "float_reshape" && is_row(&tensors[0].shape()),
+            reshapes_row: op.effect() == Effect::Reshapes && is_row(&tensors[0].shape()),
             origin: origin(&op, tensors),
             watch,
         }
@@ -209,28 +209,25 @@ fn is_row(shape: &Shape) -> bool {
 
 /// Whether an operation reduces many values to one.
 fn reduces(op: &Op) -> bool {
-    const REDUCTIONS: [&str; 5] = ["sum", "mean", "prod", "max", "min"];
-    let name = op.name.strip_prefix("float_").unwrap_or_default();
-    let name = name.trim_end_matches("_dim").trim_end_matches("_dims");
-    REDUCTIONS.contains(&name.trim_end_matches("_abs"))
+    matches!(op.effect(), Effect::Reduces | Effect::FindsLargest)
 }
 
 /// The origin of the result of an operation on these tensors.
 fn origin<B: Backend>(op: &Op, tensors: &[&AmpTensor<B>]) -> Origin {
-    match (op.name, tensors) {
-        ("float_matmul", [_, rhs]) => match (rhs.origin(), rhs.rank()) {
+    match (op.effect(), tensors) {
+        (Effect::MultipliesMatrices, [_, rhs]) => match (rhs.origin(), rhs.rank()) {
             (Origin::Transposed, _) => Origin::Other,
             (Origin::Matrix, _) | (_, 2) => Origin::Product,
             _ => Origin::Other,
         },
-        ("float_reshape", [tensor]) => match (tensor.origin(), tensor.rank()) {
+        (Effect::Reshapes, [tensor]) => match (tensor.origin(), tensor.rank()) {
             (Origin::Transposed, _) => Origin::Other,
             (_, 1) => Origin::Row,
             (_, 2) => Origin::Matrix,
             _ => Origin::Other,
         },
-        ("float_swap_dims" | "float_transpose" | "float_permute", _) => Origin::Transposed,
-        ("float_max_dim", _) => Origin::Largest,
+        (Effect::Transposes, _) => Origin::Transposed,
+        (Effect::FindsLargest, _) => Origin::Largest,
         _ => Origin::Other,
     }
 }
