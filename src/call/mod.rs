@@ -54,6 +54,9 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             anomaly::scalars(scalars);
         }
         let decision = decide(&op, operands, scalars, &at);
+        if let Some(warning) = decision.warning {
+            warning.log_once(&op);
+        }
         if !S::RECORDS && op.is_backward() && !keeps_dtypes() {
             foreign_pass::<B>(&op, &decision, operands, &at.device);
         }

@@ -1,5 +1,7 @@
 //! The decision: everything that happens to an operation.
 
+use std::sync::Once;
+
 use super::casts::{Mode, Seen, Support};
 use super::trials::TriedOp;
 use super::values::{KEPT, kept_flags, terms};
@@ -80,6 +82,33 @@ pub struct Decision<D> {
     /// Whether the FP32 values of a half result are kept for a formula that sums in FP32. This saves a cast
     /// and a rounding.
     pub keeps_wide: bool,
+    /// What the user should know of the operation.
+    pub warning: Option<Warning>,
+}
+
+/// A warning about an operation on these operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Warning {
+    /// A sigmoid in half that is rounded to 1, in the logarithm of one minus the sigmoid.
+    LogarithmOfOneMinusSigmoid,
+}
+
+impl Warning {
+    /// Logs the warning about this operation, once in a process.
+    #[cold]
+    pub fn log_once(self, op: &Op) {
+        static LOGGED: Once = Once::new();
+        let Self::LogarithmOfOneMinusSigmoid = self;
+        LOGGED.call_once(|| {
+            log::warn!(
+                "burn-amp: {} of one minus a sigmoid in half precision: a sigmoid near 1 is rounded to 1, and a \
+                 confident error then has no gradient in Burn's BinaryCrossEntropyLoss. Pass the logits to the \
+                 loss, with BinaryCrossEntropyLossConfig::with_logits(true), use log_sigmoid, or compute the \
+                 sigmoid in full_precision",
+                op.name
+            );
+        });
+    }
 }
 
 /// Decides an operation on these operands, of which there is at least one, and these scalars.
@@ -123,6 +152,7 @@ pub fn decide<D: FloatDType>(
             keeps_dtypes: mode != Mode::Off && !site.is_kernel(),
             only_contracts: false,
             keeps_wide: false,
+            warning: None,
         };
     }
     by_row(op, operands, scalars, site, mode)
@@ -179,6 +209,7 @@ fn by_row<D: FloatDType>(
         keeps_dtypes: mode != Mode::Off && !site.is_kernel(),
         only_contracts: by_class.only_contracts(class),
         keeps_wide: class == Class::Fp32Inside && is_backward && casts.result.is_some_and(is_half),
+        warning: call.warning(),
     }
 }
 

@@ -1,8 +1,6 @@
 //! What the policy knows of a tensor's values.
 
-use std::sync::Once;
-
-use super::decision::{Call, Operand, Site};
+use super::decision::{Call, Operand, Site, Warning};
 use super::{Class, Effect, Fits, Mode, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::{follows_half, holds, holds_exactly, is_half};
@@ -67,10 +65,8 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         is_half(half) && (fills() && is_rounded() || passes && any_filled())
     }
 
-    /// Whether the result is a sigmoid in half, or a sigmoid times -1. Warns if the operation is the logarithm
-    /// of one minus a sigmoid.
+    /// Whether the result is a sigmoid in half, or a sigmoid times -1.
     fn sigmoid(&self, class: Class, computed: Option<D>) -> TensorFlags {
-        let name = self.op.name;
         let computes = matches!(class, Class::Activation | Class::LowerPrecision);
         if computes && self.op.effect == Effect::IsSigmoid {
             let is_half = is_half(computed.unwrap_or(self.operands[0].dtype));
@@ -80,38 +76,22 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
                 TensorFlags::empty()
             };
         }
-        let both = TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID;
-        let of = self.operands[0].flags & both;
-        if of.is_empty() {
-            return of;
-        }
+        let of = self.operands[0].flags & (TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID);
         // A bound at some distance from 0 and 1 keeps the values away from them.
-        let is_wide = || {
-            !self
-                .scalars
-                .iter()
-                .any(|s| (0.01..=0.99).contains(&s.abs()))
-        };
+        let is_narrow = |bound: &f64| (0.01..=0.99).contains(&bound.abs());
         match self.op.effect {
-            Effect::TakesLogarithm if of.contains(TensorFlags::MINUS_SIGMOID) => {
-                static WARNED: Once = Once::new();
-                WARNED.call_once(|| {
-                    log::warn!(
-                        "burn-amp: {name} of one minus a sigmoid in half precision: a sigmoid near 1 is \
-                         rounded to 1, and a confident error then has no gradient in Burn's \
-                         BinaryCrossEntropyLoss. Pass the logits to the loss, with \
-                         BinaryCrossEntropyLossConfig::with_logits(true), use log_sigmoid, or compute the \
-                         sigmoid in full_precision"
-                    );
-                });
-                TensorFlags::empty()
-            }
             Effect::Negates if of.contains(TensorFlags::SIGMOID) => TensorFlags::MINUS_SIGMOID,
             Effect::Shifts => of,
-            Effect::Clamps if is_wide() => of,
+            Effect::Clamps if !self.scalars.iter().any(is_narrow) => of,
             _ if class == Class::Move => of,
             _ => TensorFlags::empty(),
         }
+    }
+
+    pub(super) fn warning(&self) -> Option<Warning> {
+        let is_logarithm = self.op.effect == Effect::TakesLogarithm;
+        (is_logarithm && self.operands[0].has(TensorFlags::MINUS_SIGMOID))
+            .then_some(Warning::LogarithmOfOneMinusSigmoid)
     }
 
     /// The number of gradients in a view of a sum, as the backward pass of a reshape is, or in a multiple of a
@@ -304,6 +284,13 @@ mod tests {
                 assert_eq!(out(name, flags, &[]), NONE, "{name}");
             }
         }
+        let warning = |name, flags| named(name, &[with(F16, flags)], ON).warning;
+        for name in ["float_log", "float_log1p"] {
+            let warned = Some(Warning::LogarithmOfOneMinusSigmoid);
+            assert_eq!(warning(name, MINUS), warned, "{name}");
+            assert_eq!(warning(name, SIGMOID), None, "{name}");
+        }
+        assert_eq!(warning("float_exp", MINUS), None);
         // In FP32, and in the user's own half, the policy has no part in it.
         for (dtype, here) in [(F32, ON), (F16, OFF)] {
             let out = named("sigmoid", &plain(&[dtype]), here).flags;

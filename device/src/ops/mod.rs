@@ -88,9 +88,13 @@ impl Call {
         {
             UNSCALED.backward_in_f16();
         }
+        let decision = decide(&op, operands, scalars, &at);
+        if let Some(warning) = decision.warning {
+            warning.log_once(&op);
+        }
         Self {
             op,
-            decision: decide(&op, operands, scalars, &at),
+            decision,
             declared,
             marks,
             reduces_from: if marks == Marks::default() || !reduces(&op) {
