@@ -92,6 +92,11 @@ impl DTypes {
             _ => None,
         }
     }
+
+    /// The half dtype, if there is no other dtype.
+    pub(crate) fn only_half<D: FloatDType>(self) -> Option<D> {
+        self.half().filter(|_| Self::HALVES.contains(self))
+    }
 }
 
 /// The widest dtype: F64, then F32, Flex32, half. F16 with BF16 gives F32, which holds both.

@@ -1,8 +1,9 @@
-//! The casts of an operation: its class in a call, and the dtypes of its operands and its result.
+//! The casts of an operation, in the order of PyTorch's autocast: its class, the mode, the dtypes of its operands; and
+//! then whether the device is exact.
 
 use super::decision::{Call, Operand, Site};
-use super::values::{TERMS, half_gradient};
-use super::{Case, Class, Fits, Op, OpPrecision, Role, TensorFlags};
+use super::values::TERMS;
+use super::{Case, Class, Fits, OpPrecision, Role, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::{DTypes, holds, holds_exactly, is_half};
 
@@ -51,6 +52,41 @@ pub enum Mode<D> {
     KeepDtypes,
 }
 
+/// The casts of an operation's operands and result.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Casts<D> {
+    /// The half dtype that every operand is rounded to first.
+    pub(super) rounded: Option<D>,
+    pub(super) operands: Option<D>,
+    pub(super) result: Option<D>,
+}
+
+impl<D: FloatDType> Casts<D> {
+    /// Casts every operand to this dtype, if there is one, and leaves the result.
+    fn to(operands: Option<D>) -> Self {
+        Self {
+            rounded: None,
+            operands,
+            result: None,
+        }
+    }
+
+    /// The values of an exact device, computed in FP32.
+    fn widened(half: D, result: D) -> Self {
+        Self {
+            rounded: Some(half),
+            operands: Some(D::F32),
+            result: Some(result),
+        }
+    }
+
+    /// Whether these are the casts of a contraction on a device that only contracts in half.
+    pub(super) fn only_contracts(self, class: Class) -> bool {
+        let is_half = self.operands.is_some_and(is_half);
+        class == Class::LowerPrecision && is_half && self.result == Some(D::F32)
+    }
+}
+
 impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// The precision that the configuration gives the operation, if it applies.
     pub(super) fn change(&self) -> Option<OpPrecision> {
@@ -82,16 +118,16 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         let Some((other, case)) = self.op.otherwise else {
             return class;
         };
+        let is_beyond = || {
+            let first = self.operands[0].dtype;
+            let computed = || self.by_class(class).operands.unwrap_or(first);
+            self.mode != Mode::Off && !(self.is_held(first) && self.is_held(computed()))
+        };
         let holds = match case {
-            Case::InexactScalar
-                if !self.seen.demoted || self.operands[0].has(TensorFlags::FILLED) =>
-            {
-                false
-            }
-            Case::UnheldScalar | Case::InexactScalar => {
-                let first = self.operands[0].dtype;
-                let computed = || self.by_class(class).operands.unwrap_or(first);
-                self.mode != Mode::Off && !(self.is_held(first) && self.is_held(computed()))
+            Case::UnheldScalar => is_beyond(),
+            Case::InexactScalar => {
+                let is_filled = self.operands[0].has(TensorFlags::FILLED);
+                !is_filled && self.operands.iter().any(|o| o.is_demoted()) && is_beyond()
             }
             Case::OnlyContracts => self.by_class(class).only_contracts(class),
             Case::WithoutAutodiff => self.site.is_kernel(),
@@ -100,8 +136,8 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         if holds { other } else { class }
     }
 
-    pub(super) fn computes_in(&self, half: D) -> bool {
-        self.site.support().of(half) == HalfSupport::Arithmetic
+    fn computes_in(&self, dtype: D) -> bool {
+        self.site.support().of(dtype) == HalfSupport::Arithmetic
     }
 
     /// Whether a dtype holds the scalars as the operation needs them.
@@ -119,95 +155,156 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         self.operands.iter().all(is_ours)
     }
 
+    fn dtypes(&self) -> DTypes {
+        self.operands.iter().map(|o| DTypes::of(o.dtype)).collect()
+    }
+
     /// The casts that follow from class, mode and dtypes.
     pub(super) fn by_class(&self, class: Class) -> Casts<D> {
-        match (self.mode, self.site.declared()) {
+        let dtypes = self.dtypes();
+        let widest = dtypes.widest();
+        let promoted = Casts::to((dtypes.iter().count() > 1).then_some(widest));
+        let half_to_f32 = dtypes.intersects(DTypes::HALVES).then_some(D::F32);
+        let in_force = match (self.mode, self.site.declared()) {
             // The device is no longer in half.
             (Mode::Off, Some(dtype)) => {
-                Casts::of_if(self.operands.iter().any(|o| o.dtype != dtype), dtype)
+                let is_other = self.operands.iter().any(|o| o.dtype != dtype);
+                return Casts::to(is_other.then_some(dtype));
             }
-            _ => self
-                .seen
-                .casts(class, self.mode, |half| self.computes_in(half)),
+            // Half tensors that the policy made return to FP32. The user's own half tensors stay half, unless
+            // they meet FP32: `x.zeros_like()` of a half `x` counts as the user's own. Operations that only
+            // move data also stay in half.
+            (Mode::Off, None) => {
+                let is_demoted = self.operands.iter().any(|o| o.is_demoted());
+                let returns = is_demoted && class != Class::Move || promoted.operands.is_some();
+                let dtype = if widest == D::F64 { D::F64 } else { D::F32 };
+                return Casts::to(returns.then_some(dtype));
+            }
+            (Mode::On(half), _) => Some(half),
+            (Mode::KeepDtypes, _) => None,
+        };
+        if class == Class::Promote
+            && let Some(half) = self.followed()
+        {
+            return Casts::to(Some(if self.computes_in(half) { half } else { D::F32 }));
+        }
+        if dtypes.intersects(DTypes::F64 | DTypes::FLEX32) {
+            return promoted;
+        }
+        match class {
+            Class::LowerPrecision => match in_force.or(dtypes.half()) {
+                None => Casts::to(half_to_f32),
+                Some(half) => Casts {
+                    result: (!self.computes_in(half)).then_some(D::F32),
+                    ..Casts::to(Some(half))
+                },
+            },
+            Class::Fp32 => Casts::to(half_to_f32),
+            Class::Fp32Inside => {
+                let restored = if self.op.is_backward() {
+                    widest
+                } else {
+                    self.operands[0].dtype
+                };
+                let is_restored = is_half(restored) && self.computes_in(restored);
+                Casts {
+                    result: is_restored.then_some(restored),
+                    ..Casts::to(half_to_f32)
+                }
+            }
+            Class::Activation if self.first_fits() => {
+                Casts::to(in_force.filter(|half| self.computes_in(*half)))
+            }
+            Class::Promote | Class::PromoteSum | Class::Keep | Class::Activation
+                if !self.computes_in(widest) =>
+            {
+                Casts::to(Some(D::F32))
+            }
+            _ => promoted,
         }
     }
 
-    /// The casts of this call, derived from the casts of the class, and the dtype that every operand is
-    /// rounded to first.
-    pub(super) fn casts(&self, class: Class, by_class: Casts<D>) -> (Casts<D>, Option<D>) {
-        let mut casts = by_class;
-        let role = self.op.role;
-        if self.changed == Some(OpPrecision::Half)
-            && matches!(self.op.class, Class::Fp32 | Class::Fp32Inside)
-        {
-            return self.narrowed(by_class);
+    /// Whether the first operand is FP32 that fits in the half dtype in force.
+    fn first_fits(&self) -> bool {
+        let first = self.operands[0];
+        let fits = matches!(self.mode, Mode::On(half) if first.dtype != half && first.fits(half));
+        fits && !self.op.is_backward()
+    }
+
+    /// The half dtype that constants follow, if any. The quotient of a constant and a small number, or of a number and a
+    /// small constant, may be beyond half.
+    fn followed(&self) -> Option<D> {
+        let is_on = matches!(self.mode, Mode::On(_)) && !self.op.is_backward();
+        if !is_on || self.op.fits() == Fits::Quotient || !self.any.contains(TensorFlags::CONSTANT) {
+            return None;
         }
+        let fits = self.first_fits();
+        let operands = self.operands.iter().enumerate();
+        let others = operands.filter(|(i, o)| !o.has(TensorFlags::CONSTANT) || *i == 0 && fits);
+        let others: DTypes = others.map(|(_, o)| DTypes::of(o.dtype)).collect();
+        others.only_half()
+    }
+
+    /// The casts of this call, derived from the casts of the class.
+    pub(super) fn casts(&self, class: Class, by_class: Casts<D>) -> Casts<D> {
+        let role = self.op.role;
+        if let (Some(OpPrecision::Half), Class::Fp32 | Class::Fp32Inside, Some(half)) =
+            (self.changed, self.op.class, by_class.operands)
+        {
+            return self.narrowed(half);
+        }
+        let mut casts = by_class;
         if class == Class::Fp32Inside {
             let is_taken_whole =
                 self.mode != Mode::Off && !self.site.is_kernel() && role != Role::Composed;
-            let only_half = || {
-                self.seen
-                    .only_half()
-                    .filter(|_| casts.operands == Some(D::F32))
-            };
-            if is_taken_whole || only_half().and_then(|half| self.is_exact(half)) == Some(true) {
-                casts = Casts::NONE;
+            let half = || self.dtypes().only_half();
+            if is_taken_whole || half().is_some_and(|half| self.is_exact(half) == Some(true)) {
+                casts = Casts::to(None);
             }
         }
         if role == Role::ParameterGradient && self.mode != Mode::Off {
             casts.result = self.site.declared().or(casts.result);
         }
-        let is_step = matches!(role, Role::Forward | Role::Composed);
-        if is_step
+        if !self.op.is_backward()
             && !matches!(class, Class::Move | Class::LowerPrecision)
-            && let Some(half) = half_gradient(self.operands).filter(|half| self.computes_in(*half))
+            && let Some(half) = self.half_gradient().filter(|half| self.computes_in(*half))
         {
             casts.result = Some(half);
         }
-        if class == Class::PromoteSum && self.terms.is_some_and(|terms| terms > TERMS) {
-            casts = Casts::of(D::F32);
+        if class == Class::PromoteSum && self.terms().is_some_and(|terms| terms > TERMS) {
+            casts = Casts::to(Some(D::F32));
         }
         let computed = casts.operands.unwrap_or(self.operands[0].dtype);
-        if class == Class::Fp32Inside
-            || !is_half(computed)
-            || self.is_exact(computed) != Some(false)
-        {
-            return (casts, None);
+        let is_inexact = || is_half(computed) && self.is_exact(computed) == Some(false);
+        if class != Class::Fp32Inside && is_inexact() {
+            casts = Casts::widened(computed, casts.result.unwrap_or(computed));
         }
-        let casts = Casts {
-            operands: Some(D::F32),
-            result: casts.result.or(Some(computed)),
-        };
-        (casts, Some(computed))
+        casts
     }
 
     /// The casts of an operation that the table computes in FP32 and a configuration in half. Below autodiff
     /// the table applies, so an operation that autodiff does not compose only needs half operands.
-    fn narrowed(&self, to_half: Casts<D>) -> (Casts<D>, Option<D>) {
-        let is_kernel = self.site.is_kernel();
-        let is_widened = match to_half.operands {
-            Some(half) if is_kernel => self.is_exact(half) != Some(true),
-            _ => self.op.role == Role::Composed,
+    fn narrowed(&self, half: D) -> Casts<D> {
+        let is_widened = if self.site.is_kernel() {
+            self.is_exact(half) != Some(true)
+        } else {
+            self.op.role == Role::Composed
         };
-        let casts = Casts {
-            operands: if is_widened {
-                Some(D::F32)
-            } else {
-                to_half.operands
-            },
-            result: to_half.operands,
-        };
-        (casts, to_half.operands.filter(|_| is_widened))
+        if is_widened {
+            return Casts::widened(half, half);
+        }
+        Casts {
+            result: Some(half),
+            ..Casts::to(Some(half))
+        }
     }
 
     /// Whether a trial showed the device to be exact in half; `None` if nothing is tried. Nothing
     /// is tried above autodiff: the operands are cast to half anyway, so that the tape keeps half.
     fn is_exact(&self, half: D) -> Option<bool> {
-        let tried = self
-            .op
-            .tried
-            .filter(|_| self.site.is_kernel() && self.mode != Mode::Off);
-        self.site.is_exact(tried?, half)
+        let is_tried = self.site.is_kernel() && self.mode != Mode::Off;
+        let tried = self.op.tried.filter(|_| is_tried)?;
+        self.site.is_exact(tried, half)
     }
 
     /// The half dtype in force, if the policy itself records the operation.
@@ -223,179 +320,12 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     }
 }
 
-/// The casts of an operation's operands and result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Casts<D> {
-    pub(super) operands: Option<D>,
-    pub(super) result: Option<D>,
-}
-
-impl<D: FloatDType> Casts<D> {
-    const NONE: Self = Self {
-        operands: None,
-        result: None,
-    };
-
-    /// Casts every operand, and leaves the result.
-    fn of(dtype: D) -> Self {
-        Self {
-            operands: Some(dtype),
-            result: None,
-        }
-    }
-
-    fn of_if(condition: bool, dtype: D) -> Self {
-        if condition {
-            Self::of(dtype)
-        } else {
-            Self::NONE
-        }
-    }
-
-    /// Whether these are the casts of a contraction on a device that only contracts in half.
-    pub(super) fn only_contracts(self, class: Class) -> bool {
-        let is_half = self.operands.is_some_and(is_half);
-        class == Class::LowerPrecision && is_half && self.result == Some(D::F32)
-    }
-}
-
-/// The dtypes among an operation's operands.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Seen<D> {
-    /// The dtype that `Fp32Inside` restores.
-    first: D,
-    /// The dtypes of the operands that are not constants, and of the constants.
-    others: DTypes,
-    constants: DTypes,
-    /// Whether the first operand is FP32 that fits in the half dtype in force.
-    fits: bool,
-    /// Whether the policy made an operand half.
-    demoted: bool,
-}
-
-impl<D: FloatDType> Seen<D> {
-    pub(super) fn of(op: &Op, operands: &[Operand<D>], mode: Mode<D>) -> Self {
-        let first = operands[0];
-        let fits = match mode {
-            Mode::On(half) => first.dtype == D::F32 && first.has(TensorFlags::fits(half)),
-            Mode::Off | Mode::KeepDtypes => false,
-        };
-        let mut seen = Self {
-            first: first.dtype,
-            others: DTypes::empty(),
-            constants: DTypes::empty(),
-            fits,
-            demoted: operands.iter().any(|o| o.is_demoted()),
-        };
-        // The quotient of a constant and a small number, or of a number and a small constant, may be beyond half.
-        let is_quotient = op.fits() == Fits::Quotient;
-        for (i, operand) in operands.iter().enumerate() {
-            let follows = !is_quotient && (i > 0 || !fits);
-            let is_constant = operand.has(TensorFlags::CONSTANT) && follows;
-            if is_constant {
-                seen.constants |= DTypes::of(operand.dtype);
-            } else {
-                seen.others |= DTypes::of(operand.dtype);
-            }
-        }
-        match op.role {
-            Role::Forward | Role::Composed => seen,
-            Role::Backward | Role::ParameterGradient => Self {
-                first: seen.widest(),
-                others: seen.all(),
-                constants: DTypes::empty(),
-                fits: false,
-                ..seen
-            },
-        }
-    }
-
-    fn all(self) -> DTypes {
-        self.others | self.constants
-    }
-
-    fn any_half(self) -> bool {
-        self.all().intersects(DTypes::HALVES)
-    }
-
-    /// The half dtype of all operands; `None` if any has another dtype.
-    fn only_half(self) -> Option<D> {
-        let all = self.all();
-        all.half().filter(|_| DTypes::HALVES.contains(all))
-    }
-
-    /// The half dtype that constants follow, if any.
-    fn followed(self) -> Option<D> {
-        let is_followed = !self.constants.is_empty() && DTypes::HALVES.contains(self.others);
-        self.others.half().filter(|_| is_followed)
-    }
-
-    fn widest(self) -> D {
-        self.all().widest()
-    }
-
-    /// The casts of an operation of a class on these operands.
-    fn casts(self, class: Class, mode: Mode<D>, computes_in: impl Fn(D) -> bool) -> Casts<D> {
-        let is_mixed = self.all().iter().count() > 1;
-        if mode == Mode::Off {
-            // Half tensors that the policy made return to FP32. The user's own half tensors stay half, unless
-            // they meet FP32: `x.zeros_like()` of a half `x` counts as the user's own. Operations that only
-            // move data also stay in half.
-            let dtype = if self.widest() == D::F64 {
-                D::F64
-            } else {
-                D::F32
-            };
-            return Casts::of_if(self.demoted && class != Class::Move || is_mixed, dtype);
-        }
-        if let (Mode::On(_), Class::Promote, Some(half)) = (mode, class, self.followed()) {
-            return Casts::of(if computes_in(half) { half } else { D::F32 });
-        }
-        if self.all().intersects(DTypes::F64 | DTypes::FLEX32) {
-            return Casts::of_if(is_mixed, self.widest());
-        }
-        match class {
-            Class::LowerPrecision => {
-                let demoted_to = match mode {
-                    Mode::On(dtype) => Some(dtype),
-                    Mode::Off | Mode::KeepDtypes => self.all().half(),
-                };
-                match demoted_to {
-                    None => Casts::of_if(self.any_half(), D::F32),
-                    Some(dtype) => Casts {
-                        operands: Some(dtype),
-                        result: (!computes_in(dtype)).then_some(D::F32),
-                    },
-                }
-            }
-            Class::Fp32 => Casts::of_if(self.any_half(), D::F32),
-            Class::Fp32Inside => Casts {
-                operands: self.any_half().then_some(D::F32),
-                result: (self.first != D::F32 && computes_in(self.first)).then_some(self.first),
-            },
-            Class::Activation if self.fits => match mode {
-                Mode::On(dtype) => Casts::of_if(computes_in(dtype), dtype),
-                Mode::Off | Mode::KeepDtypes => Casts::NONE,
-            },
-            Class::Promote | Class::PromoteSum | Class::Keep | Class::Activation => {
-                let widest = self.widest();
-                if self.all().half() == Some(widest) && !computes_in(widest) {
-                    Casts::of(D::F32)
-                } else {
-                    Casts::of_if(is_mixed, widest)
-                }
-            }
-            Class::Move => Casts::of_if(is_mixed, self.widest()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::dtype::tests::DType;
-    use crate::policy::decide;
     use crate::policy::decision::tests::*;
+    use crate::policy::{Op, decide};
     use Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
     use DType::{BF16, F16, F32, F64};
 

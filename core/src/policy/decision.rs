@@ -2,9 +2,9 @@
 
 use std::sync::Once;
 
-use super::casts::{Mode, Seen, Support};
+use super::casts::{Mode, Support};
 use super::trials::TriedOp;
-use super::values::{KEPT, kept_flags, terms};
+use super::values::KEPT;
 use super::{Class, Op, OpPrecision, Role, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::is_half;
@@ -131,85 +131,11 @@ pub fn decide<D: FloatDType>(
     scalars: &[f64],
     site: &impl Site<D>,
 ) -> Decision<D> {
-    let any = |flag| operands.iter().any(|o| o.has(flag));
-    let mode = if any(TensorFlags::GRADIENT) {
-        Mode::KeepDtypes
+    let call = Call::of(op, operands, scalars, site);
+    if call.is_fp32_alone() {
+        call.alone()
     } else {
-        site.mode()
-    };
-    if is_fp32_alone(op, operands, mode, site) {
-        return Decision {
-            rounded: None,
-            operands: None,
-            result: None,
-            flags: kept_flags(operands)
-                | TensorFlags::DEMOTED
-                | match mode {
-                    Mode::Off => TensorFlags::UNBOUNDED,
-                    Mode::On(_) | Mode::KeepDtypes => TensorFlags::empty(),
-                },
-            recorded: None,
-            keeps_dtypes: mode != Mode::Off && !site.is_kernel(),
-            only_contracts: false,
-            keeps_wide: false,
-            warning: None,
-        };
-    }
-    by_row(op, operands, scalars, site, mode)
-}
-
-/// Whether the operands are FP32 without a trace of half, where nothing is demoted: no row changes such an
-/// operation. Most operations of a step in FP32 take this shortcut.
-fn is_fp32_alone<D: FloatDType>(
-    op: &Op,
-    operands: &[Operand<D>],
-    mode: Mode<D>,
-    site: &impl Site<D>,
-) -> bool {
-    const TRACES: TensorFlags = KEPT
-        .union(TensorFlags::DEMOTED)
-        .union(TensorFlags::UNBOUNDED);
-    !matches!(mode, Mode::On(_))
-        && op.role != Role::ParameterGradient
-        && site.declared().is_none_or(|dtype| dtype == D::F32)
-        && operands
-            .iter()
-            .all(|o| o.dtype == D::F32 && TRACES.contains(o.flags))
-}
-
-fn by_row<D: FloatDType>(
-    op: &Op,
-    operands: &[Operand<D>],
-    scalars: &[f64],
-    site: &impl Site<D>,
-    mode: Mode<D>,
-) -> Decision<D> {
-    let any = |flag| operands.iter().any(|o| o.has(flag));
-    let mut call = Call {
-        op,
-        operands,
-        scalars,
-        site,
-        mode,
-        changed: None,
-        seen: Seen::of(op, operands, mode),
-        terms: terms(operands, site),
-    };
-    call.changed = call.change();
-    let class = call.class();
-    let by_class = call.by_class(class);
-    let (casts, rounded) = call.casts(class, by_class);
-    let is_backward = any(TensorFlags::BACKWARD);
-    Decision {
-        rounded,
-        operands: casts.operands,
-        result: casts.result,
-        flags: call.flags(class, rounded.or(casts.operands)),
-        recorded: call.recorded(),
-        keeps_dtypes: mode != Mode::Off && !site.is_kernel(),
-        only_contracts: by_class.only_contracts(class),
-        keeps_wide: class == Class::Fp32Inside && is_backward && casts.result.is_some_and(is_half),
-        warning: call.warning(),
+        call.by_row()
     }
 }
 
@@ -219,12 +145,80 @@ pub(super) struct Call<'a, D, S> {
     pub(super) operands: &'a [Operand<D>],
     pub(super) scalars: &'a [f64],
     pub(super) site: &'a S,
+    /// The flags that any operand has.
+    pub(super) any: TensorFlags,
     pub(super) mode: Mode<D>,
     /// The precision that the configuration gives the operation here.
     pub(super) changed: Option<OpPrecision>,
-    pub(super) seen: Seen<D>,
-    /// The number of gradients in a sum of two half gradients.
-    pub(super) terms: Option<u8>,
+}
+
+impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
+    fn of(op: &'a Op, operands: &'a [Operand<D>], scalars: &'a [f64], site: &'a S) -> Self {
+        let any: TensorFlags = operands.iter().map(|o| o.flags).collect();
+        let mut call = Self {
+            op,
+            operands,
+            scalars,
+            site,
+            any,
+            mode: if any.contains(TensorFlags::GRADIENT) {
+                Mode::KeepDtypes
+            } else {
+                site.mode()
+            },
+            changed: None,
+        };
+        call.changed = call.change();
+        call
+    }
+
+    /// Whether the operands are FP32 without a trace of half, where nothing is demoted: no row changes such an
+    /// operation. Most operations of a step in FP32 take this shortcut.
+    fn is_fp32_alone(&self) -> bool {
+        const TRACES: TensorFlags = KEPT
+            .union(TensorFlags::DEMOTED)
+            .union(TensorFlags::UNBOUNDED);
+        !matches!(self.mode, Mode::On(_))
+            && self.op.role != Role::ParameterGradient
+            && (self.site.declared()).is_none_or(|dtype| dtype == D::F32)
+            && TRACES.contains(self.any)
+            && self.operands.iter().all(|o| o.dtype == D::F32)
+    }
+
+    fn alone(&self) -> Decision<D> {
+        let mut flags = self.any & KEPT | TensorFlags::DEMOTED;
+        flags.set(TensorFlags::UNBOUNDED, self.mode == Mode::Off);
+        Decision {
+            rounded: None,
+            operands: None,
+            result: None,
+            flags,
+            recorded: None,
+            keeps_dtypes: self.mode != Mode::Off && !self.site.is_kernel(),
+            only_contracts: false,
+            keeps_wide: false,
+            warning: None,
+        }
+    }
+
+    /// The facts of the operands, then the casts, then the facts of the result.
+    fn by_row(&self) -> Decision<D> {
+        let class = self.class();
+        let by_class = self.by_class(class);
+        let casts = self.casts(class, by_class);
+        let is_inside = class == Class::Fp32Inside && self.any.contains(TensorFlags::BACKWARD);
+        Decision {
+            rounded: casts.rounded,
+            operands: casts.operands,
+            result: casts.result,
+            flags: self.facts(class, casts.rounded.or(casts.operands)),
+            recorded: self.recorded(),
+            only_contracts: by_class.only_contracts(class),
+            keeps_wide: is_inside && casts.result.is_some_and(is_half),
+            warning: self.warning(),
+            ..self.alone()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -391,16 +385,13 @@ pub(super) mod tests {
                         ..ON
                     };
                     for operands in &operands {
-                        let is_gradient = operands.iter().any(|o| o.has(TensorFlags::GRADIENT));
-                        let mode = if is_gradient { Mode::KeepDtypes } else { mode };
-                        if !is_fp32_alone(op, operands, mode, &here) {
-                            continue;
-                        }
-                        shortcuts += 1;
                         for scalars in [&[][..], &[1e-9, 1e9]] {
-                            let by_row = by_row(op, operands, scalars, &here, mode);
-                            let decided = decide(op, operands, scalars, &here);
-                            assert_eq!(decided, by_row, "{} {operands:?}", op.name);
+                            let call = Call::of(op, operands, scalars, &here);
+                            if call.is_fp32_alone() {
+                                shortcuts += 1;
+                                let what = (op.name, operands);
+                                assert_eq!(call.alone(), call.by_row(), "{what:?}");
+                            }
                         }
                     }
                 }

@@ -1,4 +1,22 @@
-//! What the policy knows of a tensor's values.
+//! What the policy knows of a tensor, and what an operation makes of it: an abstract interpretation of the program,
+//! one operation at a time.
+//!
+//! Each flag is a lattice of two. *Unknown* is above *known*, and operands of which one is unknown are unknown together:
+//!
+//! | flag | it says | unknown | together |
+//! |---|---|---|---|
+//! | `GRADIENT`, `BACKWARD` | may be a gradient | set | any operand |
+//! | `FROM_F16`, `USED_IN_HALF` | may depend on f16, on a parameter that is cast | set | any operand |
+//! | `DEMOTED` | may be half by the policy's decision | set | any operand that is not the user's own half |
+//! | `FILLED` | may hold a scalar that half rounded | set | any operand |
+//! | `UNBOUNDED` | may be of any size, although a gradient flows to it | set | any operand in FP32 |
+//! | `FITS_F16`, `FITS_BF16` | fits in this half dtype | unset | all operands, by the column `fits` |
+//! | `CONSTANT`, `WEIGHT` | follows half, is a half weight | unset | all operands |
+//! | `SIGMOID`, `MINUS_SIGMOID` | is a sigmoid, is one times -1 | unset | the first operand |
+//! | terms | how many gradients a half gradient is the sum of | more | their sum |
+//!
+//! `BINARY` and `EXACT_*` are known of a new tensor only. What each class passes on stands in [`of_any`] and [`of_all`]. A
+//! scalar, a cast or the operation's effect may add a fact or take it away: [`Call::facts`].
 
 use super::decision::{Call, Operand, Site, Warning};
 use super::{Class, Effect, Fits, Mode, TensorFlags};
@@ -13,73 +31,77 @@ pub const TERMS: u8 = 16;
 /// the other's channels.
 pub const SMALL: usize = 16;
 
+/// The flags that every result has if any operand has them.
+pub(super) const KEPT: TensorFlags = TensorFlags::GRADIENT
+    .union(TensorFlags::FROM_F16)
+    .union(TensorFlags::BACKWARD)
+    .union(TensorFlags::USED_IN_HALF);
+
+/// The flags that a result of this class has if any operand has them.
+fn of_any(class: Class) -> TensorFlags {
+    match class {
+        Class::Move | Class::Keep | Class::Promote => KEPT | TensorFlags::FILLED,
+        _ => KEPT,
+    }
+}
+
+/// The flags that a result of this class has if all operands have them. Moved, or in arithmetic with others alone, a
+/// weight stays one.
+fn of_all(class: Class) -> TensorFlags {
+    match class {
+        Class::Move => TensorFlags::WEIGHT | TensorFlags::CONSTANT,
+        Class::Keep | Class::Promote | Class::PromoteSum => TensorFlags::WEIGHT,
+        Class::LowerPrecision | Class::Fp32 | Class::Fp32Inside | Class::Activation => {
+            TensorFlags::empty()
+        }
+    }
+}
+
 impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
-    /// The flags of the result, of an operation that computes in this dtype.
-    pub(super) fn flags(&self, class: Class, computed: Option<D>) -> TensorFlags {
-        let all = |is: fn(&Operand<D>) -> bool| self.operands.iter().all(is);
-        let mut flags = kept_flags(self.operands);
-        if computed == Some(D::F16) {
+    /// The flags of the result, of an operation of this class on operands that are `cast` to this dtype.
+    pub(super) fn facts(&self, class: Class, cast: Option<D>) -> TensorFlags {
+        let computed = cast.unwrap_or(self.operands[0].dtype);
+        let all = self.operands.iter().map(|o| o.flags);
+        let all = all.fold(TensorFlags::all(), TensorFlags::intersection);
+        let mut flags = self.any & of_any(class) | all & of_all(class);
+        if cast == Some(D::F16) {
             flags |= TensorFlags::FROM_F16;
         }
-        // Moved or in arithmetic with others alone, a weight stays one.
-        let is_weight = matches!(
-            class,
-            Class::Move | Class::Keep | Class::Promote | Class::PromoteSum
-        ) && all(|o| o.has(TensorFlags::WEIGHT));
-        let is_own = all(|o| is_half(o.dtype) && !o.is_demoted());
-        flags.set(TensorFlags::DEMOTED, !is_own && !is_weight);
-        flags.set(TensorFlags::WEIGHT, is_weight);
+        let is_own = |o: &Operand<D>| is_half(o.dtype) && !o.is_demoted();
+        let is_demoted = !flags.contains(TensorFlags::WEIGHT) && !self.operands.iter().all(is_own);
+        flags.set(TensorFlags::DEMOTED, is_demoted);
         // Padding adds a constant of its own.
-        let follow = || self.scalars.iter().all(|scalar| follows_half::<D>(*scalar));
-        flags.set(
-            TensorFlags::CONSTANT,
-            class == Class::Move && all(|o| o.has(TensorFlags::CONSTANT)) && follow(),
-        );
+        if !self.scalars.iter().all(|scalar| follows_half::<D>(*scalar)) {
+            flags -= TensorFlags::CONSTANT;
+        }
+        let is_rounded = |scalar: &f64| !holds_exactly(computed, *scalar);
+        if self.op.effect == Effect::Fills && self.scalars.iter().any(is_rounded) {
+            flags |= TensorFlags::FILLED;
+        }
+        if !is_half(computed) {
+            flags -= TensorFlags::FILLED;
+        }
         flags |= self.sigmoid(class, computed);
-        flags.set(TensorFlags::FILLED, self.is_filled(class, computed));
         flags.set(TensorFlags::UNBOUNDED, self.is_unbounded(class));
         for half in D::HALVES {
-            flags.set(
-                TensorFlags::fits(half),
-                self.is_held(half) && self.fits(half, class),
-            );
+            let fits = self.is_held(half) && self.fits(half, class);
+            flags.set(TensorFlags::fits(half), fits);
         }
-        match self.terms {
+        match self.terms() {
             Some(terms) if class == Class::PromoteSum && terms <= TERMS => flags.with_terms(terms),
             None => flags.with_terms(self.terms_of_same(class)),
             _ => flags,
         }
     }
 
-    /// Whether the result has a scalar in it that was rounded to half.
-    fn is_filled(&self, class: Class, computed: Option<D>) -> bool {
-        let half = computed.unwrap_or(self.operands[0].dtype);
-        let fills = || self.op.effect == Effect::Fills;
-        let is_rounded = || {
-            self.scalars
-                .iter()
-                .any(|scalar| !holds_exactly(half, *scalar))
-        };
-        let passes = matches!(class, Class::Move | Class::Keep | Class::Promote);
-        let any_filled = || self.operands.iter().any(|o| o.has(TensorFlags::FILLED));
-        is_half(half) && (fills() && is_rounded() || passes && any_filled())
-    }
-
     /// Whether the result is a sigmoid in half, or a sigmoid times -1.
-    fn sigmoid(&self, class: Class, computed: Option<D>) -> TensorFlags {
-        let computes = matches!(class, Class::Activation | Class::LowerPrecision);
-        if computes && self.op.effect == Effect::IsSigmoid {
-            let is_half = is_half(computed.unwrap_or(self.operands[0].dtype));
-            return if is_half && self.mode != Mode::Off {
-                TensorFlags::SIGMOID
-            } else {
-                TensorFlags::empty()
-            };
-        }
+    fn sigmoid(&self, class: Class, computed: D) -> TensorFlags {
+        let is_ours = is_half(computed) && self.mode != Mode::Off;
         let of = self.operands[0].flags & (TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID);
         // A bound at some distance from 0 and 1 keeps the values away from them.
         let is_narrow = |bound: &f64| (0.01..=0.99).contains(&bound.abs());
         match self.op.effect {
+            Effect::IsSigmoid if is_ours => TensorFlags::SIGMOID,
             Effect::Negates if of.contains(TensorFlags::SIGMOID) => TensorFlags::MINUS_SIGMOID,
             Effect::Shifts => of,
             Effect::Clamps if !self.scalars.iter().any(is_narrow) => of,
@@ -99,13 +121,12 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// few steps. 1 for any other operation.
     fn terms_of_same(&self, class: Class) -> u8 {
         let is_multiple = matches!(self.op.effect, Effect::Scales | Effect::Divides);
-        let operand = self
-            .operands
-            .first()
-            .filter(|o| may_be_gradient(o, self.site));
-        operand
-            .filter(|_| is_multiple || class == Class::Move)
-            .map_or(1, |o| o.flags.terms())
+        let first = &self.operands[0];
+        if (is_multiple || class == Class::Move) && self.may_be_gradient(first) {
+            first.flags.terms()
+        } else {
+            1
+        }
     }
 
     /// Whether a factor may take values of the range of f16 far beyond it. Twice the range is allowed, as for a
@@ -190,43 +211,33 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             _ => false,
         }
     }
-}
 
-/// The flags that a result has if any operand has them.
-pub(super) const KEPT: TensorFlags = TensorFlags::GRADIENT
-    .union(TensorFlags::FROM_F16)
-    .union(TensorFlags::BACKWARD)
-    .union(TensorFlags::USED_IN_HALF);
+    /// The dtype of the gradients among the operands of a formula of the backward pass, if it is half.
+    pub(super) fn half_gradient(&self) -> Option<D> {
+        let is_gradient = |o: &&Operand<D>| o.has(TensorFlags::BACKWARD);
+        let mut dtypes = self.operands.iter().filter(is_gradient).map(|o| o.dtype);
+        let first = dtypes.next().filter(|dtype| is_half(*dtype))?;
+        dtypes.all(|dtype| dtype == first).then_some(first)
+    }
 
-pub(super) fn kept_flags<D: FloatDType>(operands: &[Operand<D>]) -> TensorFlags {
-    let any: TensorFlags = operands.iter().map(|o| o.flags).collect();
-    any & KEPT
-}
+    /// The number of gradients in a sum of two half gradients. Where autodiff runs elsewhere, any tensor that the
+    /// policy made half may be a gradient.
+    pub(super) fn terms(&self) -> Option<u8> {
+        let [lhs, rhs] = self.operands else {
+            return None;
+        };
+        let are_gradients = self.operands.iter().all(|o| self.may_be_gradient(o));
+        (lhs.dtype == rhs.dtype && are_gradients).then(|| lhs.flags.terms() + rhs.flags.terms())
+    }
 
-/// The dtype of the gradients among the operands of a formula of the backward pass, if it is half.
-pub(super) fn half_gradient<D: FloatDType>(operands: &[Operand<D>]) -> Option<D> {
-    let gradients = operands.iter().filter(|o| o.has(TensorFlags::BACKWARD));
-    let mut dtypes = gradients.map(|o| o.dtype);
-    let first = dtypes.next().filter(|dtype| is_half(*dtype))?;
-    dtypes.all(|dtype| dtype == first).then_some(first)
-}
-
-/// The number of gradients in a sum of two half gradients. Where autodiff runs elsewhere, any tensor that the
-/// policy made half may be a gradient.
-pub(super) fn terms<D: FloatDType>(operands: &[Operand<D>], site: &impl Site<D>) -> Option<u8> {
-    let [lhs, rhs] = operands else {
-        return None;
-    };
-    let are_gradients = [lhs, rhs].into_iter().all(|o| may_be_gradient(o, site));
-    (lhs.dtype == rhs.dtype && are_gradients).then(|| lhs.flags.terms() + rhs.flags.terms())
-}
-
-/// Whether a half tensor is a gradient, or may be one.
-fn may_be_gradient<D: FloatDType>(operand: &Operand<D>, site: &impl Site<D>) -> bool {
-    let is_gradient = || {
-        operand.has(TensorFlags::BACKWARD) || operand.is_demoted() && site.is_tracked(0).is_none()
-    };
-    is_half(operand.dtype) && is_gradient()
+    /// Whether a half tensor is a gradient, or may be one.
+    fn may_be_gradient(&self, operand: &Operand<D>) -> bool {
+        let is_gradient = || {
+            let is_elsewhere = || self.site.is_tracked(0).is_none();
+            operand.has(TensorFlags::BACKWARD) || operand.is_demoted() && is_elsewhere()
+        };
+        is_half(operand.dtype) && is_gradient()
+    }
 }
 
 #[cfg(test)]
