@@ -155,10 +155,12 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         self.marked(primitive)
     }
 
-    /// A tensor with the flags and the scaler of the result.
+    /// A tensor with the flags, the terms and the scaler of the result.
     #[inline(always)]
     pub fn marked(&self, primitive: FloatTensor<B>) -> AmpTensor<B, S> {
-        AmpTensor::new(primitive, self.decision.flags).with_scaled(self.scaled.clone())
+        AmpTensor::new(primitive, self.decision.flags)
+            .with_terms(self.decision.terms)
+            .with_scaled(self.scaled.clone())
     }
 }
 

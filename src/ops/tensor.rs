@@ -146,8 +146,10 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             return tensor;
         }
         in_use::<B, S>(device);
-        let (flags, scaled) = (tensor.flags(), tensor.scaled().cloned());
+        let (flags, terms) = (tensor.flags(), tensor.operand().terms);
+        let scaled = tensor.scaled().cloned();
         AmpTensor::new(B::float_to_device(tensor.into_primitive(), device), flags)
+            .with_terms(terms)
             .with_scaled(scaled)
     }
 
@@ -193,9 +195,10 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     // Gradients.
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let flags = tensor.flags();
+        let (flags, terms) = (tensor.flags(), tensor.operand().terms);
         let wanted = B::float_is_require_grad(&tensor.primitive);
         let detached = AmpTensor::new(B::float_detach(tensor.into_primitive()), flags);
+        let detached = detached.with_terms(terms);
         if wanted {
             S::remember(&detached);
         }

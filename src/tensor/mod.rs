@@ -37,6 +37,8 @@ pub(crate) use uses::{Use, Uses};
 pub struct AmpTensor<B: Backend, S = Below> {
     pub(crate) primitive: FloatTensor<B>,
     flags: TensorFlags,
+    /// How many gradients a half gradient is the sum of.
+    terms: u8,
     /// What the operations that read the tensor do first.
     deferred: Option<Deferred>,
     /// Unset before the first clone, unless the tensor is a scaled loss.
@@ -70,6 +72,7 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         Self {
             primitive,
             flags,
+            terms: 1,
             deferred: None,
             shared: OnceLock::new(),
             side: PhantomData,
@@ -94,6 +97,7 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         Self {
             deferred: Deferred::new(self.primitive.dtype(), before * scale),
             flags: self.flags & TensorFlags::CAST,
+            terms: 1,
             ..self.unshared()
         }
     }
@@ -122,6 +126,7 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         Self {
             primitive: self.primitive.clone(),
             flags: self.flags,
+            terms: self.terms,
             deferred: self.deferred,
             shared: OnceLock::new(),
             side: PhantomData,
@@ -160,6 +165,11 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         Self { flags, ..self }
     }
 
+    #[inline(always)]
+    pub(crate) fn with_terms(self, terms: u8) -> Self {
+        Self { terms, ..self }
+    }
+
     /// The scaler, if the tensor is a scaled loss or was computed from one.
     #[inline(always)]
     pub(crate) fn scaled(&self) -> Option<&ScaledLoss> {
@@ -191,6 +201,7 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         Operand {
             dtype: self.dtype(),
             flags: self.flags,
+            terms: self.terms,
         }
     }
 
@@ -331,6 +342,7 @@ impl<B: Backend, S: Side<B>> Clone for AmpTensor<B, S> {
         Self {
             primitive: self.primitive.clone(),
             flags: self.flags,
+            terms: self.terms,
             deferred: self.deferred,
             shared: self.shared.clone(),
             side: PhantomData,

@@ -271,7 +271,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         {
             casts.result = Some(half);
         }
-        if class == Class::PromoteSum && self.terms().is_some_and(|terms| terms > TERMS) {
+        if class == Class::PromoteSum && self.summed().is_some_and(|terms| terms > TERMS) {
             casts = Casts::to(Some(D::F32));
         }
         let computed = casts.operands.unwrap_or(self.operands[0].dtype);

@@ -16,6 +16,8 @@ pub struct Operand<D> {
     pub dtype: D,
     /// The policy's record of the tensor.
     pub flags: TensorFlags,
+    /// How many gradients the tensor is the sum of, if it is a half gradient.
+    pub terms: u8,
 }
 
 impl<D: FloatDType> Operand<D> {
@@ -73,6 +75,8 @@ pub struct Decision<D> {
     pub result: Option<D>,
     /// The flags of the result.
     pub flags: TensorFlags,
+    /// How many gradients the result is the sum of, if it is a half gradient.
+    pub terms: u8,
     /// The half dtype in force, if the policy itself records the operation.
     pub recorded: Option<D>,
     /// Whether the layer below autodiff keeps the dtypes that this decision gives it.
@@ -193,6 +197,7 @@ impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
             operands: None,
             result: None,
             flags,
+            terms: 1,
             recorded: None,
             keeps_dtypes: self.mode != Mode::Off && !self.site.is_kernel(),
             only_contracts: false,
@@ -212,6 +217,7 @@ impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
             operands: casts.operands,
             result: casts.result,
             flags: self.facts(class, casts.rounded.or(casts.operands)),
+            terms: self.terms(class),
             recorded: self.recorded(),
             only_contracts: by_class.only_contracts(class),
             keeps_wide: is_inside && casts.result.is_some_and(is_half),
@@ -323,7 +329,11 @@ pub(super) mod tests {
     }
 
     pub(crate) fn with(dtype: DType, flags: TensorFlags) -> Operand<DType> {
-        Operand { dtype, flags }
+        Operand {
+            dtype,
+            flags,
+            terms: 1,
+        }
     }
 
     pub(crate) fn plain(dtypes: &[DType]) -> Vec<Operand<DType>> {

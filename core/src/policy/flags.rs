@@ -7,7 +7,7 @@ use crate::FloatDType;
 bitflags! {
     /// The policy's record of a tensor, besides its dtype.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub struct TensorFlags: u32 {
+    pub struct TensorFlags: u16 {
         /// Half by the policy's decision; meaningless for other dtypes.
         const DEMOTED = 1;
         /// A gradient, or computed from one: never demoted, so optimizers stay FP32.
@@ -34,24 +34,22 @@ bitflags! {
         /// A gradient of the running backward pass. An operation on a gradient returns the gradient's dtype,
         /// so that each gradient has the dtype of its tensor.
         const BACKWARD = 1 << 9;
-        /// The number of gradients that a half gradient is the sum of, minus one.
-        const TERMS = 0b1_1111 << 10;
         /// A parameter that an operation cast to half, or a tensor that the optimizer computed from such a
         /// parameter: the new parameter will be cast, too.
-        const USED_IN_HALF = 1 << 15;
+        const USED_IN_HALF = 1 << 10;
         /// The result of a sigmoid in half. A sigmoid near 1 is rounded to 1.
-        const SIGMOID = 1 << 16;
+        const SIGMOID = 1 << 11;
         /// A sigmoid in half times -1, perhaps plus a scalar: where the sigmoid is 1, its logarithm is wrong.
-        const MINUS_SIGMOID = 1 << 17;
+        const MINUS_SIGMOID = 1 << 12;
         /// FP32, and computed from FP32 data of the user's, such as a mask of -1e9: of any size, even if a gradient
         /// flows to it.
-        const UNBOUNDED = 1 << 18;
+        const UNBOUNDED = 1 << 13;
         /// A half weight for inference, in place of an FP32 one. Its data stays half; what is computed from it is half
         /// by the policy's decision.
-        const WEIGHT = 1 << 19;
+        const WEIGHT = 1 << 14;
         /// Half, and filled in places with a scalar that was rounded to half, as a mask of -1e4 in bf16: a
         /// comparison with this scalar has to round it, too.
-        const FILLED = 1 << 20;
+        const FILLED = 1 << 15;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()
@@ -62,17 +60,6 @@ bitflags! {
 }
 
 impl TensorFlags {
-    /// How many gradients a half gradient is the sum of.
-    pub fn terms(self) -> u8 {
-        ((self & Self::TERMS).bits() >> 10) as u8 + 1
-    }
-
-    /// These flags for a sum of `terms` gradients, at most 32.
-    pub fn with_terms(self, terms: u8) -> Self {
-        let bits = Self::from_bits_truncate(u32::from(terms - 1) << 10);
-        (self - Self::TERMS) | (bits & Self::TERMS)
-    }
-
     /// The flag of FP32 that fits in this half dtype.
     pub fn fits<D: FloatDType>(half: D) -> Self {
         if half == D::F16 {
@@ -88,22 +75,6 @@ impl TensorFlags {
             Self::EXACT_F16
         } else {
             Self::EXACT_BF16
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn terms_are_counted_beside_the_other_flags() {
-        let flags = TensorFlags::BACKWARD | TensorFlags::EXACT_BF16;
-        assert_eq!(flags.terms(), 1);
-        for terms in 1..=32 {
-            assert_eq!(flags.with_terms(terms).terms(), terms);
-            assert_eq!(flags.with_terms(terms) - TensorFlags::TERMS, flags);
-            assert_eq!(flags.with_terms(32).with_terms(terms).terms(), terms);
         }
     }
 }

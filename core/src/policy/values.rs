@@ -87,11 +87,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             let fits = self.is_held(half) && self.fits(half, class);
             flags.set(TensorFlags::fits(half), fits);
         }
-        match self.terms() {
-            Some(terms) if class == Class::PromoteSum && terms <= TERMS => flags.with_terms(terms),
-            None => flags.with_terms(self.terms_of_same(class)),
-            _ => flags,
-        }
+        flags
     }
 
     /// Whether the result is a sigmoid in half, or a sigmoid times -1.
@@ -116,16 +112,18 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             .then_some(Warning::LogarithmOfOneMinusSigmoid)
     }
 
-    /// The number of gradients in a view of a sum, as the backward pass of a reshape is, or in a multiple of a
-    /// sum, such as the momentum of an optimizer, whose gradients are half: the momentum becomes FP32 after a
-    /// few steps. 1 for any other operation.
-    fn terms_of_same(&self, class: Class) -> u8 {
+    /// The number of gradients in the result: in a sum; in a view of a sum, as the backward pass of a reshape is; or in a
+    /// multiple of a sum, such as the momentum of an optimizer, whose gradients are half: the momentum becomes FP32
+    /// after a few steps. 1 for any other operation.
+    pub(super) fn terms(&self, class: Class) -> u8 {
         let is_multiple = matches!(self.op.effect, Effect::Scales | Effect::Divides);
         let first = &self.operands[0];
-        if (is_multiple || class == Class::Move) && self.may_be_gradient(first) {
-            first.flags.terms()
-        } else {
-            1
+        match self.summed() {
+            Some(terms) if class == Class::PromoteSum && terms <= TERMS => terms,
+            None if (is_multiple || class == Class::Move) && self.may_be_gradient(first) => {
+                first.terms
+            }
+            _ => 1,
         }
     }
 
@@ -222,12 +220,12 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
 
     /// The number of gradients in a sum of two half gradients. Where autodiff runs elsewhere, any tensor that the
     /// policy made half may be a gradient.
-    pub(super) fn terms(&self) -> Option<u8> {
+    pub(super) fn summed(&self) -> Option<u8> {
         let [lhs, rhs] = self.operands else {
             return None;
         };
         let are_gradients = self.operands.iter().all(|o| self.may_be_gradient(o));
-        (lhs.dtype == rhs.dtype && are_gradients).then(|| lhs.flags.terms() + rhs.flags.terms())
+        (lhs.dtype == rhs.dtype && are_gradients).then(|| lhs.terms + rhs.terms)
     }
 
     /// Whether a half tensor is a gradient, or may be one.
@@ -311,22 +309,25 @@ mod tests {
 
     #[test]
     fn a_sum_of_many_half_gradients_goes_on_in_fp32() {
-        let gradient = |terms| with(BF16, TensorFlags::BACKWARD.with_terms(terms));
+        let gradient = |terms| Operand {
+            terms,
+            ..with(BF16, TensorFlags::BACKWARD)
+        };
         let sum = |a, b| named("float_add", &[gradient(a), gradient(b)], BELOW);
         for (a, b) in [(1, 1), (15, 1), (8, 8)] {
             let sum = sum(a, b);
             assert_eq!((sum.operands, sum.result), (None, Some(BF16)));
-            assert_eq!(sum.flags.terms(), a + b);
+            assert_eq!(sum.terms, a + b);
         }
         for (a, b) in [(16, 1), (9, 8), (16, 16)] {
             let sum = sum(a, b);
             assert_eq!((sum.operands, sum.result), (Some(F32), None));
-            assert_eq!(sum.flags.terms(), 1);
+            assert_eq!(sum.terms, 1);
         }
         // A view of a sum, and a multiple of it, have its terms.
         for same in ["float_reshape", "float_swap_dims", "float_mul_scalar"] {
             let same = named(same, &[gradient(16)], BELOW);
-            assert_eq!((same.operands, same.flags.terms()), (None, 16));
+            assert_eq!((same.operands, same.terms), (None, 16));
         }
     }
 
@@ -336,14 +337,17 @@ mod tests {
             sizes: [(1, None); 2],
             ..ON
         };
-        let half = |flags: TensorFlags, terms| with(BF16, flags.with_terms(terms));
+        let half = |flags, terms| Operand {
+            terms,
+            ..with(BF16, flags)
+        };
         let sum = |flags, a, b, here| named("float_add", &[half(flags, a), half(flags, b)], here);
         let demoted = TensorFlags::DEMOTED;
         let few = sum(demoted, 15, 1, untold);
-        assert_eq!((few.operands, few.flags.terms()), (None, 16));
+        assert_eq!((few.operands, few.terms), (None, 16));
         let many = sum(demoted, 16, 1, untold);
         assert_eq!((many.operands, many.result), (Some(F32), None));
-        assert_eq!(many.flags.terms(), 1);
+        assert_eq!(many.terms, 1);
         // A half tensor of the user's own, and a tensor on this tape.
         for (flags, here) in [(TensorFlags::empty(), untold), (demoted, ON)] {
             assert_eq!(sum(flags, 16, 1, here).operands, None);
@@ -351,18 +355,18 @@ mod tests {
         // A multiple of a sum has the terms of the sum.
         for multiple in ["float_mul_scalar", "float_div_scalar"] {
             let multiple = named(multiple, &[half(demoted, 16)], untold);
-            assert_eq!((multiple.operands, multiple.flags.terms()), (None, 16));
+            assert_eq!((multiple.operands, multiple.terms), (None, 16));
         }
         // And so does a view of it.
         for view in ["float_swap_dims", "float_reshape", "float_slice"] {
             let view = named(view, &[half(demoted, 16)], untold);
-            assert_eq!((view.operands, view.flags.terms()), (None, 16));
+            assert_eq!((view.operands, view.terms), (None, 16));
         }
         // Another operation restarts the count.
         let negative = named("float_neg", &[half(demoted, 16)], untold);
-        assert_eq!(negative.flags.terms(), 1);
+        assert_eq!(negative.terms, 1);
         let product = named("float_mul", &[half(demoted, 16), half(demoted, 16)], untold);
-        assert_eq!((product.operands, product.flags.terms()), (None, 1));
+        assert_eq!((product.operands, product.terms), (None, 1));
     }
 
     #[test]

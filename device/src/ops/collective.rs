@@ -94,16 +94,16 @@ fn moved<B: Backend>(
     let Some(first) = tensors.first() else {
         return Vec::new();
     };
-    let (dtype, declared, flags) = (first.dtype(), first.declared(), first.flags());
-    let alike = |tensor: &AmpTensor<B>| tensor.dtype() == dtype && tensor.flags() == flags;
-    let (tensors, flags) = if tensors.iter().all(alike) {
+    let state = |tensor: &AmpTensor<B>| (tensor.dtype(), tensor.flags(), tensor.operand().terms);
+    let (declared, first) = (first.declared(), state(first));
+    let (tensors, flags, terms) = if tensors.iter().all(|tensor| state(tensor) == first) {
         let primitives = tensors.into_iter().map(AmpTensor::into_primitive);
-        (primitives.collect(), flags)
+        (primitives.collect(), first.1, first.2)
     } else {
-        (as_declared(tensors, op), TensorFlags::empty())
+        (as_declared(tensors, op), TensorFlags::empty(), 1)
     };
     let moved = run(tensors).into_iter();
     moved
-        .map(|tensor| AmpTensor::new(tensor, declared, flags))
+        .map(|tensor| AmpTensor::new(tensor, declared, flags).with_terms(terms))
         .collect()
 }

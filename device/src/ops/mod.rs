@@ -148,7 +148,7 @@ impl Call {
             watch.result::<B>(&primitive);
         }
         let out = AmpTensor::new(primitive, self.declared, self.decision.flags);
-        let out = out.with_origin(self.origin);
+        let out = out.with_terms(self.decision.terms).with_origin(self.origin);
         // A norm or a loss of marked tensors belongs to no region: otherwise tensors scaled by it would
         // belong to the region, too.
         let is_number = self.reduces_from > 1 && out.shape().num_elements() == 1;

@@ -24,6 +24,8 @@ pub struct AmpTensor<B: Backend> {
     /// The client's dtype.
     declared: FloatDType,
     flags: TensorFlags,
+    /// How many gradients a half tensor is the sum of, if it is a gradient.
+    terms: u8,
     marks: Marks,
     origin: Origin,
     /// A number that only the clones of a tensor share.
@@ -70,6 +72,7 @@ impl<B: Backend> AmpTensor<B> {
             primitive,
             declared,
             flags,
+            terms: 1,
             marks: Marks::default(),
             origin: Origin::Other,
             identity: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -104,6 +107,10 @@ impl<B: Backend> AmpTensor<B> {
         Self { flags, ..self }
     }
 
+    pub(crate) fn with_terms(self, terms: u8) -> Self {
+        Self { terms, ..self }
+    }
+
     pub(crate) fn origin(&self) -> Origin {
         self.origin
     }
@@ -135,7 +142,9 @@ impl<B: Backend> AmpTensor<B> {
             Mark::Half(precision) => self.in_half(precision),
         };
         // A marked tensor has a new identity and no shared copies.
-        Self::new(tensor.primitive, tensor.declared, tensor.flags).with_marks(marks)
+        Self::new(tensor.primitive, tensor.declared, tensor.flags)
+            .with_terms(tensor.terms)
+            .with_marks(marks)
     }
 
     /// The tensor in half, where it is FP32 and the device stores that half dtype.
@@ -154,6 +163,7 @@ impl<B: Backend> AmpTensor<B> {
     pub(crate) fn moved(self, place: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> Self {
         let (declared, flags) = (self.declared, self.flags);
         Self::new(place(self.primitive), declared, flags)
+            .with_terms(self.terms)
             .with_marks(self.marks)
             .with_origin(self.origin)
     }
@@ -170,6 +180,7 @@ impl<B: Backend> AmpTensor<B> {
             return Operand {
                 dtype: self.declared.into(),
                 flags: TensorFlags::CONSTANT,
+                terms: 1,
             };
         }
         let mut flags = self.flags;
@@ -177,6 +188,7 @@ impl<B: Backend> AmpTensor<B> {
         Operand {
             dtype: self.dtype(),
             flags,
+            terms: self.terms,
         }
     }
 
@@ -257,6 +269,7 @@ impl<B: Backend> Clone for AmpTensor<B> {
             primitive: self.primitive.clone(),
             declared: self.declared,
             flags: self.flags,
+            terms: self.terms,
             marks: self.marks,
             origin: self.origin,
             identity: self.identity,

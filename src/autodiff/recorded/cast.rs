@@ -71,8 +71,8 @@ pub(super) fn operand_grad<B: Backend>(
     dtype: DType,
     formula: impl FnOnce(AmpTensor<B>) -> AmpTensor<B>,
 ) -> AmpTensor<B> {
-    let flags = grad.flags() - TensorFlags::TERMS;
-    let inside = grad.with_flags(flags - TensorFlags::BACKWARD);
+    let flags = grad.flags();
+    let inside = grad.with_flags(flags - TensorFlags::BACKWARD).with_terms(1);
     let wide = formula(inside);
     let kept = (wide.dtype() != dtype).then(|| wide.unshared().into_primitive());
     let grad = cast(wide, dtype);
