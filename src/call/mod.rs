@@ -54,9 +54,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             anomaly::scalars(scalars);
         }
         let decision = decide(&op, operands, scalars, &at);
-        if let Some(warning) = decision.warning {
-            warning.log_once(&op);
-        }
+        decision.log(&op);
         if !S::RECORDS && op.is_backward() && !keeps_dtypes() {
             foreign_pass::<B>(&op, &decision, operands, &at.device);
         }

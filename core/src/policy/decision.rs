@@ -86,23 +86,17 @@ pub struct Decision<D> {
     /// Whether the FP32 values of a half result are kept for a formula that sums in FP32. This saves a cast
     /// and a rounding.
     pub keeps_wide: bool,
-    /// What the user should know of the operation.
-    pub warning: Option<Warning>,
+    /// Whether the operation is the logarithm of one minus a sigmoid in half.
+    pub is_log_of_one_minus_sigmoid: bool,
 }
 
-/// A warning about an operation on these operands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Warning {
-    /// A sigmoid in half that is rounded to 1, in the logarithm of one minus the sigmoid.
-    LogarithmOfOneMinusSigmoid,
-}
-
-impl Warning {
-    /// Logs the warning about this operation, once in a process.
-    #[cold]
-    pub fn log_once(self, op: &Op) {
+impl<D> Decision<D> {
+    /// Logs, once in a process, what the user should know of this operation.
+    pub fn log(&self, op: &Op) {
         static LOGGED: Once = Once::new();
-        let Self::LogarithmOfOneMinusSigmoid = self;
+        if !self.is_log_of_one_minus_sigmoid {
+            return;
+        }
         LOGGED.call_once(|| {
             log::warn!(
                 "burn-amp: {} of one minus a sigmoid in half precision: a sigmoid near 1 is rounded to 1, and a \
@@ -202,7 +196,7 @@ impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
             keeps_dtypes: self.mode != Mode::Off && !self.site.is_kernel(),
             only_contracts: false,
             keeps_wide: false,
-            warning: None,
+            is_log_of_one_minus_sigmoid: false,
         }
     }
 
@@ -221,7 +215,7 @@ impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
             recorded: self.recorded(),
             only_contracts: by_class.only_contracts(class),
             keeps_wide: is_inside && casts.result.is_some_and(is_half),
-            warning: self.warning(),
+            is_log_of_one_minus_sigmoid: self.is_log_of_one_minus_sigmoid(),
             ..self.alone()
         }
     }

@@ -20,7 +20,8 @@ pub struct Op {
     /// operation is recorded as Burn records it.
     pub(super) recorded: Option<&'static str>,
     pub(super) role: Role,
-    pub(super) effect: Effect,
+    /// What the operation does to values.
+    pub effect: Effect,
     /// Which results fit in half, if the class does not say it.
     pub(super) fits: Option<Fits>,
     /// How many roundings may lie between an exact device's result in bf16 and the FP32 result.
@@ -102,11 +103,6 @@ impl Op {
     /// How the operation treats its operands.
     pub const fn class(&self) -> Class {
         self.class
-    }
-
-    /// What the operation does to values.
-    pub const fn effect(&self) -> Effect {
-        self.effect
     }
 
     /// Which results fit in half.

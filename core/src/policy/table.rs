@@ -207,9 +207,7 @@ pub(super) const TABLE: &[&[Op]] = &[
     &rows(Fp32, "the gradient of the divisor is a quotient without its fraction, which in half rounds across integers", [
         op("float_fmod").since("0.23"),
     ]),
-    &rows(Fp32, "differences of products cancel", [
-        op("float_cross"),
-    ]),
+    &rows(Fp32, "differences of products cancel", [op("float_cross")]),
     &rows(Fp32, "its scales and rounding are calibrated in FP32", [
         op("quantize").fixed(), op("quantize_dynamic").fixed(), op("q_matmul").fixed(),
     ]),
@@ -235,9 +233,7 @@ pub(super) const TABLE: &[&[Op]] = &[
         backward("avg_pool3d_backward").since("0.23"),
         backward("max_pool3d_with_indices_backward").since("0.23"),
     ]),
-    &rows(Fp32Inside, "sums every window that holds a value", [
-        op("fold4d").since("0.22"),
-    ]),
+    &rows(Fp32Inside, "sums every window that holds a value", [op("fold4d").since("0.22")]),
     &rows(Fp32Inside, "coordinates need more bits than values: bf16 counts pixels in steps of 8 from 1,024 on", [
         op("interpolate"), op("deform_conv2d"), composed("float_grid_sample_2d"),
         backward("deform_conv2d_backward"),
@@ -253,12 +249,8 @@ pub(super) const TABLE: &[&[Op]] = &[
         composed("float_unfold").fits(Fits::WithOperands).otherwise(Move, WithoutAutodiff),
         composed("unfold4d").fits(Fits::WithOperands).otherwise(Move, WithoutAutodiff),
     ]),
-    &rows(Fp32Inside, "halves the exponent: the result fits wherever the operand does", [
-        op("float_sqrt"),
-    ]),
-    &rows(Fp32Inside, "by the floor of a quotient, which overflows f16", [
-        with_scalar("float_remainder_scalar"),
-    ]),
+    &rows(Fp32Inside, "halves the exponent: the result fits wherever the operand does", [op("float_sqrt")]),
+    &rows(Fp32Inside, "by the floor of a quotient, which overflows f16", [with_scalar("float_remainder_scalar")]),
     &rows(Fp32Inside, "by a quotient without its fraction, which overflows f16", [
         with_scalar("float_fmod_scalar").since("0.23"),
     ]),
@@ -273,9 +265,7 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_scatter").since("0.22").otherwise(Fp32, Accumulates),
         op("float_select_assign").since("0.22").otherwise(Fp32, Accumulates),
     ]),
-    &rows(Promote, "passes the gradient through where a mask says so", [
-        backward("relu_backward"),
-    ]),
+    &rows(Promote, "passes the gradient through where a mask says so", [backward("relu_backward")]),
     &rows(Keep, "bounded by its input, rounded once", [
         op("relu").of_class(Activation).recorded("keeps the result instead of the operand"),
         op("sigmoid").that(IsSigmoid).of_class(Activation).recorded(KEEPS_RESULT),
@@ -317,9 +307,7 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_set_require_grad"), op("float_is_require_grad"), op("float_device"),
         op("float_mask_select").since("0.22"),
     ]),
-    &rows(Move, "moves data; but a constant of -1e9 overflows f16", [
-        with_scalar("float_pad").since("0.22"),
-    ]),
+    &rows(Move, "moves data; but a constant of -1e9 overflows f16", [with_scalar("float_pad").since("0.22")]),
     &rows(Move, "makes data in the dtype asked for", [
         op("float_from_data"), op("int_into_float"), op("dequantize"),
     ]),
@@ -335,7 +323,5 @@ pub(super) const TABLE: &[&[Op]] = &[
     &rows(Move, "data that leaves is FP32 where the policy made the tensor half", [
         op("float_into_data"), op("tr_execute"),
     ]),
-    &rows(Move, "the user names the dtype", [
-        op("float_cast"),
-    ]),
+    &rows(Move, "the user names the dtype", [op("float_cast")]),
 ];

@@ -18,7 +18,7 @@
 //! `BINARY` and `EXACT_*` are known of a new tensor only. What each class passes on stands in [`of_any`] and [`of_all`]. A
 //! scalar, a cast or the operation's effect may add a fact or take it away: [`Call::facts`].
 
-use super::decision::{Call, Operand, Site, Warning};
+use super::decision::{Call, Operand, Site};
 use super::{Class, Effect, Fits, Mode, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::{follows_half, holds, holds_exactly, is_half};
@@ -106,36 +106,42 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         }
     }
 
-    pub(super) fn warning(&self) -> Option<Warning> {
-        let is_logarithm = self.op.effect == Effect::TakesLogarithm;
-        (is_logarithm && self.operands[0].has(TensorFlags::MINUS_SIGMOID))
-            .then_some(Warning::LogarithmOfOneMinusSigmoid)
+    pub(super) fn is_log_of_one_minus_sigmoid(&self) -> bool {
+        let operand = self.operands[0];
+        self.op.effect == Effect::TakesLogarithm && operand.has(TensorFlags::MINUS_SIGMOID)
     }
 
     /// The number of gradients in the result: in a sum; in a view of a sum, as the backward pass of a reshape is; or in a
     /// multiple of a sum, such as the momentum of an optimizer, whose gradients are half: the momentum becomes FP32
     /// after a few steps. 1 for any other operation.
     pub(super) fn terms(&self, class: Class) -> u8 {
-        let is_multiple = matches!(self.op.effect, Effect::Scales | Effect::Divides);
+        let is_same = self.is_multiple() || class == Class::Move;
         let first = &self.operands[0];
         match self.summed() {
             Some(terms) if class == Class::PromoteSum && terms <= TERMS => terms,
-            None if (is_multiple || class == Class::Move) && self.may_be_gradient(first) => {
-                first.terms
-            }
+            None if is_same && self.may_be_gradient(first) => first.terms,
             _ => 1,
+        }
+    }
+
+    /// Whether the result is the operand times a number.
+    fn is_multiple(&self) -> bool {
+        matches!(self.op.effect, Effect::Scales | Effect::Divides)
+    }
+
+    /// A scalar as a factor.
+    fn factor(&self, scalar: f64) -> f64 {
+        match self.op.effect {
+            Effect::Divides => 1.0 / scalar,
+            _ => scalar,
         }
     }
 
     /// Whether a factor may take values of the range of f16 far beyond it. Twice the range is allowed, as for a
     /// sum: a dropout of one half doubles.
     fn leaves_f16(&self) -> bool {
-        let leaves: fn(f64) -> bool = match self.op.effect {
-            Effect::Scales => |by| by.abs() > 2.0,
-            Effect::Divides => |by| by.abs() < 0.5,
-            _ => return false,
-        };
-        self.scalars.iter().any(|scalar| leaves(*scalar))
+        let leaves = |scalar: &f64| self.factor(*scalar).abs() > 2.0;
+        self.is_multiple() && self.scalars.iter().any(leaves)
     }
 
     /// Whether an operand is FP32 data of the user's, or was computed from such data, or a scalar takes the
@@ -153,9 +159,8 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
             Mode::Off => return self.operands.iter().any(is_fp32),
             Mode::On(_) | Mode::KeepDtypes => return false,
         };
-        let divides = self.op.effect == Effect::Divides;
         let is_beyond = |scalar: &f64| {
-            let factor = if divides { 1.0 / scalar } else { *scalar };
+            let factor = self.factor(*scalar);
             factor.abs() > 1.0 && !holds(half, factor)
         };
         let is_data = |i, o: &Operand<D>| {
@@ -167,15 +172,10 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
 
     /// Whether the result fits in `half`, where `half` holds the scalars.
     fn fits(&self, half: D, class: Class) -> bool {
-        // A result that a configuration sets to FP32 stays FP32 permanently.
-        if self.changed.is_some() {
-            return false;
-        }
-        // Where the policy is off, a result stays FP32 permanently.
-        let flag = TensorFlags::fits(half);
-        let is_fitting = |o: &Operand<D>| o.dtype == D::F32 && o.has(flag);
-        if self.mode == Mode::Off && !(class == Class::Move && self.operands.iter().any(is_fitting))
-        {
+        // What a configuration sets to FP32, or is computed where the policy is off, stays FP32 permanently.
+        let is_fitting = |o: &Operand<D>| o.dtype == D::F32 && o.fits(half);
+        let is_moved = || class == Class::Move && self.operands.iter().any(is_fitting);
+        if self.changed.is_some() || self.mode == Mode::Off && !is_moved() {
             return false;
         }
         let all = self.operands.iter().all(|o| o.fits(half));
@@ -191,23 +191,16 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
 
     /// Whether the first of two operands, or `either`, fits in `half`, and the other is a statistic.
     fn is_beside_statistic(&self, half: D, either: bool) -> bool {
-        let site = self.site;
-        let is_unbounded = |i: usize| {
-            let operand = self.operands[i];
-            operand.dtype == D::F32 && operand.has(TensorFlags::UNBOUNDED)
+        let ([lhs, rhs], Mode::On(_)) = (self.operands, self.mode) else {
+            return false;
         };
-        let is_statistic = |i, beside| {
-            !is_unbounded(i)
+        let is_statistic = |i: usize, beside| {
+            let (operand, site) = (self.operands[i], self.site);
+            !(operand.dtype == D::F32 && operand.has(TensorFlags::UNBOUNDED))
                 && site.elements(i) * SMALL <= site.elements(beside)
                 && site.is_tracked(i) == Some(true)
         };
-        match (self.operands, self.mode) {
-            ([lhs, rhs], Mode::On(_)) => {
-                lhs.fits(half) && is_statistic(1, 0)
-                    || either && rhs.fits(half) && is_statistic(0, 1)
-            }
-            _ => false,
-        }
+        lhs.fits(half) && is_statistic(1, 0) || either && rhs.fits(half) && is_statistic(0, 1)
     }
 
     /// The dtype of the gradients among the operands of a formula of the backward pass, if it is half.
@@ -293,13 +286,17 @@ mod tests {
                 assert_eq!(out(name, flags, &[]), NONE, "{name}");
             }
         }
-        let warning = |name, flags| named(name, &[with(F16, flags)], ON).warning;
+        let is_warned = |name, flags| {
+            let decision = named(name, &[with(F16, flags)], ON);
+            decision.is_log_of_one_minus_sigmoid
+        };
         for name in ["float_log", "float_log1p"] {
-            let warned = Some(Warning::LogarithmOfOneMinusSigmoid);
-            assert_eq!(warning(name, MINUS), warned, "{name}");
-            assert_eq!(warning(name, SIGMOID), None, "{name}");
+            assert!(
+                is_warned(name, MINUS) && !is_warned(name, SIGMOID),
+                "{name}"
+            );
         }
-        assert_eq!(warning("float_exp", MINUS), None);
+        assert!(!is_warned("float_exp", MINUS));
         // In FP32, and in the user's own half, the policy has no part in it.
         for (dtype, here) in [(F32, ON), (F16, OFF)] {
             let out = named("sigmoid", &plain(&[dtype]), here).flags;

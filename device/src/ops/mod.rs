@@ -89,9 +89,7 @@ impl Call {
             UNSCALED.backward_in_f16();
         }
         let decision = decide(&op, operands, scalars, &at);
-        if let Some(warning) = decision.warning {
-            warning.log_once(&op);
-        }
+        decision.log(&op);
         Self {
             op,
             decision,
@@ -103,7 +101,7 @@ impl Call {
                 let elements = tensors.iter().map(|tensor| tensor.shape().num_elements());
                 elements.max().unwrap_or(0)
             },
-            reshapes_row: op.effect() == Effect::Reshapes && is_row(&tensors[0].shape()),
+            reshapes_row: op.effect == Effect::Reshapes && is_row(&tensors[0].shape()),
             origin: origin(&op, tensors),
             watch,
         }
@@ -213,12 +211,12 @@ fn is_row(shape: &Shape) -> bool {
 
 /// Whether an operation reduces many values to one.
 fn reduces(op: &Op) -> bool {
-    matches!(op.effect(), Effect::Reduces | Effect::FindsLargest)
+    matches!(op.effect, Effect::Reduces | Effect::FindsLargest)
 }
 
 /// The origin of the result of an operation on these tensors.
 fn origin<B: Backend>(op: &Op, tensors: &[&AmpTensor<B>]) -> Origin {
-    match (op.effect(), tensors) {
+    match (op.effect, tensors) {
         (Effect::MultipliesMatrices, [_, rhs]) => match (rhs.origin(), rhs.rank()) {
             (Origin::Transposed, _) => Origin::Other,
             (Origin::Matrix, _) | (_, 2) => Origin::Product,
