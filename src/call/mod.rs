@@ -7,14 +7,14 @@ mod plain;
 use std::marker::PhantomData;
 use std::sync::Once;
 
-use burn_amp_core::policy::decide;
 use burn_amp_core::policy::trials::TriedOp;
+use burn_amp_core::policy::{Layer, decide};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorMetadata};
 
 use crate::device::{self, DeviceContext};
 use crate::diagnostics::anomaly;
-use crate::policy::{Decision, Mode, Op, OpPrecision, Operand, Site, Support, is_half};
+use crate::policy::{Decision, Mode, Op, Operand, Site, is_half};
 use crate::precision::{half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
 use crate::tensor::{AmpTensor, Side, Step};
@@ -53,7 +53,17 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         if watched {
             anomaly::scalars(scalars);
         }
-        let decision = decide(&op, operands, scalars, &at);
+        let layer = Layer {
+            mode: match keeps_dtypes() {
+                true => Mode::KeepDtypes,
+                false => context.mode,
+            },
+            is_kernel: !S::RECORDS,
+            support: context.in_force.support,
+            declared: None,
+            changed: context.changed(&op),
+        };
+        let decision = decide(&op, operands, scalars, &layer, &at);
         decision.log(&op);
         if !S::RECORDS && op.is_backward() && !keeps_dtypes() {
             foreign_pass::<B>(&op, &decision, operands, &at.device);
@@ -195,22 +205,6 @@ struct At<'a, B: Backend, S> {
 }
 
 impl<B: Backend, S: Side<B>> Site<DType> for At<'_, B, S> {
-    fn mode(&self) -> Mode {
-        if keeps_dtypes() {
-            Mode::KeepDtypes
-        } else {
-            self.context.mode
-        }
-    }
-
-    fn is_kernel(&self) -> bool {
-        !S::RECORDS
-    }
-
-    fn support(&self) -> Support {
-        self.context.support::<B>(&self.device)
-    }
-
     fn is_exact(&self, op: TriedOp, half: DType) -> Option<bool> {
         self.context.is_exact::<B>(&self.device, half, op)
     }
@@ -221,14 +215,6 @@ impl<B: Backend, S: Side<B>> Site<DType> for At<'_, B, S> {
 
     fn is_tracked(&self, operand: usize) -> Option<bool> {
         Some(S::is_tracked(&self.tensors[operand].primitive))
-    }
-
-    fn declared(&self) -> Option<DType> {
-        None
-    }
-
-    fn changed(&self, op: &Op) -> Option<OpPrecision> {
-        self.context.changed(op)
     }
 }
 

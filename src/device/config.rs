@@ -8,7 +8,7 @@ use burn_backend::Backend;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{DeviceState, name};
-use crate::policy::{OpPrecision, OpPrecisions};
+use crate::policy::{OpPrecision, OpPrecisions, Support};
 use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, WhenStuck};
 
 /// How a device computes: its precision, the precision of single operations, and its loss scaling.
@@ -197,13 +197,14 @@ impl AmpConfig {
             return Err(AmpError::LossScaleWithoutF16 { precision });
         }
         LossScaler::new(self.loss_scale.unwrap_or_default())?;
-        Ok(self.settings(precision))
+        Ok(self.settings(precision, state.support::<B>(device)))
     }
 
     /// The settings that operations read.
-    pub(super) fn settings(&self, precision: Precision) -> Settings {
+    pub(super) fn settings(&self, precision: Precision, support: Support) -> Settings {
         Settings {
             precision,
+            support,
             is_chosen: self.precision != Precision::Auto,
             changes_operations: !self.operations.is_empty(),
             watched: self.anomaly_detection || is_watched_by_environment(),
@@ -252,6 +253,8 @@ fn operations<'de, D: Deserializer<'de>>(from: D) -> Result<OpPrecisions, D::Err
 pub(crate) struct Settings {
     /// Never `Auto`.
     pub precision: Precision,
+    /// What the device supports.
+    pub support: Support,
     /// Whether the user set this precision; false if `Auto` selected it.
     pub is_chosen: bool,
     /// Whether the configuration changes the precision of single operations.

@@ -111,10 +111,6 @@ impl DeviceContext {
         }
     }
 
-    pub(crate) fn support<B: Backend>(&self, device: &B::Device) -> Support {
-        self.state.support::<B>(device)
-    }
-
     /// The precision that the configuration gives an operation in the place of the table's.
     #[inline]
     pub(crate) fn changed(&self, op: &Op) -> Option<OpPrecision> {
@@ -134,8 +130,8 @@ impl DeviceContext {
         op: TriedOp,
     ) -> Option<bool> {
         let trials = self.in_force.tried.then(|| self.state.trials(half))?;
-        let support = || self.support::<B>(device).of(half);
-        let tried = || in_kernel(|| trial::tried::<B>(device, half, support(), op));
+        let support = self.in_force.support.of(half);
+        let tried = || in_kernel(|| trial::tried::<B>(device, half, support, op));
         Some(trials.of(op, tried))
     }
 }
@@ -144,9 +140,7 @@ impl DeviceContext {
 /// up the device only once half precision is wanted. So a device whose default is half announces half
 /// precision here.
 pub(crate) fn put_in_use<B: Backend>(device: &B::Device) -> Support {
-    let state = DeviceState::of::<B>(device);
-    state.in_force::<B>(device);
-    state.support::<B>(device)
+    DeviceState::of::<B>(device).in_force::<B>(device).support
 }
 
 impl GradScaler {

@@ -56,7 +56,7 @@ impl DeviceState {
         *self.capabilities.get_or_init(reported)
     }
 
-    pub(crate) fn support<B: Backend>(&self, device: &B::Device) -> Support {
+    pub(super) fn support<B: Backend>(&self, device: &B::Device) -> Support {
         self.capabilities::<B>(device).support()
     }
 
@@ -130,7 +130,7 @@ impl DeviceState {
     fn in_auto<B: Backend>(&self, device: &B::Device) -> Settings {
         let auto = self.auto::<B>(device).precision;
         let auto = Arc::new(InForce {
-            settings: AmpConfig::new().settings(auto),
+            settings: AmpConfig::new().settings(auto, self.support::<B>(device)),
             operations: OpPrecisions::default(),
         });
         let none: Option<Arc<InForce>> = None;

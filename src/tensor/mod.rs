@@ -11,7 +11,7 @@ pub(crate) use burn_amp_core::policy::TensorFlags;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
-use crate::device::{CastStatistics, DeviceState};
+use crate::device::DeviceState;
 use crate::policy::{Operand, SMALL, is_half};
 use crate::precision::{half_wanted, in_kernel, keep_dtypes};
 use crate::scaler::ScaledLoss;
@@ -405,18 +405,6 @@ impl<B: Backend, S: Side<B>> TensorMetadata for AmpTensor<B, S> {
     }
 }
 
-/// The backend's own cast. Registers the device with the policy.
-pub(crate) fn converted<B: Backend, S: Side<B>>(
-    tensor: FloatTensor<B>,
-    dtype: DType,
-) -> FloatTensor<B> {
-    counted::<B, S>(tensor, dtype, |device| {
-        let state = DeviceState::of::<B>(device);
-        state.in_force::<B>(device);
-        state.statistics()
-    })
-}
-
 /// The dtype of a tensor in `dtype` after [`at_least_f32`].
 pub(crate) fn wide(dtype: DType) -> DType {
     if is_half(dtype) { DType::F32 } else { dtype }
@@ -424,27 +412,23 @@ pub(crate) fn wide(dtype: DType) -> DType {
 
 /// Casts a half tensor to FP32; returns any other tensor unchanged.
 pub(crate) fn at_least_f32<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    if is_half(tensor.dtype()) {
-        counted::<B, S>(tensor, DType::F32, |device| {
-            DeviceState::of::<B>(device).statistics()
-        })
-    } else {
-        tensor
+    match is_half(tensor.dtype()) {
+        true => converted::<B, S>(tensor, DType::F32),
+        false => tensor,
     }
 }
 
-/// A cast, counted in the statistics unless a lower layer counts it.
-fn counted<B: Backend, S: Side<B>>(
+/// The backend's own cast, counted in the statistics of the device unless a layer below counts it.
+pub(crate) fn converted<B: Backend, S: Side<B>>(
     tensor: FloatTensor<B>,
     dtype: DType,
-    statistics: impl FnOnce(&B::Device) -> &'static CastStatistics,
 ) -> FloatTensor<B> {
     if S::RECORDS {
         // The layer's own cast, and not the user's.
         return keep_dtypes(|| B::float_cast(tensor, dtype.into()));
     }
-    let device = B::float_device(&tensor);
     let elements = tensor.shape().num_elements();
-    statistics(&device).cast(elements, tensor.dtype(), dtype);
+    let state = DeviceState::of::<B>(&B::float_device(&tensor));
+    state.statistics().cast(elements, tensor.dtype(), dtype);
     in_kernel(|| B::float_cast(tensor, dtype.into()))
 }

@@ -93,7 +93,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         let Mode::On(half) = self.mode else {
             return None;
         };
-        let precision = self.site.changed(self.op)?;
+        let precision = self.layer.changed?;
         let applies = match precision {
             OpPrecision::F32 => true,
             OpPrecision::Half => {
@@ -130,14 +130,14 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
                 !is_filled && self.operands.iter().any(|o| o.is_demoted()) && is_beyond()
             }
             Case::OnlyContracts => self.by_class(class).only_contracts(class),
-            Case::WithoutAutodiff => self.site.is_kernel(),
+            Case::WithoutAutodiff => self.layer.is_kernel,
             Case::Accumulates => false,
         };
         if holds { other } else { class }
     }
 
     fn computes_in(&self, dtype: D) -> bool {
-        self.site.support().of(dtype) == HalfSupport::Arithmetic
+        self.layer.support.of(dtype) == HalfSupport::Arithmetic
     }
 
     /// Whether a dtype holds the scalars as the operation needs them.
@@ -165,7 +165,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         let widest = dtypes.widest();
         let promoted = Casts::to((dtypes.iter().count() > 1).then_some(widest));
         let half_to_f32 = dtypes.intersects(DTypes::HALVES).then_some(D::F32);
-        let in_force = match (self.mode, self.site.declared()) {
+        let in_force = match (self.mode, self.layer.declared) {
             // The device is no longer in half.
             (Mode::Off, Some(dtype)) => {
                 let is_other = self.operands.iter().any(|o| o.dtype != dtype);
@@ -256,14 +256,14 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         let mut casts = by_class;
         if class == Class::Fp32Inside {
             let is_taken_whole =
-                self.mode != Mode::Off && !self.site.is_kernel() && role != Role::Composed;
+                self.mode != Mode::Off && !self.layer.is_kernel && role != Role::Composed;
             let half = || self.dtypes().only_half();
             if is_taken_whole || half().is_some_and(|half| self.is_exact(half) == Some(true)) {
                 casts = Casts::to(None);
             }
         }
         if role == Role::ParameterGradient && self.mode != Mode::Off {
-            casts.result = self.site.declared().or(casts.result);
+            casts.result = self.layer.declared.or(casts.result);
         }
         if !self.op.is_backward()
             && !matches!(class, Class::Move | Class::LowerPrecision)
@@ -285,7 +285,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// The casts of an operation that the table computes in FP32 and a configuration in half. Below autodiff
     /// the table applies, so an operation that autodiff does not compose only needs half operands.
     fn narrowed(&self, half: D) -> Casts<D> {
-        let is_widened = if self.site.is_kernel() {
+        let is_widened = if self.layer.is_kernel {
             self.is_exact(half) != Some(true)
         } else {
             self.op.role == Role::Composed
@@ -302,7 +302,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
     /// Whether a trial showed the device to be exact in half; `None` if nothing is tried. Nothing
     /// is tried above autodiff: the operands are cast to half anyway, so that the tape keeps half.
     fn is_exact(&self, half: D) -> Option<bool> {
-        let is_tried = self.site.is_kernel() && self.mode != Mode::Off;
+        let is_tried = self.layer.is_kernel && self.mode != Mode::Off;
         let tried = self.op.tried.filter(|_| is_tried)?;
         self.site.is_exact(tried, half)
     }
@@ -312,7 +312,7 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
         match self.mode {
             // Burn's own form keeps FP32 operands in FP32.
             Mode::On(_) if self.changed == Some(OpPrecision::F32) => None,
-            Mode::On(half) if !self.site.is_kernel() && self.is_ours() => {
+            Mode::On(half) if !self.layer.is_kernel && self.is_ours() => {
                 self.op.recorded.map(|_| half)
             }
             _ => None,
@@ -324,8 +324,8 @@ impl<D: FloatDType, S: Site<D>> Call<'_, D, S> {
 mod tests {
     use super::*;
     use crate::dtype::tests::DType;
+    use crate::policy::Op;
     use crate::policy::decision::tests::*;
-    use crate::policy::{Op, decide};
     use Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
     use DType::{BF16, F16, F32, F64};
 

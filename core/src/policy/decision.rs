@@ -36,17 +36,23 @@ impl<D: FloatDType> Operand<D> {
     }
 }
 
-/// Where an operation runs. The decision reads no more than it needs.
-pub trait Site<D> {
+/// The layer that an operation runs on.
+#[derive(Debug, Clone, Copy)]
+pub struct Layer<D> {
     /// How the policy applies, before the operands are considered.
-    fn mode(&self) -> Mode<D>;
-
+    pub mode: Mode<D>,
     /// Whether no autodiff lies below: the backend's operation is a kernel.
-    fn is_kernel(&self) -> bool;
-
+    pub is_kernel: bool,
     /// What the device supports.
-    fn support(&self) -> Support;
+    pub support: Support,
+    /// The dtype of operands and result in the user's program; `None` if this is the real dtype.
+    pub declared: Option<D>,
+    /// The precision that the configuration gives the operation, instead of the table's precision.
+    pub changed: Option<OpPrecision>,
+}
 
+/// What a decision asks only where it needs the answer.
+pub trait Site<D> {
     /// Whether a trial showed the device to be exact in an operation in `half`; `None` if the device
     /// is not to be tried.
     fn is_exact(&self, op: TriedOp, half: D) -> Option<bool>;
@@ -56,12 +62,6 @@ pub trait Site<D> {
 
     /// Whether a gradient flows to an operand, by its place; `None` if autodiff runs elsewhere.
     fn is_tracked(&self, operand: usize) -> Option<bool>;
-
-    /// The dtype of operands and result in the user's program; `None` if this is the real dtype.
-    fn declared(&self) -> Option<D>;
-
-    /// The precision that the configuration gives an operation, instead of the table's precision.
-    fn changed(&self, op: &Op) -> Option<OpPrecision>;
 }
 
 /// Everything that happens to an operation.
@@ -109,9 +109,9 @@ impl<D> Decision<D> {
     }
 }
 
-/// Decides an operation on these operands, of which there is at least one, and these scalars.
+/// Decides an operation of a layer on these operands, of which there is at least one, and these scalars.
 ///
-/// - The mode is the site's, but gradients are never demoted.
+/// - The mode is the layer's, but gradients are never demoted.
 /// - The class is the row's class, or the class that the row names for a case that applies. A configuration
 ///   changes the class in the forward pass, where its half dtype is in force: the backward pass follows the
 ///   dtypes of the forward pass, and the steps of a formula follow the table. A change to half does not apply
@@ -127,9 +127,10 @@ pub fn decide<D: FloatDType>(
     op: &Op,
     operands: &[Operand<D>],
     scalars: &[f64],
+    layer: &Layer<D>,
     site: &impl Site<D>,
 ) -> Decision<D> {
-    let call = Call::of(op, operands, scalars, site);
+    let call = Call::of(op, operands, scalars, layer, site);
     if call.is_fp32_alone() {
         call.alone()
     } else {
@@ -142,6 +143,7 @@ pub(super) struct Call<'a, D, S> {
     pub(super) op: &'a Op,
     pub(super) operands: &'a [Operand<D>],
     pub(super) scalars: &'a [f64],
+    pub(super) layer: &'a Layer<D>,
     pub(super) site: &'a S,
     /// The flags that any operand has.
     pub(super) any: TensorFlags,
@@ -151,18 +153,25 @@ pub(super) struct Call<'a, D, S> {
 }
 
 impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
-    fn of(op: &'a Op, operands: &'a [Operand<D>], scalars: &'a [f64], site: &'a S) -> Self {
+    fn of(
+        op: &'a Op,
+        operands: &'a [Operand<D>],
+        scalars: &'a [f64],
+        layer: &'a Layer<D>,
+        site: &'a S,
+    ) -> Self {
         let any: TensorFlags = operands.iter().map(|o| o.flags).collect();
         let mut call = Self {
             op,
             operands,
             scalars,
+            layer,
             site,
             any,
             mode: if any.contains(TensorFlags::GRADIENT) {
                 Mode::KeepDtypes
             } else {
-                site.mode()
+                layer.mode
             },
             changed: None,
         };
@@ -178,7 +187,7 @@ impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
             .union(TensorFlags::UNBOUNDED);
         !matches!(self.mode, Mode::On(_))
             && self.op.role != Role::ParameterGradient
-            && (self.site.declared()).is_none_or(|dtype| dtype == D::F32)
+            && self.layer.declared.is_none_or(|dtype| dtype == D::F32)
             && TRACES.contains(self.any)
             && self.operands.iter().all(|o| o.dtype == D::F32)
     }
@@ -193,7 +202,7 @@ impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
             flags,
             terms: 1,
             recorded: None,
-            keeps_dtypes: self.mode != Mode::Off && !self.site.is_kernel(),
+            keeps_dtypes: self.mode != Mode::Off && !self.layer.is_kernel,
             only_contracts: false,
             keeps_wide: false,
             is_log_of_one_minus_sigmoid: false,
@@ -288,19 +297,19 @@ pub(super) mod tests {
         ..ON
     };
 
+    impl Here {
+        fn layer(&self) -> Layer<DType> {
+            Layer {
+                mode: self.mode,
+                is_kernel: self.is_kernel,
+                support: self.support,
+                declared: self.declared,
+                changed: self.changed,
+            }
+        }
+    }
+
     impl Site<DType> for Here {
-        fn mode(&self) -> Mode<DType> {
-            self.mode
-        }
-
-        fn is_kernel(&self) -> bool {
-            self.is_kernel
-        }
-
-        fn support(&self) -> Support {
-            self.support
-        }
-
         fn is_exact(&self, _: TriedOp, _: DType) -> Option<bool> {
             self.exact
         }
@@ -312,14 +321,15 @@ pub(super) mod tests {
         fn is_tracked(&self, operand: usize) -> Option<bool> {
             self.sizes.get(operand).and_then(|size| size.1)
         }
+    }
 
-        fn declared(&self) -> Option<DType> {
-            self.declared
-        }
-
-        fn changed(&self, _: &Op) -> Option<OpPrecision> {
-            self.changed
-        }
+    pub(crate) fn decide(
+        op: &Op,
+        operands: &[Operand<DType>],
+        scalars: &[f64],
+        here: &Here,
+    ) -> Decision<DType> {
+        super::decide(op, operands, scalars, &here.layer(), here)
     }
 
     pub(crate) fn with(dtype: DType, flags: TensorFlags) -> Operand<DType> {
@@ -388,9 +398,10 @@ pub(super) mod tests {
                         sizes: [(1024, tracked), (1, tracked)],
                         ..ON
                     };
+                    let layer = here.layer();
                     for operands in &operands {
                         for scalars in [&[][..], &[1e-9, 1e9]] {
-                            let call = Call::of(op, operands, scalars, &here);
+                            let call = Call::of(op, operands, scalars, &layer, &here);
                             if call.is_fp32_alone() {
                                 shortcuts += 1;
                                 let what = (op.name, operands);

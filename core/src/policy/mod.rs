@@ -47,7 +47,7 @@ pub use crate::dtype::{follows_half, holds, holds_exactly, is_half, largest_with
 pub use casts::{HalfSupport, Mode, Support};
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
-pub use decision::{Decision, Operand, Site, decide};
+pub use decision::{Decision, Layer, Operand, Site, decide};
 pub use flags::TensorFlags;
 pub use op::Op;
 pub use values::{SMALL, TERMS};

@@ -236,7 +236,7 @@ mod tests {
     use super::*;
     use crate::dtype::tests::DType;
     use crate::policy::decision::tests::*;
-    use crate::policy::{Op, OpPrecision, decide};
+    use crate::policy::{Op, OpPrecision};
     use Class::{LowerPrecision, Move};
     use DType::{BF16, F16, F32};
 

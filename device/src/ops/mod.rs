@@ -29,9 +29,7 @@ use burn_0_22 as this_burn;
 #[cfg(feature = "burn-0-23")]
 use burn_0_23 as this_burn;
 use burn_amp_core::policy::trials::TriedOp;
-use burn_amp_core::policy::{
-    Decision, Effect, Mode, Op, OpPrecision, Operand, Site, Support, decide, widest,
-};
+use burn_amp_core::policy::{Decision, Effect, Layer, Mode, Op, Operand, Site, decide, widest};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
 
@@ -76,19 +74,24 @@ impl Call {
         let watch = is_watched()
             .then(|| Watch::begin(&op, tensors, scalars, state, marks.is_gradient()))
             .flatten();
-        let at = At::<B> {
-            state,
-            device,
-            declared,
-            marks,
+        let layer = Layer {
+            mode: state.mode::<B>(&device, marks.region()),
+            // Autodiff runs in the client, unless the backend has its own.
+            is_kernel: !B::ad_enabled(&device),
+            support: state.support::<B>(&device),
+            // The client's graph has its own dtypes.
+            declared: Some(declared.into()),
+            // A device cannot distinguish an operation from a step of a backward pass.
+            changed: None,
         };
         if UNSCALED.is_watched()
             && op.name.ends_with("_backward")
-            && at.mode() == Mode::On(DType::F16)
+            && layer.mode == Mode::On(DType::F16)
         {
             UNSCALED.backward_in_f16();
         }
-        let decision = decide(&op, operands, scalars, &at);
+        let at = At::<B> { state, device };
+        let decision = decide(&op, operands, scalars, &layer, &at);
         decision.log(&op);
         Self {
             op,
@@ -162,24 +165,9 @@ impl Call {
 struct At<B: Backend> {
     state: &'static DeviceState,
     device: B::Device,
-    declared: FloatDType,
-    marks: Marks,
 }
 
 impl<B: Backend> Site<DType> for At<B> {
-    fn mode(&self) -> Mode<DType> {
-        self.state.mode::<B>(&self.device, self.marks.region())
-    }
-
-    /// Autodiff runs in the client, unless the backend has its own.
-    fn is_kernel(&self) -> bool {
-        !B::ad_enabled(&self.device)
-    }
-
-    fn support(&self) -> Support {
-        self.state.support::<B>(&self.device)
-    }
-
     fn is_exact(&self, op: TriedOp, half: DType) -> Option<bool> {
         Some(self.state.is_exact::<B>(&self.device, half, op))
     }
@@ -190,16 +178,6 @@ impl<B: Backend> Site<DType> for At<B> {
     }
 
     fn is_tracked(&self, _operand: usize) -> Option<bool> {
-        None
-    }
-
-    /// The client's graph has its own dtypes.
-    fn declared(&self) -> Option<DType> {
-        Some(self.declared.into())
-    }
-
-    /// No change applies: a device cannot distinguish an operation from a step of a backward pass.
-    fn changed(&self, _op: &Op) -> Option<OpPrecision> {
         None
     }
 }
@@ -361,7 +339,7 @@ use {float_ops, op, own_ops, wrapped};
 #[cfg(test)]
 mod tests {
     use burn_amp_core::Precision;
-    use burn_amp_core::policy::HalfSupport;
+    use burn_amp_core::policy::{HalfSupport, Support};
     use burn_backend::ops::{ActivationOps, AttentionModuleOptions, FloatTensorOps, ModuleOps};
     use burn_backend::{TensorData, try_read_sync};
     use burn_dispatch::{backends::Flex, devices::FlexDevice};
