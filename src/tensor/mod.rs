@@ -26,7 +26,7 @@ pub use amp::Amp;
 use deferred::Deferred;
 pub(crate) use node::Node;
 pub use node::WeakNode;
-pub use side::{Above, Below, Checkpoint, Side, Step};
+pub use side::{Above, Below, Checkpoint, Operands, Side, Step};
 pub(crate) use uses::{Use, Uses};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.

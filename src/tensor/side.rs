@@ -93,6 +93,9 @@ pub trait Sealed {}
 impl Sealed for Below {}
 impl Sealed for Above {}
 
+/// The operands of a step.
+pub type Operands<B, const N: usize> = [AmpTensor<B>; N];
+
 /// A recorded formula on `N` operands: the form that the tape keeps of an operation, where Burn's own form
 /// would keep FP32 tensors. The values of the result are the same.
 ///
@@ -106,14 +109,14 @@ pub trait Step<B: Backend, const N: usize>: Clone + Debug + Send + 'static {
     const CHECKPOINT: Checkpoint;
 
     /// Computes the result, also when gradient checkpointing recomputes it.
-    fn forward(&self, operands: [AmpTensor<B>; N]) -> AmpTensor<B>;
+    fn forward(&self, operands: Operands<B, N>) -> AmpTensor<B>;
 
     /// Computes the result and what the backward pass needs, if a gradient flows to an operand: to those that
     /// are `tracked`.
-    fn keep(&self, operands: [AmpTensor<B>; N], tracked: [bool; N]) -> (Self::Kept, AmpTensor<B>);
+    fn keep(&self, operands: Operands<B, N>, tracked: [bool; N]) -> (Self::Kept, AmpTensor<B>);
 
     /// Computes what the backward pass needs from the operands.
-    fn retrieve(&self, operands: [AmpTensor<B>; N]) -> Self::Kept {
+    fn retrieve(&self, operands: Operands<B, N>) -> Self::Kept {
         self.keep(operands, [true; N]).0
     }
 

@@ -35,15 +35,15 @@ impl<B: Backend> Step<B, 2> for Arithmetic {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Burns;
 
-    fn forward(&self, [lhs, rhs]: [AmpTensor<B>; 2]) -> AmpTensor<B> {
+    fn forward(&self, [lhs, rhs]: Operands<B, 2>) -> AmpTensor<B> {
         self.op.of(lhs, rhs)
     }
 
     fn keep(
         &self,
-        operands: [AmpTensor<B>; 2],
+        operands: Operands<B, 2>,
         [lhs_tracked, rhs_tracked]: [bool; 2],
-    ) -> (Factors<B>, AmpTensor<B>) {
+    ) -> (Self::Kept, AmpTensor<B>) {
         let shapes = operands.each_ref().map(|operand| operand.shape());
         let dtypes = operands.each_ref().map(|operand| operand.dtype());
         let [lhs, rhs] = operands;
@@ -64,7 +64,7 @@ impl<B: Backend> Step<B, 2> for Arithmetic {
         (kept, out)
     }
 
-    fn backward(self, ops: Ops<Factors<B>, 2>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 2>, grads: &mut Gradients) {
         let Factors {
             shapes: [left, right],
             dtypes: [lhs_dtype, rhs_dtype],

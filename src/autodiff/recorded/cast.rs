@@ -18,15 +18,15 @@ impl<B: Backend> Step<B, 1> for Cast {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Kept;
 
-    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+    fn forward(&self, [tensor]: Operands<B, 1>) -> AmpTensor<B> {
         cast(tensor, self.0)
     }
 
-    fn keep(&self, [tensor]: [AmpTensor<B>; 1], _: [bool; 1]) -> (DType, AmpTensor<B>) {
+    fn keep(&self, [tensor]: Operands<B, 1>, _: [bool; 1]) -> (Self::Kept, AmpTensor<B>) {
         (tensor.dtype(), cast(tensor, self.0))
     }
 
-    fn backward(self, ops: Ops<DType, 1>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
         let from = ops.state;
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
             let is_rounded = is_half(grad.dtype()) && grad.wide().is_none();

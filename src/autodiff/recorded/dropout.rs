@@ -60,7 +60,7 @@ pub(in crate::autodiff) fn record_dropout<B: Backend, C: CheckpointStrategy>(
     };
     let dtype = out.dtype();
     let step = Dropout { noise, dtype };
-    let keep = |_: &_, [operand]: [AmpTensor<B>; 1], _| (operand.dtype(), out);
+    let keep = |_: &_, [operand]: Operands<B, 1>, _| (operand.dtype(), out);
     Some(record_with::<B, C, _, 1>(step, [tensor.clone()], keep))
 }
 
@@ -70,15 +70,15 @@ impl<B: Backend> Step<B, 1> for Dropout<B> {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Kept;
 
-    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+    fn forward(&self, [tensor]: Operands<B, 1>) -> AmpTensor<B> {
         cast(self.noise.clone().times(tensor), self.dtype)
     }
 
-    fn keep(&self, [tensor]: [AmpTensor<B>; 1], _: [bool; 1]) -> (DType, AmpTensor<B>) {
+    fn keep(&self, [tensor]: Operands<B, 1>, _: [bool; 1]) -> (Self::Kept, AmpTensor<B>) {
         (tensor.dtype(), self.forward([tensor]))
     }
 
-    fn backward(self, ops: Ops<DType, 1>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
             operand_grad(grad, ops.state, |grad| self.noise.times(grad))
         });

@@ -26,7 +26,7 @@ pub(crate) struct Normalized<B: Backend> {
 
 impl LayerNorm {
     /// A tensor normalized to mean 0 and variance 1 over its last dimension, in FP32 or wider.
-    fn normalized<B: Backend>(&self, [tensor, gamma]: [AmpTensor<B>; 2]) -> Normalized<B> {
+    fn normalized<B: Backend>(&self, [tensor, gamma]: Operands<B, 2>) -> Normalized<B> {
         let dtype = tensor.dtype();
         let last = tensor.rank() - 1;
         let tensor = widened(tensor);
@@ -49,12 +49,12 @@ impl<B: Backend> Step<B, 2> for LayerNorm {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
-    fn forward(&self, operands: [AmpTensor<B>; 2]) -> AmpTensor<B> {
+    fn forward(&self, operands: Operands<B, 2>) -> AmpTensor<B> {
         let Normalized { unit, gamma, .. } = self.normalized(operands);
         scaled(unit, gamma)
     }
 
-    fn keep(&self, operands: [AmpTensor<B>; 2], _: [bool; 2]) -> (Normalized<B>, AmpTensor<B>) {
+    fn keep(&self, operands: Operands<B, 2>, _: [bool; 2]) -> (Self::Kept, AmpTensor<B>) {
         let whole = self.normalized(operands);
         let kept = Normalized {
             unit: cast(whole.unit.clone(), self.kept),
@@ -64,11 +64,11 @@ impl<B: Backend> Step<B, 2> for LayerNorm {
         (kept, scaled(whole.unit, whole.gamma))
     }
 
-    fn retrieve(&self, operands: [AmpTensor<B>; 2]) -> Normalized<B> {
+    fn retrieve(&self, operands: Operands<B, 2>) -> Self::Kept {
         self.normalized(operands)
     }
 
-    fn backward(self, ops: Ops<Normalized<B>, 2>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 2>, grads: &mut Gradients) {
         let Normalized {
             unit,
             deviation,

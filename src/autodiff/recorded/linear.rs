@@ -18,15 +18,15 @@ impl<B: Backend> Step<B, 2> for Linear {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Burns;
 
-    fn forward(&self, [x, weight]: [AmpTensor<B>; 2]) -> AmpTensor<B> {
+    fn forward(&self, [x, weight]: Operands<B, 2>) -> AmpTensor<B> {
         linear(x, weight, None)
     }
 
-    fn keep(&self, [x, weight]: [AmpTensor<B>; 2], tracked: [bool; 2]) -> (Kept<B>, AmpTensor<B>) {
+    fn keep(&self, [x, weight]: Operands<B, 2>, tracked: [bool; 2]) -> (Self::Kept, AmpTensor<B>) {
         keep(x, weight, None, tracked)
     }
 
-    fn backward(self, ops: Ops<Kept<B>, 2>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 2>, grads: &mut Gradients) {
         let grad = grads.consume::<Amp<B>>(&ops.node);
         let [to_x, to_weight] = ops.parents.map(|node| node.map(|node| node.id));
         gradients([to_x, to_weight, None], ops.state, grad, grads);
@@ -38,19 +38,19 @@ impl<B: Backend> Step<B, 3> for Linear {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Burns;
 
-    fn forward(&self, [x, weight, bias]: [AmpTensor<B>; 3]) -> AmpTensor<B> {
+    fn forward(&self, [x, weight, bias]: Operands<B, 3>) -> AmpTensor<B> {
         linear(x, weight, Some(bias))
     }
 
     fn keep(
         &self,
-        [x, weight, bias]: [AmpTensor<B>; 3],
+        [x, weight, bias]: Operands<B, 3>,
         [tracked_x, tracked_weight, _]: [bool; 3],
-    ) -> (Kept<B>, AmpTensor<B>) {
+    ) -> (Self::Kept, AmpTensor<B>) {
         keep(x, weight, Some(bias), [tracked_x, tracked_weight])
     }
 
-    fn backward(self, ops: Ops<Kept<B>, 3>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 3>, grads: &mut Gradients) {
         let grad = grads.consume::<Amp<B>>(&ops.node);
         let to = ops.parents.map(|node| node.map(|node| node.id));
         gradients(to, ops.state, grad, grads);

@@ -25,7 +25,7 @@ use crate::call::{
     add, cast, div, exp, mul, mul_scalar, neg, reshape, rows, sub, sum_dim, widened,
 };
 use crate::policy::is_half;
-use crate::tensor::{Checkpoint, Step, TensorFlags};
+use crate::tensor::{Checkpoint, Operands, Step, TensorFlags};
 use crate::{Amp, AmpTensor};
 use fused::{fused_max_dim, fused_row_sum, reduces_fused};
 

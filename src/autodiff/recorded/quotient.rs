@@ -10,23 +10,23 @@ use super::*;
 pub(crate) struct HalfQuotient;
 
 impl<B: Backend> Step<B, 2> for HalfQuotient {
-    type Kept = [AmpTensor<B>; 2];
+    type Kept = Operands<B, 2>;
 
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
-    fn forward(&self, [lhs, rhs]: [AmpTensor<B>; 2]) -> AmpTensor<B> {
+    fn forward(&self, [lhs, rhs]: Operands<B, 2>) -> AmpTensor<B> {
         div(lhs, rhs)
     }
 
-    fn keep(&self, operands: [AmpTensor<B>; 2], _: [bool; 2]) -> ([AmpTensor<B>; 2], AmpTensor<B>) {
+    fn keep(&self, operands: Operands<B, 2>, _: [bool; 2]) -> (Self::Kept, AmpTensor<B>) {
         (operands.clone(), self.forward(operands))
     }
 
-    fn retrieve(&self, operands: [AmpTensor<B>; 2]) -> [AmpTensor<B>; 2] {
+    fn retrieve(&self, operands: Operands<B, 2>) -> Self::Kept {
         operands
     }
 
-    fn backward(self, ops: Ops<[AmpTensor<B>; 2], 2>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 2>, grads: &mut Gradients) {
         let [lhs, rhs] = ops.state;
         let [left, right] = [lhs.shape(), rhs.shape()];
         let dtype = lhs.dtype();

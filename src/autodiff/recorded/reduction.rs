@@ -25,7 +25,7 @@ impl<B: Backend> Step<B, 1> for Reduction {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Burns;
 
-    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+    fn forward(&self, [tensor]: Operands<B, 1>) -> AmpTensor<B> {
         match (self.kind, self.dim) {
             (Reduced::Sum, Some(dim)) => sum_dim(tensor, dim),
             (Reduced::Sum, None) => sum(tensor),
@@ -34,11 +34,11 @@ impl<B: Backend> Step<B, 1> for Reduction {
         }
     }
 
-    fn keep(&self, [tensor]: [AmpTensor<B>; 1], _: [bool; 1]) -> ((Shape, DType), AmpTensor<B>) {
+    fn keep(&self, [tensor]: Operands<B, 1>, _: [bool; 1]) -> (Self::Kept, AmpTensor<B>) {
         ((tensor.shape(), tensor.dtype()), self.forward([tensor]))
     }
 
-    fn backward(self, ops: Ops<(Shape, DType), 1>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
         let (shape, dtype) = ops.state;
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
             let count = self.dim.map_or(shape.num_elements(), |dim| shape[dim]);

@@ -12,21 +12,21 @@ impl<B: Backend> Step<B, 1> for Relu {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
-    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+    fn forward(&self, [tensor]: Operands<B, 1>) -> AmpTensor<B> {
         relu(tensor)
     }
 
-    fn keep(&self, operands: [AmpTensor<B>; 1], _: [bool; 1]) -> (AmpTensor<B>, AmpTensor<B>) {
+    fn keep(&self, operands: Operands<B, 1>, _: [bool; 1]) -> (Self::Kept, AmpTensor<B>) {
         let out = self.forward(operands);
         (out.clone(), out)
     }
 
     /// The operand is positive where the result is.
-    fn retrieve(&self, [operand]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+    fn retrieve(&self, [operand]: Operands<B, 1>) -> Self::Kept {
         operand
     }
 
-    fn backward(self, ops: Ops<AmpTensor<B>, 1>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
             relu_backward(ops.state, grad)
         });

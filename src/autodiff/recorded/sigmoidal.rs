@@ -17,23 +17,23 @@ impl<B: Backend> Step<B, 1> for Sigmoidal {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
-    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+    fn forward(&self, [tensor]: Operands<B, 1>) -> AmpTensor<B> {
         match self {
             Self::Sigmoid => sigmoid(tensor),
             Self::Tanh => tanh(tensor),
         }
     }
 
-    fn keep(&self, operands: [AmpTensor<B>; 1], _: [bool; 1]) -> (AmpTensor<B>, AmpTensor<B>) {
+    fn keep(&self, operands: Operands<B, 1>, _: [bool; 1]) -> (Self::Kept, AmpTensor<B>) {
         let out = self.forward(operands);
         (out.clone(), out)
     }
 
-    fn retrieve(&self, operands: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+    fn retrieve(&self, operands: Operands<B, 1>) -> Self::Kept {
         self.forward(operands)
     }
 
-    fn backward(self, ops: Ops<AmpTensor<B>, 1>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| match self {
             Self::Sigmoid => sigmoid_backward(ops.state, grad),
             Self::Tanh => tanh_backward(ops.state, grad),

@@ -56,7 +56,7 @@ impl<B: Backend> Step<B, 1> for Softmax {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
-    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+    fn forward(&self, [tensor]: Operands<B, 1>) -> AmpTensor<B> {
         match self.kind {
             SoftmaxKind::Plain if is_half(tensor.dtype()) && reduces_fused(&tensor) => {
                 fused_softmax(tensor, self.dim)
@@ -67,21 +67,17 @@ impl<B: Backend> Step<B, 1> for Softmax {
         }
     }
 
-    fn keep(
-        &self,
-        [tensor]: [AmpTensor<B>; 1],
-        _: [bool; 1],
-    ) -> ((DType, AmpTensor<B>), AmpTensor<B>) {
+    fn keep(&self, [tensor]: Operands<B, 1>, _: [bool; 1]) -> (Self::Kept, AmpTensor<B>) {
         let dtype = tensor.dtype();
         let out = self.forward([tensor]);
         ((dtype, cast(self.of_result(out.clone()), self.kept)), out)
     }
 
-    fn retrieve(&self, [tensor]: [AmpTensor<B>; 1]) -> (DType, AmpTensor<B>) {
+    fn retrieve(&self, [tensor]: Operands<B, 1>) -> Self::Kept {
         (tensor.dtype(), self.of_result(self.forward([tensor])))
     }
 
-    fn backward(self, ops: Ops<(DType, AmpTensor<B>), 1>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
         let (dtype, kept) = ops.state;
         let (keeps_result, dim) = (self.keeps_result(), self.dim);
         let p = match keeps_result {

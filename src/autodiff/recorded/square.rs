@@ -13,20 +13,16 @@ impl<B: Backend> Step<B, 1> for Square {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Burns;
 
-    fn forward(&self, [tensor]: [AmpTensor<B>; 1]) -> AmpTensor<B> {
+    fn forward(&self, [tensor]: Operands<B, 1>) -> AmpTensor<B> {
         mul(widened(tensor.clone()), tensor)
     }
 
-    fn keep(
-        &self,
-        [tensor]: [AmpTensor<B>; 1],
-        _: [bool; 1],
-    ) -> ((DType, AmpTensor<B>), AmpTensor<B>) {
+    fn keep(&self, [tensor]: Operands<B, 1>, _: [bool; 1]) -> (Self::Kept, AmpTensor<B>) {
         let out = self.forward([tensor.clone()]);
         ((tensor.dtype(), cast(tensor, self.0)), out)
     }
 
-    fn backward(self, ops: Ops<(DType, AmpTensor<B>), 1>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
         let (dtype, kept) = ops.state;
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
             operand_grad(grad, dtype, |grad| {

@@ -15,19 +15,19 @@ impl<B: Backend> Step<B, 2> for Sum {
 
     const CHECKPOINT: Checkpoint = Checkpoint::Kept;
 
-    fn forward(&self, [lhs, rhs]: [AmpTensor<B>; 2]) -> AmpTensor<B> {
+    fn forward(&self, [lhs, rhs]: Operands<B, 2>) -> AmpTensor<B> {
         match self {
             Self::Plus => add(lhs, rhs),
             Self::Minus => sub(lhs, rhs),
         }
     }
 
-    fn keep(&self, operands: [AmpTensor<B>; 2], _: [bool; 2]) -> ([Shape; 2], AmpTensor<B>) {
+    fn keep(&self, operands: Operands<B, 2>, _: [bool; 2]) -> (Self::Kept, AmpTensor<B>) {
         let shapes = operands.each_ref().map(|operand| operand.shape());
         (shapes, self.forward(operands))
     }
 
-    fn backward(self, ops: Ops<[Shape; 2], 2>, grads: &mut Gradients) {
+    fn backward(self, ops: Ops<Self::Kept, 2>, grads: &mut Gradients) {
         let [left, right] = ops.state;
         let mut grad = grads.consume::<Amp<B>>(&ops.node);
         let [to_left, to_right] = ops.parents;
