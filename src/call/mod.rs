@@ -71,7 +71,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         Self {
             op,
             decision,
-            scaled: scaled_loss(tensors),
+            scaled: S::RECORDS.then(|| scaled_loss(tensors)).flatten(),
             watched,
             layer: PhantomData,
         }
