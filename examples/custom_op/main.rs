@@ -3,7 +3,7 @@
 //!
 //! Burn's way to a kernel is a trait over backends. `ops.rs` has one with two operations: a gated layer
 //! with two matrix products, which runs in half precision, and a loss with an exponential, which does
-//! not. The implementation for `Amp<B>` names the class of each operation, and calls the backend's. The
+//! not. The implementation for `Amp<B, S>` names the class of each operation, and calls the backend's. The
 //! other implementations are the same as without mixed precision.
 //!
 //! The same generic function then trains with them on `Autodiff<B>`, and on `AmpAutodiff<B>` in f16

@@ -62,8 +62,8 @@ pub trait MyOps: Backend {
 
 impl MyOps for Flex {}
 
-/// In mixed precision, above autodiff and below it: the operations with matrix products run in half, those with an exponential in
-/// FP32. The kernels are those of the backend below.
+/// In mixed precision, above autodiff and below it: the operations with matrix products run in half,
+/// those with an exponential in FP32. The kernels are those of the backend below.
 impl<B: MyOps, S: Side<B>> MyOps for Amp<B, S> {
     fn gated_linear(
         x: FloatTensor<Self>,

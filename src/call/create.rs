@@ -26,7 +26,7 @@ pub(crate) fn assert_one_autodiff<B: Backend, S: Side<B>>(device: &B::Device) {
     assert!(
         S::RECORDS || !B::ad_enabled(device),
         "burn-amp: AmpAutodiff adds autodiff, but its backend {} has autodiff already. Use the backend \
-         without autodiff: AmpAutodiff<Flex>, not AmpAutodiff<Autodiff<Flex>>",
+         without autodiff: AmpAutodiff<Flex>, and not AmpAutodiff<Autodiff<Flex>> or Amp<Autodiff<Amp<Flex>>>",
         B::name(device)
     );
 }

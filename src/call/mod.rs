@@ -1,5 +1,5 @@
 //! An operation under the policy: decided, its operands cast, run on the backend, its result cast and
-//! marked. Independent of what the policy records.
+//! marked. Independent of the forms that the tape keeps.
 
 mod create;
 mod plain;

@@ -34,10 +34,6 @@ macro_rules! plain_ops {
 }
 
 plain_ops! {
-    add = float_add([lhs], [rhs]);
-    sub = float_sub([lhs], [rhs]);
-    mul = float_mul([lhs], [rhs]);
-    div = float_div([lhs], [rhs]);
     neg = float_neg([tensor]);
     exp = float_exp([tensor]);
     sqrt = float_sqrt([tensor]);
@@ -58,6 +54,37 @@ plain_ops! {
     max_dim = float_max_dim([tensor], dim: usize);
     reshape = float_reshape([tensor], shape: Shape);
     expand = float_expand([tensor], shape: Shape);
+}
+
+/// Arithmetic on two tensors.
+macro_rules! arithmetic {
+    ($($name:ident = $op:ident;)*) => {$(
+        pub(crate) fn $name<B: Backend, S: Side<B>>(
+            lhs: AmpTensor<B, S>,
+            rhs: AmpTensor<B, S>,
+        ) -> AmpTensor<B, S> {
+            let (lhs, rhs) = with_statistics(lhs, rhs);
+            let call = Call::new(op!($op), [&lhs, &rhs]);
+            let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
+            call.result(call.run(|| B::$op(lhs, rhs)))
+        }
+    )*};
+}
+
+arithmetic! {
+    add = float_add;
+    sub = float_sub;
+    mul = float_mul;
+    div = float_div;
+}
+
+/// Operands, with the FP32 statistic in place of one that a program cast to half.
+pub(crate) fn with_statistics<B: Backend, S: Side<B>>(
+    lhs: AmpTensor<B, S>,
+    rhs: AmpTensor<B, S>,
+) -> (AmpTensor<B, S>, AmpTensor<B, S>) {
+    let rhs = rhs.or_statistic_of(&lhs);
+    (lhs.or_statistic_of(&rhs), rhs)
 }
 
 /// A product of matrices.
@@ -200,15 +227,16 @@ pub(crate) fn masked_softmax<B: Backend, S: Side<B>>(
     div(exps, clamp_min(sums, 0.5))
 }
 
-/// A contraction of `x` with a weight, and a bias added along dimension `channels` of the result.
+/// A contraction of `x` with a weight, and a bias along dimension `channels` of the result.
 ///
-/// A device that only multiplies matrices in half cannot add a half bias: it adds the bias in FP32.
+/// A device that only multiplies matrices in half cannot add a half bias: `add` adds the bias in FP32.
 pub(crate) fn contraction<B: Backend, S: Side<B>>(
     op: Op,
     channels: usize,
     x: AmpTensor<B, S>,
     weight: AmpTensor<B, S>,
     bias: Option<AmpTensor<B, S>>,
+    add: impl FnOnce(AmpTensor<B, S>, AmpTensor<B, S>) -> AmpTensor<B, S>,
     run: impl FnOnce(
         &Call<B, S>,
         FloatTensor<B>,
@@ -255,6 +283,7 @@ pub(crate) fn linear<B: Backend, S: Side<B>>(
         x,
         weight,
         bias,
+        add,
         |_, x, weight, bias| linear_kernel::<B, S>(x, weight, bias),
     )
 }

@@ -8,7 +8,7 @@ use crate::AmpTensor;
 use crate::autodiff::recorded::{
     Arithmetic, HalfQuotient, Product, Reduced, Reduction, Square, Sum,
 };
-use crate::call::Call;
+use crate::call::{Call, op, with_statistics};
 use crate::policy::{Op, is_half};
 use crate::tensor::{Side, TensorFlags};
 
@@ -32,6 +32,14 @@ pub(super) fn sum<B: Backend, S: Side<B>>(
             Sum::Minus => B::float_sub(lhs, rhs),
         })
     }))
+}
+
+/// A sum that is recorded as one of the program's own.
+pub(super) fn added<B: Backend, S: Side<B>>(
+    lhs: AmpTensor<B, S>,
+    rhs: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
+    sum(Sum::Plus, op!(float_add), lhs, rhs)
 }
 
 /// A product or quotient.
@@ -139,15 +147,6 @@ pub(super) fn reduction<B: Backend, S: Side<B>>(
         let recorded = call.record_if(records, step, [tensor]);
         recorded.unwrap_or_else(|[tensor]| run(tensor))
     }))
-}
-
-/// Operands, with the FP32 statistic in place of one that a program cast to half.
-fn with_statistics<B: Backend, S: Side<B>>(
-    lhs: AmpTensor<B, S>,
-    rhs: AmpTensor<B, S>,
-) -> (AmpTensor<B, S>, AmpTensor<B, S>) {
-    let rhs = rhs.or_statistic_of(&lhs);
-    (lhs.or_statistic_of(&rhs), rhs)
 }
 
 /// The dtype in which an operand is kept for the backward pass.

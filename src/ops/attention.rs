@@ -5,9 +5,9 @@ use burn_backend::tensor::BoolTensor;
 use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
 
 use super::activation::sigmoidal;
-use super::arithmetic::{kept, sum};
+use super::arithmetic::{added, kept};
 use crate::AmpTensor;
-use crate::autodiff::recorded::{Sigmoidal, Softmax, SoftmaxKind, Sum};
+use crate::autodiff::recorded::{Sigmoidal, Softmax, SoftmaxKind};
 use crate::call::{Call, div_scalar, mask_fill, masked_softmax, matmul, mul_scalar, op, transpose};
 use crate::policy::is_half;
 use crate::precision::keep_dtypes;
@@ -78,7 +78,7 @@ fn scaled_dot_product<B: Backend, S: Side<B>>(
         scores = mask_fill(scores, mask, f64::NEG_INFINITY.into());
     }
     if let Some(bias) = attn_bias {
-        scores = sum(Sum::Plus, op!(float_add), scores, bias);
+        scores = added(scores, bias);
     }
     let dim = scores.rank() - 1;
     let probabilities = match call.decision.recorded {

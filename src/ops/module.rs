@@ -9,11 +9,11 @@ use burn_backend::ops::{
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorMetadata};
 
-use super::arithmetic::kept;
+use super::arithmetic::{added, kept};
 use super::attention::attention;
 use crate::autodiff::recorded::{LayerNorm, Linear, Sum};
 use crate::call::{
-    self, Call, add, along, checked, contraction, float_ops, linear_kernel, op, own_ops, present,
+    self, Call, along, checked, contraction, float_ops, linear_kernel, op, own_ops, present,
 };
 use crate::device::is_fused;
 use crate::policy::{Op, is_half};
@@ -27,7 +27,7 @@ macro_rules! conv_ops {
         own_ops! {
             $conv([x], [weight], [?bias], options: $options) -> FloatTensor => {
                 let op = op!($conv).of_kind(kind(&weight, options.groups, $strides(&options.stride)));
-                contraction(op, 1, x, weight, bias, |_, x, weight, bias| {
+                contraction(op, 1, x, weight, bias, added, |_, x, weight, bias| {
                     B::$conv(x, apart::<B, S>(weight), bias, options)
                 })
             };
@@ -112,18 +112,26 @@ fn linear<B: Backend, S: Side<B>>(
 ) -> AmpTensor<B, S> {
     let channels = x.rank() - 1;
     let op = op!(linear);
-    contraction(op, channels, x, weight, bias, |call, x, weight, bias| {
-        let records = call.decision.recorded.is_some() && is_fused::<B>(&B::float_device(&x));
-        let recorded = match bias {
-            Some(bias) => call
-                .record_if(records, Linear, [x, weight, bias])
-                .map_err(|[x, weight, bias]| (x, weight, Some(bias))),
-            None => call
-                .record_if(records, Linear, [x, weight])
-                .map_err(|[x, weight]| (x, weight, None)),
-        };
-        recorded.unwrap_or_else(|(x, weight, bias)| linear_kernel::<B, S>(x, weight, bias))
-    })
+    contraction(
+        op,
+        channels,
+        x,
+        weight,
+        bias,
+        added,
+        |call, x, weight, bias| {
+            let records = call.decision.recorded.is_some() && is_fused::<B>(&B::float_device(&x));
+            let recorded = match bias {
+                Some(bias) => call
+                    .record_if(records, Linear, [x, weight, bias])
+                    .map_err(|[x, weight, bias]| (x, weight, Some(bias))),
+                None => call
+                    .record_if(records, Linear, [x, weight])
+                    .map_err(|[x, weight]| (x, weight, None)),
+            };
+            recorded.unwrap_or_else(|(x, weight, bias)| linear_kernel::<B, S>(x, weight, bias))
+        },
+    )
 }
 
 /// The real and the imaginary part.
@@ -163,7 +171,7 @@ fn layer_norm<B: Backend, S: Side<B>>(
             let recorded = call.run(|| S::record(Sum::Plus, operands));
             call.recorded(recorded.unwrap_or_else(|[out, beta]| B::float_add(out, beta)))
         }
-        Some(beta) => add(out, beta),
+        Some(beta) => added(out, beta),
         None => out,
     };
     call.marked(call.in_result_dtype(out.into_primitive()))

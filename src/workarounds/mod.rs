@@ -1,5 +1,5 @@
-//! Faults of Burn and of its backends: each with its issue, and with the version of Burn that makes the
-//! code here superfluous. `cargo xtask workarounds` lists them.
+//! Faults of Burn and of its backends: each with its issue, where there is one, and with what makes the code here
+//! superfluous. `cargo xtask workarounds` lists them.
 
 pub(crate) mod cubecl;
 pub(crate) mod fusion;
