@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::Precision;
 
 /// The modes of the code that a thread is running.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Modes {
     /// The precision of the innermost region. A region covers code that a thread runs; tensors and
     /// devices have no region.
@@ -30,8 +30,8 @@ struct Modes {
     hidden_scopes: u32,
 }
 
-thread_local! {
-    static MODES: Cell<Modes> = const { Cell::new(Modes {
+impl Modes {
+    const NONE: Self = Self {
         region: None,
         regions: 0,
         keep_dtypes: false,
@@ -41,7 +41,20 @@ thread_local! {
         inspecting: false,
         scopes: 0,
         hidden_scopes: 0,
-    }) };
+    };
+
+    /// No mode, and no scope that applies.
+    fn aside(self) -> Self {
+        Self {
+            scopes: self.scopes,
+            hidden_scopes: self.scopes,
+            ..Self::NONE
+        }
+    }
+}
+
+thread_local! {
+    static MODES: Cell<Modes> = const { Cell::new(Modes::NONE) };
 }
 
 /// Runs `f` in changed modes. A panic also restores them.
@@ -69,23 +82,6 @@ pub(crate) fn in_kernel<T>(kernel: impl FnOnce() -> T) -> T {
     }
     let _restored = Restore::set(aside);
     kernel()
-}
-
-impl Modes {
-    /// No mode, and no scope that applies.
-    fn aside(self) -> Self {
-        Self {
-            region: None,
-            regions: 0,
-            keep_dtypes: false,
-            in_backward: false,
-            seed: None,
-            around_step: None,
-            inspecting: false,
-            scopes: self.scopes,
-            hidden_scopes: self.scopes,
-        }
-    }
 }
 
 /// Whether half precision was ever requested in this process.
@@ -298,7 +294,7 @@ mod tests {
             assert_eq!(innermost_scope(), Some(0));
             assert_eq!((take_seed(), take_seed()), (Some(8.0), None));
         });
-        assert_eq!(MODES.get(), Modes::default());
+        assert_eq!(MODES.get(), Modes::NONE);
     }
 
     #[cfg(feature = "train")]

@@ -391,3 +391,87 @@ macro_rules! activation_operations {
         }
     };
 }
+
+/// The functions of `BackendIr`, where a handle is the tensor itself. The text is the likely fix of a wrong handle.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! ir_handles {
+    ($fix:literal) => {
+        $crate::ir_handles! { $fix
+            Float("float"): float_tensor, float_tensor_handle, FloatTensor;
+            Int("int"): int_tensor, int_tensor_handle, IntTensor;
+            Bool("bool"): bool_tensor, bool_tensor_handle, BoolTensor;
+            Quantized("quantized"): quantized_tensor, quantized_tensor_handle, QuantizedTensor;
+        }
+    };
+    ($fix:literal $($kind:ident($name:literal): $tensor:ident, $handle:ident, $of:ident;)*) => {
+        type Handle = HandleKind<Self>;
+
+        $(
+            fn $tensor(handle: TensorHandle<Self::Handle>) -> $of<Self> {
+                match handle.handle {
+                    HandleKind::$kind(tensor) => tensor,
+                    other => panic!(
+                        "an operation on {} tensors was given the handle of a {} tensor. {}",
+                        $name,
+                        other.name(),
+                        $fix
+                    ),
+                }
+            }
+
+            fn $handle(tensor: $of<Self>) -> Self::Handle {
+                HandleKind::$kind(tensor)
+            }
+        )*
+    };
+}
+
+/// A result of the backend's operation, with its float tensors wrapped.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! wrapped {
+    (FloatTensor, ($($wrap:tt)+), $out:expr) => { $($wrap)+($out) };
+    (BoolTensor, $wrap:tt, $out:expr) => { $out };
+    (IntTensor, $wrap:tt, $out:expr) => { $out };
+    (QuantizedTensor, $wrap:tt, $out:expr) => { $out };
+    (WithIndices, ($($wrap:tt)+), $out:expr) => {{
+        let (values, indices) = $out;
+        ($($wrap)+(values), indices)
+    }};
+    (Spectrum, ($($wrap:tt)+), $out:expr) => {{
+        let (re, im) = $out;
+        ($($wrap)+(re), $($wrap)+(im))
+    }};
+    (MaxPool1dWithIndices, ($($wrap:tt)+), $out:expr) => {{
+        let pooled = $out;
+        MaxPool1dWithIndices::new($($wrap)+(pooled.output), pooled.indices)
+    }};
+    (MaxPool2dWithIndices, ($($wrap:tt)+), $out:expr) => {{
+        let pooled = $out;
+        MaxPool2dWithIndices::new($($wrap)+(pooled.output), pooled.indices)
+    }};
+    (MaxPool3dWithIndices, ($($wrap:tt)+), $out:expr) => {{
+        let pooled = $out;
+        MaxPool3dWithIndices::new($($wrap)+(pooled.output), pooled.indices)
+    }};
+    (MaxPool1dBackward, ($($wrap:tt)+), $out:expr) => {
+        MaxPool1dBackward::new($($wrap)+($out.x_grad))
+    };
+    (MaxPool2dBackward, ($($wrap:tt)+), $out:expr) => {
+        MaxPool2dBackward::new($($wrap)+($out.x_grad))
+    };
+    (MaxPool3dBackward, ($($wrap:tt)+), $out:expr) => {
+        MaxPool3dBackward::new($($wrap)+($out.x_grad))
+    };
+    (DeformConv2dBackward, ($($wrap:tt)+), $out:expr) => {{
+        let grads = $out;
+        DeformConv2dBackward::new(
+            $($wrap)+(grads.x_grad),
+            $($wrap)+(grads.offset_grad),
+            $($wrap)+(grads.weight_grad),
+            grads.mask_grad.map(|grad| $($wrap)+(grad)),
+            grads.bias_grad.map(|grad| $($wrap)+(grad)),
+        )
+    }};
+}

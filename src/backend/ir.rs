@@ -8,37 +8,11 @@ use burn_ir::{BackendIr, HandleKind, TensorHandle};
 use crate::Amp;
 use crate::tensor::Side;
 
-/// The tensor of a handle and the handle of a tensor, for each kind of tensor.
-macro_rules! handles {
-    ($($kind:ident($name:literal): $tensor:ident, $handle:ident, $of:ident;)*) => {$(
-        fn $tensor(handle: TensorHandle<Self::Handle>) -> $of<Self> {
-            match handle.handle {
-                HandleKind::$kind(tensor) => tensor,
-                other => panic!(
-                    "an operation on {} tensors was given the handle of a {} tensor. Use the same \
-                     version of Burn in the client and the server",
-                    $name,
-                    other.name()
-                ),
-            }
-        }
-
-        fn $handle(tensor: $of<Self>) -> Self::Handle {
-            HandleKind::$kind(tensor)
-        }
-    )*};
-}
-
 /// A handle is the tensor itself. A client treats every float tensor as FP32, and data read back is
 /// FP32.
 impl<B: Backend, S: Side<B>> BackendIr for Amp<B, S> {
-    type Handle = HandleKind<Self>;
-
-    handles! {
-        Float("float"): float_tensor, float_tensor_handle, FloatTensor;
-        Int("int"): int_tensor, int_tensor_handle, IntTensor;
-        Bool("bool"): bool_tensor, bool_tensor_handle, BoolTensor;
-        Quantized("quantized"): quantized_tensor, quantized_tensor_handle, QuantizedTensor;
+    burn_amp_core::ir_handles! {
+        "Use the same version of Burn in the client and the server"
     }
 }
 

@@ -285,8 +285,8 @@ macro_rules! op {
 }
 
 /// Operations, one per line: the arguments in the trait's order, the result, and what the policy
-/// does. `[x]` is a float tensor, `[?x]` an optional one and `{x}` a scalar. [`wrapped`] has an arm
-/// for each kind of result.
+/// does. `[x]` is a float tensor, `[?x]` an optional one and `{x}` a scalar. [`burn_amp_core::wrapped`] has
+/// an arm for each kind of result.
 ///
 /// The check for a policy comes first: in a process without half precision, it is all that an operation
 /// costs.
@@ -309,7 +309,7 @@ macro_rules! own_ops {
                 // Drop first: an operation with nothing left to drop writes its result straight to its
                 // destination. Drop field by field: moving the whole tensor would copy it.
                 $($(drop($t.shared.into_inner());)?)+
-                $crate::call::wrapped!($out, ($crate::AmpTensor::plain), B::$op($(
+                burn_amp_core::wrapped!($out, ($crate::AmpTensor::plain), B::$op($(
                     $($t.primitive)?
                     $($o.map($crate::AmpTensor::into_primitive))?
                     $($s)?
@@ -337,50 +337,10 @@ macro_rules! float_ops {
                     $(let $o = $o.map(|tensor| call.operand(tensor));)?
                 )+
                 let out = call.run(|| B::$op($($($t)? $($o)? $($s)? $($a)?),+));
-                $crate::call::wrapped!($out, (call.result), out)
+                burn_amp_core::wrapped!($out, (call.result), out)
             };
         }
     )*};
-}
-
-/// A result of the backend's operation, with its float tensors wrapped.
-macro_rules! wrapped {
-    (FloatTensor, ($($wrap:tt)+), $out:expr) => { $($wrap)+($out) };
-    (BoolTensor, $wrap:tt, $out:expr) => { $out };
-    (IntTensor, $wrap:tt, $out:expr) => { $out };
-    (QuantizedTensor, $wrap:tt, $out:expr) => { $out };
-    (WithIndices, ($($wrap:tt)+), $out:expr) => {{
-        let (values, indices) = $out;
-        ($($wrap)+(values), indices)
-    }};
-    (Spectrum, ($($wrap:tt)+), $out:expr) => {{
-        let (re, im) = $out;
-        ($($wrap)+(re), $($wrap)+(im))
-    }};
-    (MaxPool1dWithIndices, ($($wrap:tt)+), $out:expr) => {{
-        let pooled = $out;
-        MaxPool1dWithIndices::new($($wrap)+(pooled.output), pooled.indices)
-    }};
-    (MaxPool2dWithIndices, ($($wrap:tt)+), $out:expr) => {{
-        let pooled = $out;
-        MaxPool2dWithIndices::new($($wrap)+(pooled.output), pooled.indices)
-    }};
-    (MaxPool1dBackward, ($($wrap:tt)+), $out:expr) => {
-        MaxPool1dBackward::new($($wrap)+($out.x_grad))
-    };
-    (MaxPool2dBackward, ($($wrap:tt)+), $out:expr) => {
-        MaxPool2dBackward::new($($wrap)+($out.x_grad))
-    };
-    (DeformConv2dBackward, ($($wrap:tt)+), $out:expr) => {{
-        let grads = $out;
-        DeformConv2dBackward::new(
-            $($wrap)+(grads.x_grad),
-            $($wrap)+(grads.offset_grad),
-            $($wrap)+(grads.weight_grad),
-            grads.mask_grad.map(|grad| $($wrap)+(grad)),
-            grads.bias_grad.map(|grad| $($wrap)+(grad)),
-        )
-    }};
 }
 
 /// Operations without float tensors: the backend's own.
@@ -403,4 +363,4 @@ macro_rules! delegate_on_device {
     )*};
 }
 
-pub(crate) use {delegate, delegate_on_device, float_ops, op, own_ops, wrapped};
+pub(crate) use {delegate, delegate_on_device, float_ops, op, own_ops};

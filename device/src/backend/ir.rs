@@ -7,37 +7,11 @@ use burn_ir::{BackendIr, HandleKind, TensorHandle};
 use super::Amp;
 use crate::device::Session;
 
-/// The tensor of a handle and the handle of a tensor, for each kind of tensor.
-macro_rules! handles {
-    ($($kind:ident($name:literal): $tensor:ident, $handle:ident, $of:ident;)*) => {$(
-        fn $tensor(handle: TensorHandle<Self::Handle>) -> $of<Self> {
-            match handle.handle {
-                HandleKind::$kind(tensor) => tensor,
-                other => panic!(
-                    "an operation on {} tensors was given the handle of a {} tensor. The feature `fusion` \
-                     of Burn's client, which its feature `vision` enables, causes this: turn `fusion` off \
-                     in the client. Otherwise use the same version of Burn in client and server",
-                    $name,
-                    other.name()
-                ),
-            }
-        }
-
-        fn $handle(tensor: $of<Self>) -> Self::Handle {
-            HandleKind::$kind(tensor)
-        }
-    )*};
-}
-
 /// A handle is the tensor itself, with the client's dtype: data read back has this dtype.
 impl<B: Backend, P: Session> BackendIr for Amp<B, P> {
-    type Handle = HandleKind<Self>;
-
-    handles! {
-        Float("float"): float_tensor, float_tensor_handle, FloatTensor;
-        Int("int"): int_tensor, int_tensor_handle, IntTensor;
-        Bool("bool"): bool_tensor, bool_tensor_handle, BoolTensor;
-        Quantized("quantized"): quantized_tensor, quantized_tensor_handle, QuantizedTensor;
+    burn_amp_core::ir_handles! {
+        "The feature `fusion` of Burn's client, which its feature `vision` enables, causes this: turn `fusion` off in the \
+         client. Otherwise use the same version of Burn in client and server"
     }
 }
 

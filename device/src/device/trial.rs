@@ -16,39 +16,7 @@ pub(super) fn tried<B: Backend>(
     op.tried(&Tried::<B>(device.clone()), half, support, "")
 }
 
-struct Tried<B: Backend>(B::Device);
-
-impl<B: Backend> TrialDevice for Tried<B> {
-    type DType = DType;
-    type Tensor = FloatTensor<B>;
-
-    fn name(&self) -> String {
-        super::name::<B>(&self.0)
-    }
-
-    fn tensor(&self, values: Vec<f32>, shape: Vec<usize>) -> FloatTensor<B> {
-        B::float_from_data(TensorData::new(values, shape), &self.0)
-    }
-
-    fn cast(&self, tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-        B::float_cast(tensor, dtype.into())
-    }
-
-    fn read(&self, tensor: FloatTensor<B>) -> Option<Vec<f32>> {
-        let data = try_read_sync(B::float_into_data(tensor))?.ok()?;
-        Some(data.iter::<f32>().collect())
-    }
-
-    #[cfg(feature = "burn-0-22")]
-    burn_amp_core::trials! { for Burn 0.22 }
-    #[cfg(feature = "burn-0-23")]
-    burn_amp_core::trials! { for Burn 0.23 }
-}
-
-fn conv<const D: usize>(stride: usize, groups: usize) -> ConvOptions<D> {
-    ConvOptions::new([stride; D], [0; D], [1; D], groups)
-}
-
-fn transpose<const D: usize>(stride: usize, groups: usize) -> ConvTransposeOptions<D> {
-    ConvTransposeOptions::new([stride; D], [0; D], [0; D], [1; D], groups)
-}
+#[cfg(feature = "burn-0-22")]
+burn_amp_core::trial_device! { for Burn 0.22 }
+#[cfg(feature = "burn-0-23")]
+burn_amp_core::trial_device! { for Burn 0.23 }

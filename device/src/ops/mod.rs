@@ -276,42 +276,6 @@ macro_rules! float_ops {
 
 /// A result of the backend's operation, with its float tensors wrapped.
 macro_rules! wrapped {
-    (FloatTensor, $call:ident, $out:ident) => {
-        $call.result($out)
-    };
-    (BoolTensor, $call:ident, $out:ident) => {{
-        let _ = $call;
-        $out
-    }};
-    (IntTensor, $call:ident, $out:ident) => {{
-        let _ = $call;
-        $out
-    }};
-    (QuantizedTensor, $call:ident, $out:ident) => {{
-        let _ = $call;
-        $out
-    }};
-    (WithIndices, $call:ident, $out:ident) => {
-        ($call.result($out.0), $out.1)
-    };
-    (MaxPool1dWithIndices, $call:ident, $out:ident) => {
-        MaxPool1dWithIndices::new($call.result($out.output), $out.indices)
-    };
-    (MaxPool2dWithIndices, $call:ident, $out:ident) => {
-        MaxPool2dWithIndices::new($call.result($out.output), $out.indices)
-    };
-    (MaxPool3dWithIndices, $call:ident, $out:ident) => {
-        MaxPool3dWithIndices::new($call.result($out.output), $out.indices)
-    };
-    (MaxPool1dBackward, $call:ident, $out:ident) => {
-        MaxPool1dBackward::new($call.result($out.x_grad))
-    };
-    (MaxPool2dBackward, $call:ident, $out:ident) => {
-        MaxPool2dBackward::new($call.result($out.x_grad))
-    };
-    (MaxPool3dBackward, $call:ident, $out:ident) => {
-        MaxPool3dBackward::new($call.result($out.x_grad))
-    };
     (BatchNormTrain, $call:ident, $out:ident) => {{
         // The statistics feed running averages: they are not rounded.
         let declared = $call.declared.into();
@@ -320,6 +284,10 @@ macro_rules! wrapped {
             $call.result_in(declared, $out.mean),
             $call.result_in(declared, $out.variance),
         )
+    }};
+    ($kind:ident, $call:ident, $out:ident) => {{
+        let _ = &$call;
+        burn_amp_core::wrapped!($kind, ($call.result), $out)
     }};
 }
 

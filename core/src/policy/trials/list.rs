@@ -6,8 +6,7 @@
 ///
 /// In an implementation of [`TrialDevice`](super::TrialDevice), `trials! { for Burn 0.21 }` expands to the
 /// function `trials`. This is a macro because each version of Burn has its own `Backend`, and a trial calls a
-/// method of `B`. Functions `conv` and `transpose` beside it return the options of a convolution, from its stride
-/// and its groups.
+/// method of `B`.
 // A matrix of one row selects a different kernel than a matrix of many rows. A convolution like those of most layers
 // decides for layers like these: with 64 channels and three taps in each dimension, or with one tap.
 #[doc(hidden)]
@@ -277,6 +276,48 @@ macro_rules! trials {
     (if Burn 0.21 has 0.23 { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };
     (if Burn 0.22 has 0.23 { $($then:tt)* } else { $($else:tt)* }) => { $($else)* };
     (if Burn $burn:tt has $since:tt { $($then:tt)* } else { $($else:tt)* }) => { $($then)* };
+}
+
+/// A device of a version of Burn as a [`TrialDevice`](super::TrialDevice), `Tried`, in a module whose parent names
+/// devices with `name`. A macro, as [`trials!`](crate::trials).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! trial_device {
+    (for Burn $burn:tt) => {
+        struct Tried<B: Backend>(B::Device);
+
+        impl<B: Backend> TrialDevice for Tried<B> {
+            type DType = DType;
+            type Tensor = FloatTensor<B>;
+
+            fn name(&self) -> String {
+                super::name::<B>(&self.0)
+            }
+
+            fn tensor(&self, values: Vec<f32>, shape: Vec<usize>) -> FloatTensor<B> {
+                B::float_from_data(TensorData::new(values, shape), &self.0)
+            }
+
+            fn cast(&self, tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+                B::float_cast(tensor, dtype.into())
+            }
+
+            fn read(&self, tensor: FloatTensor<B>) -> Option<Vec<f32>> {
+                let data = try_read_sync(B::float_into_data(tensor))?.ok()?;
+                Some(data.iter::<f32>().collect())
+            }
+
+            $crate::trials! { for Burn $burn }
+        }
+
+        fn conv<const D: usize>(stride: usize, groups: usize) -> ConvOptions<D> {
+            ConvOptions::new([stride; D], [0; D], [1; D], groups)
+        }
+
+        fn transpose<const D: usize>(stride: usize, groups: usize) -> ConvTransposeOptions<D> {
+            ConvTransposeOptions::new([stride; D], [0; D], [0; D], [1; D], groups)
+        }
+    };
 }
 
 use super::Kind;
