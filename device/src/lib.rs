@@ -36,8 +36,6 @@ mod half_weights;
 mod host;
 mod local;
 mod ops;
-#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
-mod own_tape;
 mod region;
 mod report;
 mod schedule;

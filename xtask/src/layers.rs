@@ -49,7 +49,7 @@ const DEVICE: Layers = &[
     ("host", "devices of any backend, and how Burn serves them", "connections"),
     ("back, clients, front", "Burn's own server, which clients share one, and what checks a connection before that", "backends"),
     ("server, ending", "`AmpServer`, and how it ends", "clients"),
-    ("client, local, region, finite, gradients, half_weights, own_tape", "connecting, devices of this process; regions and a model's gradients and weights in the client; a proof for tests", "the loss scale"),
+    ("client, local, region, finite, gradients, half_weights", "connecting, devices of this process; regions and a model's gradients and weights in the client", "the loss scale"),
     ("grad_scaler, schedule", "the loss scale in the client, and in its checkpoints", "trainings"),
     ("train, trainer", "a `Learner`'s strategy and metrics; a trainer for loops", "—"),
 ];

@@ -14,8 +14,6 @@ use burn_backend::Backend;
 
 pub(crate) use anomaly::Anomalies;
 pub(crate) use burn_amp_core::is_watched_by_environment as is_watched;
-#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
-pub(crate) use session::{BelowTape, InForce};
 pub(crate) use session::{Bf16, F16, OfDevice, Session, enter};
 pub(crate) use state::DeviceState;
 pub use statistics::OpCasts;

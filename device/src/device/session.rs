@@ -7,23 +7,13 @@ use std::fmt::Debug;
 use burn_amp_core::Precision;
 
 thread_local! {
-    static IN_FORCE: Cell<Option<InForce>> = const { Cell::new(None) };
-}
-
-/// How the policy applies to the operations of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InForce {
-    /// In this precision.
-    Precision(Precision),
-    /// Below a tape, where the layer above has decided on each dtype.
-    #[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
-    Above,
+    static IN_FORCE: Cell<Option<Precision>> = const { Cell::new(None) };
 }
 
 /// The precision of the operations of an [`Amp`](crate::Amp). Only for this crate.
 pub trait Session: Copy + Default + Debug + Send + Sync + 'static {
     /// The precision of the operations; `None` if the session has no precision of its own.
-    const IN_FORCE: Option<InForce>;
+    const IN_FORCE: Option<Precision>;
 }
 
 /// Operations are in the precision of the operation around them or, without one, of their device.
@@ -31,7 +21,7 @@ pub trait Session: Copy + Default + Debug + Send + Sync + 'static {
 pub struct OfDevice;
 
 impl Session for OfDevice {
-    const IN_FORCE: Option<InForce> = None;
+    const IN_FORCE: Option<Precision> = None;
 }
 
 /// Operations are in this precision.
@@ -41,26 +31,16 @@ macro_rules! sessions {
         pub(crate) struct $name;
 
         impl Session for $name {
-            const IN_FORCE: Option<InForce> = Some(InForce::Precision(Precision::$name));
+            const IN_FORCE: Option<Precision> = Some(Precision::$name);
         }
     )*};
 }
 
 sessions! { F16 Bf16 }
 
-/// Operations below a tape.
-#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct BelowTape;
-
-#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
-impl Session for BelowTape {
-    const IN_FORCE: Option<InForce> = Some(InForce::Above);
-}
-
 /// The precision that an operation puts in force on this thread, until this guard is dropped.
 pub(crate) struct Entered {
-    before: Option<InForce>,
+    before: Option<Precision>,
 }
 
 /// Puts the precision of `P` in force, if there is one.
@@ -76,6 +56,6 @@ impl Drop for Entered {
     }
 }
 
-pub(super) fn in_force() -> Option<InForce> {
+pub(super) fn in_force() -> Option<Precision> {
     IN_FORCE.get()
 }

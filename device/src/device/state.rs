@@ -10,7 +10,7 @@ use burn_amp_core::{AmpError, Capabilities, Chosen, Precision, Registry};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
 use super::capabilities::capabilities;
-use super::session::{self, InForce};
+use super::session;
 use super::{Anomalies, CastStatistics, name, trial};
 
 /// A backend and one of its devices.
@@ -118,15 +118,8 @@ impl DeviceState {
         device: &B::Device,
         region: Option<Precision>,
     ) -> Mode<DType> {
-        let own = match session::in_force() {
-            Some(InForce::Precision(precision)) => precision,
-            #[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
-            Some(InForce::Above) => match region {
-                Some(region) => region,
-                None => return Mode::KeepDtypes,
-            },
-            None => self.in_force::<B>(device).precision,
-        };
+        let own = session::in_force();
+        let own = own.unwrap_or_else(|| self.in_force::<B>(device).precision);
         let precision = region.filter(|_| own != Precision::F32).unwrap_or(own);
         match precision.compute_dtype() {
             // A region's dtype was not checked before.

@@ -66,23 +66,6 @@ pub(crate) fn described(device: &Device) -> String {
     }
 }
 
-/// Registers a device of a proof as a device of this process, for regions.
-#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
-pub(crate) fn know(device: &Device, precision: Precision) {
-    let in_force = Chosen {
-        precision,
-        why: "asked for",
-    };
-    let list = &mut *this_burn::LOCAL
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    list.push(this_burn::Local {
-        on: device.clone(),
-        in_force,
-        device: device.clone(),
-    });
-}
-
 /// The anomalies that were found on a device of this process since the last call.
 pub(crate) fn anomalies(device: &Device) -> Vec<Anomaly> {
     let below = below(&device.clone().without_autodiff());

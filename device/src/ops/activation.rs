@@ -9,20 +9,8 @@ use crate::Amp;
 use crate::device::Session;
 
 impl<B: Backend, P: Session> ActivationOps<Self> for Amp<B, P> {
-    #[cfg(not(all(test, feature = "burn-0-23", feature = "flex")))]
     float_ops! {
         relu([tensor]) -> FloatTensor;
-    }
-
-    #[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
-    super::own_ops! {
-        relu([tensor]) -> FloatTensor => {
-            let call = super::Call::new(super::op!(relu), [&tensor]);
-            call.result(super::own_tape::relu::<B>(call.operand(tensor)))
-        };
-    }
-
-    float_ops! {
         sigmoid([tensor]) -> FloatTensor;
         softmax([tensor], dim: usize) -> FloatTensor;
         log_softmax([tensor], dim: usize) -> FloatTensor;

@@ -18,8 +18,6 @@ mod distributed;
 mod float;
 mod int_tensor;
 mod module;
-#[cfg(all(test, feature = "burn-0-23", feature = "flex"))]
-pub(crate) mod own_tape;
 mod qtensor;
 mod transaction;
 mod watch;
