@@ -19,33 +19,17 @@ compile_error!(
 
 include!("burn.rs");
 
-mod back;
 mod backend;
-#[cfg(feature = "burn-0-22")]
-mod batching;
 mod client;
-mod clients;
 mod device;
-mod ending;
+mod diagnostics;
 mod error;
-mod finite;
-mod front;
-mod grad_scaler;
-mod gradients;
-mod half_weights;
-mod host;
 mod local;
 mod ops;
 mod region;
-mod report;
-mod schedule;
-mod server;
-mod sockets;
+mod serve;
 mod tensor;
-#[cfg(feature = "train")]
 mod train;
-mod trainer;
-mod wire;
 
 #[doc(hidden)]
 pub use backend::Amp;
@@ -58,20 +42,20 @@ pub use client::connect;
 pub use device::{OpCasts, precision_of};
 #[doc(hidden)]
 pub use device::{configure, share_half_copies};
+pub use diagnostics::AmpReport;
 pub use error::Error;
-pub use grad_scaler::GradScaler;
-pub use gradients::clip_grad_norm;
-pub use half_weights::half_weights;
 pub use local::*;
 pub use region::{RegionTensors, full_precision, with_precision};
-pub use report::AmpReport;
-pub use server::AmpServer;
+pub use serve::AmpServer;
 #[doc(hidden)]
 pub use tensor::AmpTensor;
+#[doc(hidden)]
+pub use train::AccumulationRecord;
 #[cfg(feature = "train")]
 pub use train::{
     AmpTraining, AmpTrainingExt, LossScaleMetric, PrecisionMetric, SkippedStepsMetric,
 };
-#[doc(hidden)]
-pub use trainer::AccumulationRecord;
-pub use trainer::{MixedPrecisionTrainer, MixedPrecisionTrainerConfig, TrainerRecord};
+pub use train::{
+    GradScaler, MixedPrecisionTrainer, MixedPrecisionTrainerConfig, TrainerRecord, clip_grad_norm,
+    half_weights,
+};

@@ -42,16 +42,14 @@ const AMP: Layers = &[
 /// All of them above the core's.
 #[rustfmt::skip]
 const DEVICE: Layers = &[
-    ("burn, error, wire, sockets, batching", "the crates of the Burn that is on; `Error`; how a session begins; whose a connection is; how much is sent at once", "devices, tensors"),
+    ("burn, error", "the crates of the Burn that is on; `Error`", "devices, tensors"),
     ("device", "capabilities, the device's one state, sessions, trials, statistics", "tensors, operations"),
-    ("tensor, report", "`AmpTensor`, its flags, its cached casts; the report of a device", "single operations"),
+    ("tensor", "`AmpTensor`, its flags, its cached casts", "single operations"),
+    ("diagnostics", "the report of a device, finite check", "operations, trainings"),
     ("ops, backend", "dispatch of an operation, a file for each of Burn's traits, IR", "servers"),
-    ("host", "devices of any backend, and how Burn serves them", "connections"),
-    ("back, clients, front", "Burn's own server, which clients share one, and what checks a connection before that", "backends"),
-    ("server, ending", "`AmpServer`, and how it ends", "clients"),
-    ("client, local, region, finite, gradients, half_weights", "connecting, devices of this process; regions and a model's gradients and weights in the client", "the loss scale"),
-    ("grad_scaler, schedule", "the loss scale in the client, and in its checkpoints", "trainings"),
-    ("train, trainer", "a `Learner`'s strategy and metrics; a trainer for loops", "—"),
+    ("serve", "devices that are served, Burn's own server behind a proxy that checks connections, `AmpServer`", "clients"),
+    ("client, local, region", "connecting, devices of this process, regions in the client", "the loss scale"),
+    ("train", "the loss scale in the client, a model's gradients and weights, a trainer, a `Learner`'s strategy and metrics", "—"),
 ];
 
 /// The packages by their sources.

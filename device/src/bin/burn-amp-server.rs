@@ -173,20 +173,20 @@ fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
         None if args.no_token => None,
         None => Some(new_token()?),
     };
-    let door = Door::open(args)?;
+    let listening = Listening::open(args)?;
     let devices = args.device.iter().map(|s| args.backend.device(s));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     let server = match token.as_deref() {
         Some(token) => AmpServer::new(devices, args.precision, TokenAuthorizer::new(token)?)?,
         None => AmpServer::new(devices, args.precision, AllowAll)?,
     };
-    println!("serving {} at {}", server.precision(), door.address());
+    println!("serving {} at {}", server.precision(), listening.address());
     if let (Some(token), None) = (&token, &args.token_file) {
         println!("token {token}");
     }
-    match door {
-        Door::WebSocket(listener, _) => server.serve_on(listener)?,
-        Door::Iroh(transport) => server.serve(transport)?,
+    match listening {
+        Listening::WebSocket(listener, _) => server.serve_on(listener)?,
+        Listening::Iroh(transport) => server.serve(transport)?,
     }
     log::info!("ended");
     Ok(())
@@ -205,13 +205,13 @@ fn require_this_machine(args: &Args) -> Result<(), String> {
 }
 
 /// The transport of the server's clients.
-enum Door {
+enum Listening {
     /// With the listener's address.
     WebSocket(TcpListener, SocketAddr),
     Iroh(IrohTransport),
 }
 
-impl Door {
+impl Listening {
     fn open(args: &Args) -> Result<Self, Box<dyn Error>> {
         if args.iroh {
             let key = args.key.as_deref().ok_or("--iroh requires --key")?;

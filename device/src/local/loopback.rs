@@ -19,17 +19,18 @@ use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 
 use super::chosen;
-use crate::back::{self, WebSocket};
 use crate::client::within;
 use crate::device::{Bf16, F16};
-use crate::front::{Door, Front, Guest, Life, content, forward};
-use crate::host::{Host, Hosted};
-use crate::{Amp, Error, Precision, batching, connect};
+use crate::serve::batching;
+use crate::serve::devices::{Host, Hosted};
+use crate::serve::proxy::{Admission, Admitted, Life, Proxy, content, forward};
+use crate::serve::upstream::{self, WebSocket};
+use crate::{Amp, Error, Precision, connect};
 
 /// How long a server of this process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a device may take to show that its session has ended, where the front has seen a sign of it. A device
+/// How long a device may take to show that its session has ended, where the proxy has seen a sign of it. A device
 /// that computes takes longer.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 
@@ -137,7 +138,7 @@ impl Local {
         self.on == *on && self.in_force.precision == *precision
     }
 
-    /// Whether the session still runs: an operation that panicked ends it. The front sees the end before the
+    /// Whether the session still runs: an operation that panicked ends it. The proxy sees the end before the
     /// client does.
     fn is_alive(&self) -> bool {
         if !self.life.has_ended() && !self.life.may_be_ending() {
@@ -152,27 +153,27 @@ impl Local {
 
     /// Starts a server and connects to it.
     fn serve(on: &Device, host: Arc<dyn Host>, in_force: Chosen) -> Result<Arc<Self>, Error> {
-        let token = back::random()?;
+        let token = upstream::random()?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::Listen)?;
         let address = listener.local_addr().map_err(Error::Listen)?;
         let life = Arc::new(Life::default());
         let token_decides = TokenAuthorizer::new(&token).expect("a token of 32 bytes");
-        let door = Door::new(Arc::new(token_decides), true);
+        let admission = Admission::new(Arc::new(token_decides), true);
         let runtime = runtime().map_err(Error::Listen)?;
         let (tell, started) = channel();
         let of_session = life.clone();
         runtime.spawn(async move {
             let starting = async {
-                let front = Front::new(listener, door).map_err(Error::Listen)?;
+                let proxy = Proxy::new(listener, admission).map_err(Error::Listen)?;
                 let mut routes = ["data"; 1 + FETCHING];
                 routes[0] = "session";
-                let (server, connections) = back::Closed::start(&*host, routes).await?;
-                Ok::<_, Error>((front, server, connections))
+                let (server, connections) = upstream::FixedServer::start(&*host, routes).await?;
+                Ok::<_, Error>((proxy, server, connections))
             };
             match starting.await {
-                Ok((front, server, connections)) => {
+                Ok((proxy, server, connections)) => {
                     let _ = tell.send(Ok(()));
-                    serve(front, server, connections, of_session).await;
+                    serve(proxy, server, connections, of_session).await;
                 }
                 // The caller may have stopped waiting.
                 Err(error) => drop(tell.send(Err(error))),
@@ -190,9 +191,9 @@ impl Local {
         match started.recv_timeout(2 * PATIENCE) {
             Ok(started) => started?,
             Err(RecvTimeoutError::Timeout) => {
-                return Err(back::interrupted("did not start in time"));
+                return Err(upstream::interrupted("did not start in time"));
             }
-            Err(RecvTimeoutError::Disconnected) => return Err(back::interrupted("panicked")),
+            Err(RecvTimeoutError::Disconnected) => return Err(upstream::interrupted("panicked")),
         }
         let host = RemoteHost::websocket(&format!("ws://{address}")).with_credential(&token);
         // A server of this process that does not answer lacks resources, too.
@@ -226,8 +227,8 @@ impl Drop for Local {
 /// Serves this process: one session, and the other servers of this process that fetch its tensors. Continues
 /// after the session, so that these servers get a refusal at once.
 async fn serve(
-    mut front: Front,
-    server: back::Closed,
+    mut proxy: Proxy,
+    server: upstream::FixedServer,
     connections: [WebSocket; 1 + FETCHING],
     life: Arc<Life>,
 ) {
@@ -240,14 +241,14 @@ async fn serve(
     let mut server = Some(server);
     loop {
         tokio::select! {
-            guest = front.guest() => match guest {
-                Guest::Session(client, init) => {
+            admitted = proxy.admitted() => match admitted {
+                Admitted::Session(client, init) => {
                     if let Some(session) = session.take() {
                         let (first, life) = (init.with_credential(&secret), life.clone());
                         sessions.spawn(async move { forward(client, first, session, &life).await });
                     }
                 }
-                Guest::Data(client) => {
+                Admitted::Data(client) => {
                     if server.is_some()
                         && let Some(data) = least_used(&data)
                     {
@@ -380,8 +381,8 @@ mod tests {
             }
         });
         let ask = async |request: &'static str| {
-            let [mut client, front] = pair().await;
-            let fetching = tokio::spawn(fetch(front, data.clone(), patience));
+            let [mut client, proxy] = pair().await;
+            let fetching = tokio::spawn(fetch(proxy, data.clone(), patience));
             client.send(Message::Binary(request.into())).await.unwrap();
             let answer = message(&mut client).await.ok();
             drop(client);

@@ -16,7 +16,7 @@ use burn::train::{
 use burn_amp_core::{ShownStep, StepQueue, Transition};
 
 use super::events::{end_split, start_split, together};
-use crate::gradients::{self, found, in_f32, widen};
+use crate::train::gradients::{self, found, in_f32, widen};
 use crate::{AmpError, Error, GradScaler};
 
 /// Trains on these devices, the first of which validates.

@@ -50,7 +50,7 @@ mod file {
         }
     }
 
-    pub(super) fn enlarge(operations: usize) {
+    pub(crate) fn enlarge(operations: usize) {
         let Written(written) = Written::from_current_dir();
         if written.pointer("/remote/flush_threshold").is_some() {
             return;

@@ -1,4 +1,4 @@
-//! The Burn servers of a front with several devices.
+//! The Burn servers of a proxy with several devices.
 //!
 //! On Burn 0.22 a client's process numbers the tensors that it moves between devices from 0, and Burn's server
 //! keeps them under this number alone (burn-remote 0.22.1, `client/runner.rs` and `server/local_comm.rs`): of two
@@ -18,8 +18,8 @@ pub(crate) use shared::Clients;
 const MOST: usize = 3;
 
 /// Checks that no client can get another client's tensor.
-pub(crate) fn check(devices: usize, is_behind_front: bool) -> Result<(), Error> {
-    let most = if is_behind_front { MOST } else { 1 };
+pub(crate) fn check(devices: usize, is_behind_proxy: bool) -> Result<(), Error> {
+    let most = if is_behind_proxy { MOST } else { 1 };
     if cfg!(feature = "burn-0-23") || devices <= most {
         return Ok(());
     }
@@ -36,8 +36,8 @@ mod own {
     use tokio::time::{Instant, sleep};
 
     use crate::Error;
-    use crate::back::Open;
-    use crate::host::Host;
+    use crate::serve::devices::Host;
+    use crate::serve::upstream::SharedServer;
 
     /// How long a session waits for the end of those before it, whose program may just have ended. Burn's server
     /// ends a session once its work has ended.
@@ -51,7 +51,7 @@ mod own {
     pub(crate) struct Clients(Mutex<HashMap<Key, Weak<Client>>>);
 
     struct Client {
-        server: Open,
+        server: SharedServer,
         sessions: Mutex<Sessions>,
     }
 
@@ -113,7 +113,7 @@ mod own {
             }
             clients.retain(|_, client| client.strong_count() > 0);
             let client = Arc::new(Client {
-                server: Open::start(host)?,
+                server: SharedServer::start(host)?,
                 sessions: Mutex::default(),
             });
             clients.insert(key, Arc::downgrade(&client));
@@ -122,7 +122,7 @@ mod own {
     }
 
     impl Seat {
-        pub(crate) fn server(&self) -> &Open {
+        pub(crate) fn server(&self) -> &SharedServer {
             &self.client.server
         }
     }
@@ -142,17 +142,17 @@ mod shared {
     use std::sync::Arc;
 
     use crate::Error;
-    use crate::back::Open;
-    use crate::host::Host;
+    use crate::serve::devices::Host;
+    use crate::serve::upstream::SharedServer;
 
     /// The server of all clients.
-    pub(crate) struct Clients(Arc<Open>);
+    pub(crate) struct Clients(Arc<SharedServer>);
 
-    pub(crate) struct Seat(Arc<Open>);
+    pub(crate) struct Seat(Arc<SharedServer>);
 
     impl Clients {
         pub(crate) fn start(host: &dyn Host) -> Result<Self, Error> {
-            Ok(Self(Arc::new(Open::start(host)?)))
+            Ok(Self(Arc::new(SharedServer::start(host)?)))
         }
 
         pub(crate) async fn seat(
@@ -167,7 +167,7 @@ mod shared {
     }
 
     impl Seat {
-        pub(crate) fn server(&self) -> &Open {
+        pub(crate) fn server(&self) -> &SharedServer {
             &self.0
         }
     }

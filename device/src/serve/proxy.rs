@@ -1,4 +1,4 @@
-//! The front of Burn's server. It reads the first message of each session, under limits of connections, time
+//! The proxy of Burn's server. It reads the first message of each session, under limits of connections, time
 //! and bytes, and forwards authorized connections.
 
 use std::collections::VecDeque;
@@ -22,11 +22,11 @@ use tokio_tungstenite::tungstenite::{Bytes, Message};
 use tokio_tungstenite::{accept_hdr_async_with_config, tungstenite};
 
 use crate::Error;
-use crate::back::{self, WebSocket};
-use crate::clients::Clients;
-use crate::host::Host;
-use crate::sockets;
-use crate::wire::{Init, Refusal};
+use crate::serve::clients::Clients;
+use crate::serve::devices::Host;
+use crate::serve::handshake::{Init, Refusal};
+use crate::serve::peers;
+use crate::serve::upstream::{self, WebSocket};
 
 /// How many connections may be waiting for authorization. One more connection ends the oldest.
 const GREETED: usize = 64;
@@ -45,8 +45,8 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(10))
     .with_interval(Duration::from_secs(5));
 
-/// The connections that a front admits.
-pub(crate) struct Door {
+/// The connections that a proxy admits.
+pub(crate) struct Admission {
     pub(crate) authorizer: Arc<dyn PeerAuthorizer>,
     /// Whether only this process is admitted. Burn's route `/data`, which needs no token, is open
     /// to this process and closed otherwise.
@@ -55,7 +55,7 @@ pub(crate) struct Door {
     refused: AtomicU64,
 }
 
-impl Door {
+impl Admission {
     pub(crate) fn new(authorizer: Arc<dyn PeerAuthorizer>, private: bool) -> Self {
         Self {
             authorizer,
@@ -66,7 +66,7 @@ impl Door {
 }
 
 /// An admitted connection.
-pub(crate) enum Guest {
+pub(crate) enum Admitted {
     /// A session that is authorized.
     Session(WebSocket, Init),
     /// Another server of this process, which fetches tensors. Only on Burn 0.22.
@@ -74,28 +74,28 @@ pub(crate) enum Guest {
 }
 
 /// Accepts connections, and reads their requests.
-pub(crate) struct Front {
+pub(crate) struct Proxy {
     listener: TcpListener,
-    door: Arc<Door>,
-    greetings: JoinSet<Option<Guest>>,
+    admission: Arc<Admission>,
+    greetings: JoinSet<Option<Admitted>>,
     /// Their handles, the oldest first.
     ages: VecDeque<AbortHandle>,
 }
 
-impl Front {
+impl Proxy {
     /// Requires a Tokio runtime.
-    pub(crate) fn new(listener: std::net::TcpListener, door: Door) -> io::Result<Self> {
+    pub(crate) fn new(listener: std::net::TcpListener, admission: Admission) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self {
             listener: TcpListener::from_std(listener)?,
-            door: Arc::new(door),
+            admission: Arc::new(admission),
             greetings: JoinSet::new(),
             ages: VecDeque::new(),
         })
     }
 
     /// The next admitted connection. Dropping the future loses no connection.
-    pub(crate) async fn guest(&mut self) -> Guest {
+    pub(crate) async fn admitted(&mut self) -> Admitted {
         loop {
             tokio::select! {
                 accepted = self.listener.accept() => match accepted {
@@ -112,8 +112,8 @@ impl Front {
                     }
                 },
                 Some(greeted) = self.greetings.join_next() => {
-                    if let Ok(Some(guest)) = greeted {
-                        return guest;
+                    if let Ok(Some(admitted)) = greeted {
+                        return admitted;
                     }
                 }
             }
@@ -123,8 +123,8 @@ impl Front {
     fn greet(&mut self, stream: TcpStream, peer: SocketAddr) {
         // `None` if the operating system does not report it, or if nothing depends on it: the token decides.
         let is_ours = match stream.local_addr() {
-            _ if !self.door.private => None,
-            Ok(own) => sockets::is_within(own, peer),
+            _ if !self.admission.private => None,
+            Ok(own) => peers::is_within(own, peer),
             Err(_) => Some(false),
         };
         if is_ours == Some(false) {
@@ -139,10 +139,10 @@ impl Front {
         {
             oldest.abort();
         }
-        let door = self.door.clone();
+        let admission = self.admission.clone();
         let greeting = self.greetings.spawn(async move {
-            match timeout(PATIENCE, greet(stream, peer, &door, data_is_open)).await {
-                Ok(Ok(guest)) => Some(guest),
+            match timeout(PATIENCE, greet(stream, peer, &admission, data_is_open)).await {
+                Ok(Ok(admitted)) => Some(admitted),
                 Ok(Err(reason)) => {
                     log::debug!("burn-amp-device: {peer} is refused: {reason}");
                     None
@@ -162,9 +162,9 @@ impl Front {
 async fn greet(
     stream: TcpStream,
     peer: SocketAddr,
-    door: &Door,
+    admission: &Admission,
     data_is_open: bool,
-) -> Result<Guest, String> {
+) -> Result<Admitted, String> {
     stream
         .set_nodelay(true)
         .map_err(|error| error.to_string())?;
@@ -194,7 +194,7 @@ async fn greet(
     let accepted = accept_hdr_async_with_config(stream, look, Some(config)).await;
     let mut client = accepted.map_err(|error| error.to_string())?;
     if wants_data {
-        return Ok(Guest::Data(client));
+        return Ok(Admitted::Data(client));
     }
     // Nothing but the request: tungstenite keeps the answers to pings without a bound.
     let first = content(client.next().await)?;
@@ -204,10 +204,10 @@ async fn greet(
             device_index: init.device_index,
             credential: &Credential::from(init.credential.as_slice()),
         };
-        match door.authorizer.authorize(request) {
+        match admission.authorizer.authorize(request) {
             Ok(()) => Ok(init),
             Err(reason) => {
-                let refused = 1 + door.refused.fetch_add(1, Ordering::Relaxed);
+                let refused = 1 + admission.refused.fetch_add(1, Ordering::Relaxed);
                 // Whoever reaches the port decides how often.
                 if refused.is_power_of_two() {
                     log::warn!("burn-amp-device: a session is refused, {refused} so far: {reason}");
@@ -217,7 +217,7 @@ async fn greet(
         }
     });
     match admitted {
-        Ok(init) => Ok(Guest::Session(client, init)),
+        Ok(init) => Ok(Admitted::Session(client, init)),
         Err(refusal) => {
             // The connection is refused even if the reply does not arrive.
             let _ = client.send(Message::Binary(refusal.encode().into())).await;
@@ -252,7 +252,7 @@ pub(crate) fn content(received: Option<tungstenite::Result<Message>>) -> Result<
     }
 }
 
-/// Whether a session runs, as far as its front knows.
+/// Whether a session runs, as far as its proxy knows.
 #[derive(Default)]
 pub(crate) struct Life {
     /// The last bytes of the server may close the connection.
@@ -334,8 +334,8 @@ pub(crate) async fn serve(
     host: Arc<dyn Host>,
     authorizer: Arc<dyn PeerAuthorizer>,
 ) -> Result<(), Error> {
-    let door = Door::new(authorizer, false);
-    let mut front = Front::new(listener, door).map_err(Error::Listen)?;
+    let admission = Admission::new(authorizer, false);
+    let mut proxy = Proxy::new(listener, admission).map_err(Error::Listen)?;
     let several = match host.devices() {
         1 => None,
         _ => Some(Arc::new(Clients::start(&*host)?)),
@@ -343,10 +343,10 @@ pub(crate) async fn serve(
     let mut sessions = JoinSet::new();
     loop {
         tokio::select! {
-            guest = front.guest() => {
+            admitted = proxy.admitted() => {
                 let (host, several) = (host.clone(), several.clone());
                 sessions.spawn(async move {
-                    if let Guest::Session(client, init) = guest
+                    if let Admitted::Session(client, init) = admitted
                         && let Err(error) = session(client, init, &*host, several.as_deref()).await
                     {
                         log::error!("burn-amp-device: {error}");
@@ -368,7 +368,7 @@ async fn session(
     // A device that does not exist is Burn's to refuse, and leaves nothing.
     let exists = (init.device_index as usize) < host.devices();
     let Some(clients) = several.filter(|_| exists) else {
-        let (server, [connection]) = back::Closed::start(host, ["session"]).await?;
+        let (server, [connection]) = upstream::FixedServer::start(host, ["session"]).await?;
         let first = init.with_credential(&server.secret);
         forward(client, first, connection, &life).await;
         return Ok(());

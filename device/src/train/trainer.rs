@@ -16,7 +16,7 @@ use burn_dispatch::DispatchDevice;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::gradients::{clip_grad_norm, in_f32, widen};
+use crate::train::gradients::{clip_grad_norm, in_f32, widen};
 use crate::{
     AmpError, Error, GradScaler, LossScaleConfig, LossScaler, Precision, StepMetrics, StepProgress,
     Transition, WhenStuck, local,

@@ -1,5 +1,5 @@
-//! Burn's own WebSocket server, on a port of the loopback interface that only the front connects to. Before
-//! Burn's server authorizes a connection, the [front](crate::front) has made the checks that Burn's server
+//! Burn's own WebSocket server, on a port of the loopback interface that only the proxy connects to. Before
+//! Burn's server authorizes a connection, the [proxy](crate::serve::proxy) has made the checks that Burn's server
 //! omits.
 
 use std::io::{self, ErrorKind};
@@ -14,8 +14,9 @@ use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
-use crate::host::{Host, Serving};
-use crate::{Error, sockets};
+use crate::Error;
+use crate::serve::devices::{Host, Serving};
+use crate::serve::peers;
 
 pub(crate) type WebSocket = WebSocketStream<TcpStream>;
 
@@ -34,13 +35,13 @@ pub(crate) fn random() -> Result<[u8; 32], Error> {
 
 /// A Burn server that has accepted its connections, and accepts no others. The future that accepts
 /// connections is kept, because the sessions end with it, but is no longer polled.
-pub(crate) struct Closed {
+pub(crate) struct FixedServer {
     _serving: Serving,
     /// The secret that authorizes the server's sessions.
     pub(crate) secret: [u8; 32],
 }
 
-impl Closed {
+impl FixedServer {
     /// Starts a server and opens a connection for each of `routes`.
     pub(crate) async fn start<const N: usize>(
         host: &dyn Host,
@@ -80,7 +81,7 @@ impl Closed {
         };
         let ours = opened.iter().map(|opened| opened.get_ref().local_addr());
         let ours: Vec<_> = ours.collect::<io::Result<_>>().map_err(Error::Listen)?;
-        if !sockets::accepted_only(address, &ours) {
+        if !peers::accepted_only(address, &ours) {
             let reason = "another program connected to a port of this process, or no file descriptor is \
                           free to see that none did";
             return Err(Error::Listen(io::Error::other(reason)));
@@ -96,13 +97,13 @@ impl Closed {
 
 /// A Burn server that accepts connections as long as it lives. Devices of one server exchange tensors within
 /// the server, so the sessions of several devices need the same server.
-pub(crate) struct Open {
+pub(crate) struct SharedServer {
     address: SocketAddr,
     pub(crate) secret: [u8; 32],
     _serving: JoinSet<()>,
 }
 
-impl Open {
+impl SharedServer {
     pub(crate) fn start(host: &dyn Host) -> Result<Self, Error> {
         let (listener, address) = listen(128)?;
         let secret = random()?;

@@ -10,9 +10,9 @@ use burn_amp_core::{Parameter, PendingStepRecord, SharedScaler, StepOutcome, sca
 use burn_dispatch::DispatchDevice;
 
 use crate::device::{UNSCALED, is_watched};
-use crate::finite::FiniteCheck;
-use crate::gradients::{self, EachGradient, Found, at_least_f32, factor, found, times};
+use crate::diagnostics::finite::FiniteCheck;
 use crate::region::{begins_backward, ends_backward};
+use crate::train::gradients::{self, EachGradient, Found, at_least_f32, factor, found, times};
 use crate::{AmpError, Error, LossScaleConfig, Precision, Transition, local};
 
 /// Scales the loss, checks and unscales the gradients, and skips the steps that overflow. For

@@ -11,8 +11,9 @@ use burn_backend::Backend;
 use burn_dispatch::DispatchDevice;
 
 use crate::device::{DeviceState, name};
-use crate::host::{Host, Hosted};
-use crate::{Amp, Error, Precision, clients, ending, front};
+use crate::serve::devices::{Host, Hosted};
+use crate::serve::{clients, proxy, shutdown};
+use crate::{Amp, Error, Precision};
 
 /// Serves devices that compute in mixed precision. The counterpart of Burn's
 /// [`RemoteServer`](burn::server::RemoteServer).
@@ -112,9 +113,9 @@ impl AmpServer {
     /// blocks the calling thread. From then on, also after it has returned, these signals do not end the process by
     /// themselves: a program that goes on uses [`serve_on_async`](AmpServer::serve_on_async).
     ///
-    /// A front checks connections before they reach Burn's own server. Until a connection is authorized, it
+    /// A proxy checks connections before they reach Burn's own server. Until a connection is authorized, it
     /// may last 5 seconds and send 16 KiB besides its request, and at most 64 such connections are open. The
-    /// front refuses requests of web pages, and requests of other servers for tensors.
+    /// proxy refuses requests of web pages, and requests of other servers for tensors.
     ///
     /// With several devices on Burn 0.22, each device has one session at a time for the programs of one address
     /// with one token: Burn 0.22 would give one program the tensors that another one moves between devices.
@@ -128,7 +129,7 @@ impl AmpServer {
     /// [`ConnectError::Handshake`]: burn::remote::ConnectError::Handshake
     pub fn serve_on(&self, listener: TcpListener) -> Result<(), Error> {
         ServerLogging::install();
-        ending::until_signal(self.serve_on_async(listener))
+        shutdown::until_signal(self.serve_on_async(listener))
     }
 
     /// Like [`serve_on`](AmpServer::serve_on), until the returned future is dropped, which also ends
@@ -141,7 +142,7 @@ impl AmpServer {
         &self,
         listener: TcpListener,
     ) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<> {
-        front::serve(listener, self.host.clone(), self.authorizer.clone())
+        proxy::serve(listener, self.host.clone(), self.authorizer.clone())
     }
 
     /// Serves on a Burn transport until the process receives Ctrl+C or `SIGTERM`, and then ends like
@@ -157,7 +158,7 @@ impl AmpServer {
     /// - [`Error::SharedDevices`] with several devices, on Burn 0.22.
     pub fn serve(&self, transport: impl Into<Transport>) -> Result<(), Error> {
         ServerLogging::install();
-        ending::until_signal(self.serve_async(transport.into()))
+        shutdown::until_signal(self.serve_async(transport.into()))
     }
 
     /// Like [`serve`](AmpServer::serve), until the returned future is dropped, which also ends the
