@@ -13,8 +13,8 @@
 //! - **Small operands beside a half tensor**, such as the statistics of a composed norm, promote it to FP32:
 //!   rounding the result would cost a network its accuracy. The backward pass still keeps half. The result is
 //!   flagged as FP32 that [fits in half](TensorFlags::FITS), arithmetic keeps half copies of it, and the next
-//!   activation or contraction casts it back to half. A CNN with batch norm keeps 0.40 instead of 0.91, and
-//!   0.30 since a quotient keeps its result instead of its dividend. An operand is small if autodiff tracks
+//!   activation or contraction casts it back to half. A CNN with batch norm keeps 0.30 instead of 0.91,
+//!   and 0.40 if a quotient keeps its dividend instead of its result. An operand is small if autodiff tracks
 //!   it (a statistic or a parameter), no FP32 data is in it, and the other operand has 16 times its elements. Any
 //!   other operand that was never half, such as an additive mask, makes the result FP32 permanently. A product of two large
 //!   operands is also FP32 permanently, because its values may be of any size.
