@@ -1,4 +1,4 @@
-//! The proxy of Burn's server. It reads the first message of each session, under limits of connections, time
+//! The proxy in front of Burn's server. It reads the first message of each session, under limits of connections, time
 //! and bytes, and forwards authorized connections.
 
 use std::collections::VecDeque;
