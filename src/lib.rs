@@ -23,7 +23,7 @@
 #![cfg_attr(
     feature = "train",
     doc = "- [`MixedPrecisionTrainer`] and [`MixedPrecision`]: a training loop, and its pieces.
-- [`AmpTrainingExt`], [`AmpLrScheduler`] and [`AmpOptimizer`]: for Burn's `Learner`."
+- [`AmpTrainingExt`] and [`GradScaler::checkpoint_with`]: for Burn's `Learner`."
 )]
 //!
 //! # Features
@@ -96,10 +96,12 @@ pub use tensor::AmpTensor;
 pub use tensor::{Above, Amp, Below, Side};
 #[doc(hidden)]
 #[cfg(feature = "train")]
-pub use train::{AccumulationRecord, AmpLrSchedulerItem, AmpLrSchedulerRecord, TrainerRecord};
+pub use train::{
+    AccumulationRecord, LrSchedulerWithScalerItem, LrSchedulerWithScalerRecord, TrainerRecord,
+};
 #[cfg(feature = "train")]
 pub use train::{
-    AmpLrScheduler, AmpOptimizer, AmpTraining, AmpTrainingExt, ConvertFloat, LossScaleMetric,
+    AmpTraining, AmpTrainingExt, ConvertFloat, LossScaleMetric, LrSchedulerWithScaler,
     MixedPrecision, MixedPrecisionTrainer, MixedPrecisionTrainerConfig, PrecisionMetric,
     SkippedStepsMetric, clip_grad_norm, half_weights,
 };

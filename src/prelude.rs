@@ -40,9 +40,8 @@ pub use crate::{
 };
 #[cfg(feature = "train")]
 pub use crate::{
-    AmpLrScheduler, AmpOptimizer, AmpTrainingExt, LossScaleMetric, MixedPrecision,
-    MixedPrecisionTrainer, MixedPrecisionTrainerConfig, PrecisionMetric, SkippedStepsMetric,
-    clip_grad_norm,
+    AmpTrainingExt, LossScaleMetric, MixedPrecision, MixedPrecisionTrainer,
+    MixedPrecisionTrainerConfig, PrecisionMetric, SkippedStepsMetric, clip_grad_norm,
 };
 
 macro_rules! ready {

@@ -11,8 +11,8 @@ use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::DType;
 use burn::tensor::activation::sigmoid;
 use burn_amp::{
-    Amp, AmpAutodiff, AmpConfig, AmpLrScheduler, DynamicLossScale, GradScaler, LossScaleConfig,
-    Precision, full_precision, with_precision,
+    Amp, AmpAutodiff, AmpConfig, DynamicLossScale, GradScaler, LossScaleConfig, Precision,
+    full_precision, with_precision,
 };
 use log::kv::{self, Key, Value, VisitSource};
 use log::{Level, Log, Metadata, Record};
@@ -192,9 +192,9 @@ fn the_log_is_told_once_and_why() {
     // The record of a constant learning rate is ().
     let plain = Recorder::<Flex>::record(&recorder, (), ()).unwrap();
     let record = Recorder::<Flex>::load(&recorder, plain, &Default::default()).unwrap();
-    let scheduler = AmpLrScheduler::new(0.1, [scaler.clone()]);
+    let scheduler = scaler.checkpoint_with(0.1);
     let scheduler = scheduler.load_record::<Flex>(record);
-    let both = AmpLrScheduler::new(0.1, [scaler.clone(), scaler]);
+    let both = scaler.checkpoint_with(0.1).and(scaler);
     both.load_record::<Flex>(scheduler.to_record::<Flex>());
     let [(Level::Info, fresh), (Level::Info, dealt)] = &self::lines()[..] else {
         panic!("two lines")

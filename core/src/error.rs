@@ -168,17 +168,13 @@ pub enum AmpError {
         of_model: usize,
     },
 
-    /// A batch of several devices or micro-batches, of which the optimizer could apply only a part.
+    /// A training strategy of the user's own that adds up micro-batches, of which it could apply only a part.
     #[error(
-        "a batch is split across {}. If the gradients of one part overflow, Burn applies those of \
-         the others as if they were the whole batch. Give the Learner \
-         AmpOptimizer::new(optimizer, scalers) with GradScaler::of each device, or choose bf16, which \
-         needs no loss scale",
-        parts(*devices, *micro_batches)
+        "a training strategy of your own adds up {micro_batches} micro-batches. In f16 a micro-batch whose \
+         gradients overflow has none, and the strategy applies those of the others as if they were the whole \
+         batch. Use one of Burn's strategies, or choose bf16, which needs no loss scale"
     )]
     PartialBatch {
-        /// How many devices share a batch.
-        devices: usize,
         /// How many micro-batches are accumulated.
         micro_batches: usize,
     },
@@ -330,14 +326,6 @@ fn because(why: &str) -> String {
     } else {
         format!(", because {why}")
     }
-}
-
-/// The parts of a batch, in words.
-fn parts(devices: usize, micro_batches: usize) -> String {
-    let parts = [(devices, "devices"), (micro_batches, "micro-batches")];
-    let parts = parts.into_iter().filter(|(count, _)| *count > 1);
-    let parts: Vec<_> = parts.map(|(count, of)| format!("{count} {of}")).collect();
-    parts.join(" and ")
 }
 
 /// The problem with gradients that do not all belong to a model.

@@ -9,8 +9,6 @@ use std::time::Duration;
 use burn_backend::Backend;
 use parking_lot::{Condvar, Mutex};
 
-#[cfg(feature = "train")]
-use crate::GradScaler;
 use crate::StepOutcome;
 use crate::device::{self, DeviceState};
 
@@ -181,10 +179,10 @@ pub(crate) fn agreed<B: Backend>(
         .outcome
 }
 
-#[cfg(any(test, feature = "distributed"))]
+#[cfg(feature = "distributed")]
 pub(crate) use joined::join;
 
-#[cfg(any(test, feature = "distributed"))]
+#[cfg(feature = "distributed")]
 mod joined {
     use std::cell::RefCell;
     use std::sync::Arc;
@@ -216,36 +214,6 @@ mod joined {
                 *joined = Some(Joined { replicas, name });
             }
         });
-    }
-
-    #[cfg(feature = "train")]
-    pub(super) fn name() -> Option<String> {
-        JOINED.with_borrow(|joined| Some(joined.as_ref()?.name.clone()))
-    }
-}
-
-#[cfg(all(feature = "train", not(any(test, feature = "distributed"))))]
-mod joined {
-    pub(super) fn name() -> Option<String> {
-        None
-    }
-}
-
-/// The replica that this thread has joined, if any. Burn clones the scheduler and the optimizer for
-/// each replica, and passes them no device and no replica.
-#[cfg(feature = "train")]
-pub(crate) fn here() -> Option<String> {
-    joined::name()
-}
-
-/// Steps skipped on the devices of these scalers. Replicas skip together: such a step counts once.
-#[cfg(feature = "train")]
-pub(crate) fn skipped_steps(scalers: &[GradScaler]) -> u64 {
-    let each = scalers.iter().map(GradScaler::skipped_steps);
-    if here().is_some() {
-        each.max().unwrap_or_default()
-    } else {
-        each.sum()
     }
 }
 

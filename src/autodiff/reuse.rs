@@ -1,7 +1,6 @@
 //! A tensor that is used several times: one cast for several uses, and sums of gradients whose error
 //! does not grow with the number of uses.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn_autodiff::Autodiff;
@@ -19,20 +18,9 @@ use crate::{Amp, AmpTensor};
 /// after one.
 static PASSES: AtomicU64 = AtomicU64::new(0);
 
-thread_local! {
-    static PASSES_HERE: Cell<u64> = const { Cell::new(0) };
-}
-
 /// Begins a backward pass, which consumes the nodes of its tape.
 pub(super) fn begin_pass() {
     PASSES.fetch_add(1, Ordering::Relaxed);
-    PASSES_HERE.set(PASSES_HERE.get() + 1);
-}
-
-/// The number of backward passes of this thread so far.
-#[cfg(feature = "train")]
-pub(crate) fn passes_here() -> u64 {
-    PASSES_HERE.get()
 }
 
 pub(super) fn passes() -> u64 {

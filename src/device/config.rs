@@ -166,18 +166,13 @@ impl AmpConfig {
     }
 
     /// Like [`apply`](AmpConfig::apply), on several devices. Returns whether any of them scales losses.
-    /// If a device fails, or `accept` rejects the returned value, all devices are left unchanged.
+    /// If a device fails, all devices are left unchanged.
     #[cfg(feature = "train")]
-    pub(crate) fn apply_to<B: Backend>(
-        &self,
-        devices: &[B::Device],
-        accept: impl FnOnce(bool) -> Result<(), AmpError>,
-    ) -> Result<bool, AmpError> {
+    pub(crate) fn apply_to<B: Backend>(&self, devices: &[B::Device]) -> Result<bool, AmpError> {
         let all = devices.iter().map(|device| self.checked::<B>(device));
         let all: Vec<_> = all.collect::<Result<_, _>>()?;
         let scales = self.loss_scale != Some(LossScaleConfig::Disabled)
             && all.iter().any(|settings| settings.precision.scales_loss());
-        accept(scales)?;
         for (device, settings) in devices.iter().zip(all) {
             self.put_in_force::<B>(device, settings)?;
         }

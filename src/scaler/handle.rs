@@ -65,22 +65,22 @@ pub(crate) const OR: &str = ", or full_precision around the layers that overflow
 thread_local! {
     /// The scalers of this thread's active scopes, innermost last. Like a precision region, a scope
     /// covers the code that runs inside it: `precision` counts the scopes that apply.
-    static IN_SCOPE: RefCell<Vec<GradScaler>> = const { RefCell::new(Vec::new()) };
+    static IN_SCOPE: RefCell<Vec<InScope>> = const { RefCell::new(Vec::new()) };
+}
+
+#[derive(Clone)]
+struct InScope {
+    scaler: GradScaler,
+    /// Whether a backward pass takes or skips the step itself. If not, a training loop does.
+    decides: bool,
 }
 
 impl GradScaler {
     /// Runs `f` with this scaler in force for every `backward()` on this thread, on any device.
     /// Scopes nest, and the innermost scope wins. A panic also ends the scope.
     pub fn scope<T>(&self, f: impl FnOnce() -> T) -> T {
-        struct Leave;
-        impl Drop for Leave {
-            fn drop(&mut self) {
-                IN_SCOPE.with_borrow_mut(|scalers| scalers.pop());
-            }
-        }
-        IN_SCOPE.with_borrow_mut(|scalers| scalers.push(self.clone()));
-        let _leave = Leave;
-        precision::in_scope(f)
+        let (scaler, decides) = (self.clone(), true);
+        within(InScope { scaler, decides }, f)
     }
 
     /// Records and logs the outcome of a backward pass whose loss was multiplied by `scale`. The
@@ -92,15 +92,30 @@ impl GradScaler {
 
 #[cfg(feature = "train")]
 impl GradScaler {
-    /// Reports that an optimizer took or skipped a batch.
-    pub(crate) fn batch(&self, taken: bool) {
-        self.shared.batch(taken, OR);
+    /// Runs a pass of a training loop, which takes or skips the step by the explicit protocol: each `backward()` of a
+    /// loss on this thread is as that of `self.scale(loss)`.
+    pub(crate) fn pass<T>(&self, f: impl FnOnce() -> T) -> T {
+        let (scaler, decides) = (self.clone(), false);
+        within(InScope { scaler, decides }, f)
     }
 
-    /// Whether an optimizer reports batches.
-    pub(crate) fn has_batches(&self) -> bool {
-        self.shared.has_batches()
+    /// Another handle on the scaler, with a step of its own.
+    pub(crate) fn another(&self) -> Self {
+        let shared = self.shared.another();
+        Self { shared }
     }
+}
+
+fn within<T>(scope: InScope, f: impl FnOnce() -> T) -> T {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            IN_SCOPE.with_borrow_mut(|scopes| scopes.pop());
+        }
+    }
+    IN_SCOPE.with_borrow_mut(|scopes| scopes.push(scope));
+    let _leave = Leave;
+    precision::in_scope(f)
 }
 
 /// The scaler of the explicit protocol, and the scale. A scaled loss, and every tensor computed from
@@ -118,8 +133,20 @@ impl ScaledLoss {
     }
 }
 
+/// The innermost scope of this thread.
+fn innermost() -> Option<InScope> {
+    let innermost = precision::innermost_scope()?;
+    IN_SCOPE.with_borrow(|scopes| scopes.get(innermost).cloned())
+}
+
 /// The scaler of the innermost scope of this thread.
 pub(crate) fn in_scope() -> Option<GradScaler> {
-    let innermost = precision::innermost_scope()?;
-    IN_SCOPE.with_borrow(|scalers| scalers.get(innermost).cloned())
+    Some(innermost()?.scaler)
+}
+
+/// The scaler and the scale of the next loss in the pass of a training loop.
+pub(crate) fn of_loop() -> Option<ScaledLoss> {
+    let scaler = innermost().filter(|scope| !scope.decides)?.scaler;
+    let (_, scale) = scaler.shared.count_loss();
+    Some(ScaledLoss { scaler, scale })
 }

@@ -10,7 +10,6 @@ use burn_train::metric::{
     SerializedEntry,
 };
 
-use crate::autodiff::replicas;
 use crate::{GradScaler, precision_of};
 
 /// The precision in force on a device, as text. Where losses are scaled, also the scale and the
@@ -27,6 +26,10 @@ impl PrecisionMetric {
         device: &B::Device,
         scalers: impl IntoIterator<Item = GradScaler>,
     ) -> Self {
+        Self::of::<B>(device, steps(scalers))
+    }
+
+    pub(super) fn of<B: Backend>(device: &B::Device, steps: Arc<StepQueue>) -> Self {
         let device = device.clone();
         let precision = move || match precision_of::<B>(&device) {
             Ok(precision) => precision.to_string(),
@@ -34,7 +37,7 @@ impl PrecisionMetric {
         };
         Self {
             precision: Arc::new(precision),
-            steps: steps(scalers),
+            steps,
         }
     }
 
@@ -51,10 +54,14 @@ impl fmt::Debug for PrecisionMetric {
     }
 }
 
-fn steps(scalers: impl IntoIterator<Item = GradScaler>) -> Arc<StepQueue> {
+/// Queues the steps of scalers. Devices that train together skip a step together: it counts once.
+pub(super) fn steps(scalers: impl IntoIterator<Item = GradScaler>) -> Arc<StepQueue> {
     let scalers: Vec<_> = scalers.into_iter().collect();
     let followed = scalers.clone();
-    let skipped = move || replicas::skipped_steps(&followed);
+    let skipped = move || {
+        let each = followed.iter().map(GradScaler::skipped_steps);
+        each.max().unwrap_or_default()
+    };
     StepQueue::follow(scalers.iter().map(|scaler| &scaler.shared), skipped)
 }
 

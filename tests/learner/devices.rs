@@ -4,9 +4,7 @@ use burn::lr_scheduler::LrScheduler;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::optim::Optimizer;
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim};
-use burn_amp::{
-    AmpAutodiff, AmpConfig, AmpLrScheduler, AmpOptimizer, AmpTrainingExt, GradScaler, Precision,
-};
+use burn_amp::{AmpAutodiff, AmpTrainingExt, GradScaler, Precision};
 
 use crate::checked::{Checked, CheckedDevice};
 use crate::common::assert_close;
@@ -102,16 +100,17 @@ where
             scalers(devices)
                 .iter()
                 .map(GradScaler::skipped_steps)
-                .sum::<u64>()
+                .max()
+                .unwrap()
         }
     );
     parameters(&result.model)
 }
 
-fn spied(devices: &[CheckedDevice]) -> (AmpOptimizer<Spy<AdamOf<B>>>, crate::harness::Steps) {
+fn spied() -> (Spy<AdamOf<B>>, crate::harness::Steps) {
     let spy = Spy::new(adam());
     let steps = spy.steps();
-    (AmpOptimizer::new(spy, scalers(devices)), steps)
+    (spy, steps)
 }
 
 /// A training with overflows ends where one ends that never saw their batches.
@@ -120,15 +119,13 @@ fn an_overflow_on_one_device_skips_the_batch_of_all() {
     let _alone = alone();
     for optim in OPTIMS {
         let (with, without) = (devices(), devices());
-        let (optimizer, steps) = spied(&with);
-        let scheduler = AmpLrScheduler::new(linear(), scalers(&with));
+        let (optimizer, steps) = spied();
         let data = shared(&FIRST, &SECOND, &[]);
-        let overflowed = train(&with, optim, data, 1, scheduler, optimizer);
+        let overflowed = train(&with, optim, data, 1, linear(), optimizer);
         // The same loss scales, so that f16 rounds the same: powers of two do not round at all.
-        let (optimizer, expected) = spied(&without);
-        let scheduler = AmpLrScheduler::new(linear(), scalers(&without));
+        let (optimizer, expected) = spied();
         let data = shared(&[], &[], &SKIPPED);
-        let calm = train(&without, optim, data, 1, scheduler, optimizer);
+        let calm = train(&without, optim, data, 1, linear(), optimizer);
 
         assert_eq!(steps.lrs_taken(), expected.lrs_taken(), "{optim:?}");
         assert_eq!(steps.all().len(), STEPS - SKIPPED.len(), "{optim:?}");
@@ -137,11 +134,8 @@ fn an_overflow_on_one_device_skips_the_batch_of_all() {
             .iter()
             .map(GradScaler::skipped_steps)
             .collect::<Vec<_>>();
-        assert_eq!(
-            skipped,
-            [FIRST.len() as u64, SECOND.len() as u64],
-            "{optim:?}"
-        );
+        // As in PyTorch, the scale of each device backs off.
+        assert_eq!(skipped, [SKIPPED.len() as u64; 2], "{optim:?}");
     }
 }
 
@@ -150,15 +144,13 @@ fn it_skips_the_whole_of_an_accumulation() {
     let _alone = alone();
     for optim in OPTIMS {
         let (with, without) = (devices(), devices());
-        let (optimizer, steps) = spied(&with);
-        let scheduler = AmpLrScheduler::new(linear(), scalers(&with));
+        let (optimizer, steps) = spied();
         // Of the batches of steps 0 to 3, 4 to 7 and 8 to 11, only the second is whole.
         let data = shared(&[1], &[1, 10], &[]);
-        let overflowed = train(&with, optim, data, 4, scheduler, optimizer);
-        let (optimizer, expected) = spied(&without);
-        let scheduler = AmpLrScheduler::new(linear(), scalers(&without));
+        let overflowed = train(&with, optim, data, 4, linear(), optimizer);
+        let (optimizer, expected) = spied();
         let data = shared(&[], &[], &[0, 1, 2, 3, 8, 9, 10, 11]);
-        let calm = train(&without, optim, data, 4, scheduler, optimizer);
+        let calm = train(&without, optim, data, 4, linear(), optimizer);
 
         assert_eq!(steps.lrs_taken(), expected.lrs_taken(), "{optim:?}");
         assert_eq!(steps.all().len(), 1, "{optim:?}");
@@ -167,29 +159,18 @@ fn it_skips_the_whole_of_an_accumulation() {
     }
 }
 
-/// With `SupervisedTraining` and no `AmpOptimizer`: a batch without any gradients is a skipped step for
-/// the scheduler, and any other batch is a taken step.
+/// Two workers on one device share a step, and its scaler.
 #[test]
-fn without_an_amp_optimizer_a_part_of_a_batch_is_a_step() {
+fn workers_may_share_a_device() {
     let _alone = alone();
     for optim in OPTIMS {
-        let devices = devices();
-        let f16 = AmpConfig::new().with_precision(Precision::F16);
-        for device in &devices {
-            f16.apply::<Checked>(device).unwrap();
-        }
-        let spy = Spy::new(adam());
-        let steps = spy.steps();
-        let scheduler = AmpLrScheduler::new(linear(), scalers(&devices));
-        let training: Training<B, _, _> =
-            training(&folder("devices-parts"), shared(&FIRST, &SECOND, &[]));
-        training
-            .with_training_strategy(ExecutionStrategy::MultiDevice(devices.to_vec(), optim).into())
-            .launch(Learner::new(Model::new(), spy, scheduler));
-        let mut expected = linear();
-        let expected: Vec<f64> = (0..STEPS - 1).map(|_| expected.step()).collect();
-        assert_eq!(steps.all().len(), STEPS, "{optim:?}");
-        assert_eq!(steps.lrs_taken(), expected, "{optim:?}");
-        assert!(!steps.all()[7].gradients, "{optim:?}");
+        let device = [CheckedDevice::new()];
+        let (optimizer, steps) = spied();
+        let data = shared(&FIRST, &SECOND, &[]);
+        let both = [device[0], device[0]];
+        train(&both, optim, data, 1, linear(), optimizer);
+        assert_eq!(steps.all().len(), STEPS - SKIPPED.len(), "{optim:?}");
+        let scaler = GradScaler::of::<Checked>(&device[0]);
+        assert_eq!(scaler.skipped_steps(), SKIPPED.len() as u64, "{optim:?}");
     }
 }

@@ -1,13 +1,15 @@
 //! `SupervisedTraining` with a precision: its configuration, and the errors before the first step.
 
+use std::sync::Arc;
+
 use burn::backend::NdArray;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::Optimizer;
 use burn::prelude::Backend;
 use burn::tensor::{DType, Tensor};
-use burn::train::{ExecutionStrategy, Interrupter, Learner, MultiDeviceOptim};
+use burn::train::{ExecutionStrategy, Interrupter, Learner, MultiDeviceOptim, TrainingStrategy};
 use burn_amp::{
-    AmpAutodiff, AmpConfig, AmpError, AmpOptimizer, AmpTrainingExt, DynamicLossScale, GradScaler,
+    AmpAutodiff, AmpConfig, AmpError, AmpTrainingExt, DynamicLossScale, GradScaler,
     LossScaleConfig, Precision, WhenStuck, full_precision, precision_of,
 };
 use burn_backend::DTypeUsageSet;
@@ -17,6 +19,7 @@ use crate::common::mlp::parameters;
 use crate::harness::{
     A, Model, SgdOf, Spy, Training, Watch, alone, folder, samples, sgd, training,
 };
+use crate::unchanged::EachBatchTwice;
 
 type Sgd = SgdOf<A>;
 type CheckedA = AmpAutodiff<Checked>;
@@ -126,9 +129,7 @@ fn if_one_device_cannot_do_it_all_are_as_they_were() {
     in_precision(Precision::Bf16)
         .apply::<Checked>(&able)
         .unwrap();
-    let scalers = [able, unable].map(|device| GradScaler::of::<Checked>(&device));
-    let optimizer = AmpOptimizer::new(sgd(), scalers);
-    let error = over(&[able, unable], optimizer, in_precision(Precision::F16)).unwrap_err();
+    let error = over(&[able, unable], sgd(), in_precision(Precision::F16)).unwrap_err();
     assert!(
         matches!(error, AmpError::UnsupportedPrecision { .. }),
         "{error}"
@@ -136,85 +137,60 @@ fn if_one_device_cannot_do_it_all_are_as_they_were() {
     assert_eq!(precision_of::<Checked>(&able).unwrap(), Precision::Bf16);
 }
 
-const PARTIAL: AmpError = AmpError::PartialBatch {
-    devices: 2,
-    micro_batches: 1,
-};
-
-/// If one micro-batch of a window overflowed, the rest of the window would be applied.
+/// The strategy applies what it has of a window.
 #[test]
-fn accumulation_wants_an_optimizer_that_takes_a_window_whole() {
+fn a_strategy_of_ones_own_does_not_accumulate_in_f16() {
     let _alone = alone();
-    let device = Default::default();
-    in_precision(Precision::F32).apply::<A>(&device).unwrap();
-    let launch = |config: AmpConfig, batches| {
-        let training = default_training("launch-accumulation").with_amp(config);
-        training
-            .grads_accumulation(batches)
-            .launch(learner())
-            .map(|_| ())
+    let launch = |config: AmpConfig, micro_batches| {
+        let training = default_training("launch-own").grads_accumulation(micro_batches);
+        let strategy = TrainingStrategy::Custom(Arc::new(EachBatchTwice));
+        let training = training.with_amp(config).with_training_strategy(strategy);
+        let before = GradScaler::of::<A>(&Default::default()).taken_steps();
+        let result = training.launch(learner()).map(|_| ());
+        let after = GradScaler::of::<A>(&Default::default()).taken_steps();
+        result.map(|()| after - before.min(after))
     };
     let f16 = in_precision(Precision::F16);
-    let error = launch(f16, 3).unwrap_err();
-    let (devices, micro_batches) = (1, 3);
-    assert_eq!(
-        error,
-        AmpError::PartialBatch {
-            devices,
-            micro_batches
-        }
-    );
-    assert_eq!(precision_of::<A>(&device).unwrap(), Precision::F32);
-
-    launch(f16, 1).unwrap();
+    let micro_batches = 3;
+    let error = launch(f16, micro_batches).unwrap_err();
+    assert_eq!(error, AmpError::PartialBatch { micro_batches });
+    assert_eq!(launch(f16, 1), Ok(2 * 3));
     launch(in_precision(Precision::Bf16), 3).unwrap();
     launch(f16.with_loss_scale(LossScaleConfig::Disabled), 3).unwrap();
+}
+
+/// One pass of each window overflows, and the optimizer is given nothing of it.
+#[test]
+fn a_window_is_taken_whole_or_not_at_all() {
+    let _alone = alone();
     let spy = Spy::new(sgd());
     let steps = spy.steps();
-    let optimizer = AmpOptimizer::new(spy, [GradScaler::of::<A>(&device)]);
-    let training: Training<A, f64, AmpOptimizer<Spy<Sgd>>> =
+    let training: Training<A, f64, Spy<Sgd>> =
         training(&folder("launch-accumulation"), samples(9, &[4]));
-    let training = training.to_fp16().grads_accumulation(3);
+    let training = training.grads_accumulation(3).to_fp16();
     training
-        .launch(Learner::new(Model::new(), optimizer, 0.1))
+        .launch(Learner::new(Model::new(), spy, 0.1))
         .unwrap();
     assert_eq!(steps.all().len(), 2, "of three windows");
+    let scaler = GradScaler::of::<A>(&Default::default());
+    assert_eq!((scaler.taken_steps(), scaler.skipped_steps()), (2, 1));
+    let history = scaler.history();
+    let (_, skipped) = history.skipped().next().unwrap();
+    assert_eq!(skipped.first_parameter.as_deref(), Some("mlp.first.weight"));
 }
 
 #[test]
-fn devices_that_share_a_batch_want_an_optimizer_that_takes_it_whole() {
+fn devices_share_a_batch_without_more_ado() {
     let _alone = alone();
     let devices = [CheckedDevice::new(), CheckedDevice::new()];
-    for device in &devices {
-        in_precision(Precision::F32)
-            .apply::<Checked>(device)
-            .unwrap();
+    for config in [
+        in_precision(Precision::F16),
+        in_precision(Precision::Bf16),
+        in_precision(Precision::F16).with_loss_scale(LossScaleConfig::Disabled),
+    ] {
+        over(&devices, sgd(), config).unwrap();
+        over(&devices[..1], sgd(), config).unwrap();
     }
-    let f16 = in_precision(Precision::F16);
-    let scalers = devices.map(|device| GradScaler::of::<Checked>(&device));
-
-    let error = over(&devices, sgd(), f16).unwrap_err();
-    assert_eq!(error, PARTIAL);
-    let follows_one = AmpOptimizer::new(sgd(), scalers[..1].to_vec());
-    let error = over(&devices, follows_one, f16).unwrap_err();
-    assert_eq!(error, PARTIAL);
-    assert_eq!(
-        precision_of::<Checked>(&devices[0]).unwrap(),
-        Precision::F32
-    );
-    // Two workers on one device share a batch as well.
-    let error = over(&[devices[0]; 2], sgd(), f16).unwrap_err();
-    assert_eq!(error, PARTIAL);
-
-    over(&devices, AmpOptimizer::new(sgd(), scalers), f16).unwrap();
-    over(&devices[..1], sgd(), f16).unwrap();
-    over(&devices, sgd(), in_precision(Precision::Bf16)).unwrap();
-    over(
-        &devices,
-        sgd(),
-        f16.with_loss_scale(LossScaleConfig::Disabled),
-    )
-    .unwrap();
 }
 
 #[test]
@@ -252,7 +228,10 @@ fn a_training_that_is_stuck_goes_on_or_stops_as_configured() {
             .with_amp(config)
             .launch(Learner::new(Model::new(), spy, 0.1))
             .unwrap();
-        assert_eq!(seen.all().len(), steps);
+        let scaler = GradScaler::of::<A>(&Default::default());
+        let seen = seen.all().len();
+        assert_eq!(seen as u64, scaler.taken_steps());
+        assert_eq!(seen + scaler.skipped_steps() as usize, steps);
         let message = interrupter.get_message();
         assert_eq!(message.is_some(), reason.is_some(), "{message:?}");
         let message = message.unwrap_or_default();
@@ -275,22 +254,21 @@ fn a_training_whose_windows_are_all_skipped_is_stuck() {
     let spy = Spy::new(sgd());
     let seen = spy.steps();
     let scaler = GradScaler::of::<A>(&device);
-    let optimizer = AmpOptimizer::new(spy, [scaler.clone()]);
     let interrupter = Interrupter::new();
-    let training: Training<A, f64, AmpOptimizer<Spy<Sgd>>> =
+    let training: Training<A, f64, Spy<Sgd>> =
         training(&folder("launch-stuck-windows"), samples(40, &even));
     training
         .with_interrupter(interrupter.clone())
-        .with_amp(config)
         .grads_accumulation(2)
-        .launch(Learner::new(Model::new(), optimizer, 0.1))
+        .with_amp(config)
+        .launch(Learner::new(Model::new(), spy, 0.1))
         .unwrap();
     assert_eq!(seen.all().len(), 0);
     // Two windows lower the scale to 1.
-    let passes = (scaler.taken_steps(), scaler.skipped_steps());
-    assert_eq!(passes, (2 + 3, 2 + 3));
+    let windows = (scaler.taken_steps(), scaler.skipped_steps());
+    assert_eq!(windows, (0, 2 + 3));
     let message = interrupter.get_message().unwrap();
-    let expected = "3 steps in a row were skipped, the last one at the minimum loss scale 1";
+    let expected = "5 steps in a row were skipped, the last one at the minimum loss scale 1";
     assert!(message.contains(expected), "{message}");
     assert!(!scaler.last_step().unwrap().stepped());
 }

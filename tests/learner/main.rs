@@ -7,6 +7,7 @@ mod common;
 mod harness;
 
 mod devices;
+mod events;
 mod launch;
 mod metrics;
 mod readme;

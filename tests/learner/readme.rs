@@ -22,7 +22,7 @@ fn the_learner_of_the_readme_trains_in_f16() -> Result<(), AmpError> {
         .launch(Learner::new(
             model,
             optimizer,
-            AmpLrScheduler::new(scheduler, [scaler]),
+            scaler.checkpoint_with(scheduler), // or scheduler
         ))?;
     assert_eq!(precision_of::<MyBackend>(&device)?, Precision::F16);
     let scaler = GradScaler::of::<MyBackend>(&device);

@@ -16,8 +16,8 @@ use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy, KeepLa
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Interrupter, Learner};
 use burn_amp::{
-    AmpConfig, AmpLrScheduler, AmpTrainingExt, DynamicLossScale, GradScaler, LossScaleConfig,
-    LossScaler, Precision,
+    AmpConfig, AmpTrainingExt, DynamicLossScale, GradScaler, LossScaleConfig, LossScaler,
+    LrSchedulerWithScaler, Precision,
 };
 
 use crate::common::mlp::parameters;
@@ -30,8 +30,11 @@ const BATCHES: usize = 8;
 const EPOCHS: usize = 5;
 const STEPS: usize = BATCHES * EPOCHS;
 const OVERFLOWS: [usize; 2] = [2, 5];
+/// The steps of an epoch that are taken, and of a training.
+const TAKEN: usize = BATCHES - OVERFLOWS.len();
+const ALL_TAKEN: usize = TAKEN * EPOCHS;
 
-type Scheduler = AmpLrScheduler<CosineAnnealingLrScheduler>;
+type Scheduler = LrSchedulerWithScaler<CosineAnnealingLrScheduler>;
 
 fn scaler() -> GradScaler {
     GradScaler::of::<A>(&Default::default())
@@ -39,7 +42,7 @@ fn scaler() -> GradScaler {
 
 fn scheduler() -> Scheduler {
     let cosine = CosineAnnealingLrSchedulerConfig::new(0.02, STEPS).init();
-    AmpLrScheduler::new(cosine.unwrap(), [scaler()])
+    scaler().checkpoint_with(cosine.unwrap())
 }
 
 fn config() -> AmpConfig {
@@ -105,14 +108,14 @@ fn last_checkpoint(folder: &Path) -> Option<usize> {
 
 /// An optimizer before whose steps something happens.
 #[derive(Clone)]
-struct Before<O> {
+pub struct Before<O> {
     inner: O,
     steps: Arc<AtomicUsize>,
     happens: Arc<dyn Fn(usize) + Send + Sync>,
 }
 
 impl<O> Before<O> {
-    fn new(inner: O, happens: impl Fn(usize) + Send + Sync + 'static) -> Self {
+    pub fn new(inner: O, happens: impl Fn(usize) + Send + Sync + 'static) -> Self {
         Self {
             inner,
             steps: Arc::default(),
@@ -171,7 +174,7 @@ fn a_training_that_dies() {
     train(&folder, last, optimizer, recorder());
 }
 
-/// Lets a training die at a step, counted from its start or its last checkpoint.
+/// Lets a training die at a step that is taken, counted from its start or its last checkpoint.
 fn dies(folder: &Path, at: usize) {
     let this = std::env::current_exe().unwrap();
     let status = Command::new(&this)
@@ -197,20 +200,20 @@ fn a_killed_training_resumes() {
         seed = seed
             .wrapping_mul(6364136223846793005)
             .wrapping_add(1442695040888963407);
-        BATCHES + (seed >> 33) % (STEPS - BATCHES)
+        TAKEN + (seed >> 33) % (ALL_TAKEN - TAKEN)
     };
     for at in [
         3,
-        BATCHES,
-        2 * BATCHES - 1,
-        STEPS - 1,
+        TAKEN,
+        2 * TAKEN - 1,
+        ALL_TAKEN - 1,
         somewhere(),
         somewhere(),
     ] {
         let folder = folder("resume-killed");
         dies(&folder, at);
         let last = last_checkpoint(&folder);
-        assert!(last.unwrap_or(0) <= at / BATCHES, "killed at step {at}");
+        assert!(last.unwrap_or(0) <= at / TAKEN, "killed at step {at}");
         let ended = train(&folder, last, adam(), recorder());
         assert_eq!(
             ended, expected,
@@ -224,9 +227,9 @@ fn a_training_killed_twice_resumes() {
     let _alone = alone();
     let expected = train(&folder("resume-whole"), None, adam(), recorder());
     let folder = folder("resume-twice");
-    dies(&folder, 2 * BATCHES + 3);
+    dies(&folder, 2 * TAKEN + 3);
     let first = last_checkpoint(&folder);
-    dies(&folder, BATCHES + 2);
+    dies(&folder, TAKEN + 2);
     let last = last_checkpoint(&folder);
     // Burn writes a checkpoint on a thread of its own: the second may be cut off.
     assert!(last >= first, "{last:?} after {first:?}");
@@ -289,7 +292,7 @@ fn interrupted_in(phase: Phase, folder: &Path) {
     let when = |this| Some(interrupter.clone()).filter(|_| phase == this);
     let in_training = when(Phase::Training);
     let optimizer = Before::new(adam(), move |step| {
-        if let Some(interrupter) = in_training.as_ref().filter(|_| step == 2 * BATCHES + 3) {
+        if let Some(interrupter) = in_training.as_ref().filter(|_| step == 2 * TAKEN + 3) {
             interrupter.stop(None);
         }
     });

@@ -240,7 +240,7 @@ impl<S: CheckpointingStrategy> CheckpointingStrategy for OnceShown<S> {
 }
 
 /// Takes two steps with each batch, and validates only after the last epoch.
-struct EachBatchTwice;
+pub struct EachBatchTwice;
 
 impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC> for EachBatchTwice
 where

@@ -10,7 +10,7 @@ use super::{
     Findings, LastStep, LossScaler, PendingStep, RecordedStep, ScaleHistory, StepOutcome,
     Transition,
 };
-use crate::{AmpError, StuckReason};
+use crate::AmpError;
 
 /// What the clones of a `GradScaler` share, on any thread: the scaler, which other handles may share, and the
 /// step that is under way. `L` is the package's record of the losses of a step.
@@ -40,14 +40,10 @@ pub struct Shared<L> {
     pub scaler: LossScaler,
     /// Its skipped steps and scale changes.
     pub history: ScaleHistory,
-    /// The result of the last step. Of a batch, that of a skipped pass, if there is one.
+    /// The result of the last step.
     pub last_step: Option<LastStep>,
     /// The number of that step.
     last_number: u64,
-    /// Whether it is a skipped pass of a batch on which an optimizer has not decided.
-    in_skipped_batch: bool,
-    /// Why a pass of that batch was skipped that left the scale as it is.
-    kept_scale: Option<StuckReason>,
     /// Steps under way whose handles were dropped.
     left: LeftSteps<L>,
     /// How often a state was loaded, which discards all steps under way.
@@ -61,25 +57,11 @@ pub struct Shared<L> {
 
 /// Observes a scaler. Called on the thread of the step, until the observer is dropped.
 pub trait Listener: Send + Sync {
-    /// A backward pass of a loss of the scaler begins, in any precision.
-    fn begun(&self) {}
-
     /// A step was taken or skipped.
     fn recorded(&self, _recorded: &RecordedStep) {}
 
-    /// The scaler starts over.
-    fn forget(&self) {}
-
-    /// An optimizer took or skipped a batch: all steps since the previous batch together.
-    fn batch(&self, _taken: bool) {}
-
-    /// The run is stuck since the last step or batch.
+    /// The run is stuck since the last step.
     fn stuck(&self, _error: &AmpError) {}
-
-    /// Whether this listener is an optimizer that reports batches.
-    fn makes_batches(&self) -> bool {
-        false
-    }
 }
 
 impl<L: Default> Clone for SharedScaler<L> {
@@ -302,9 +284,8 @@ impl<L: Default> SharedScaler<L> {
         Ok(())
     }
 
-    /// Continues from a state. Discards the steps under way, and notifies the listeners.
+    /// Continues from a state. Discards the steps under way.
     pub fn load_state(&self, state: LossScaler) {
-        self.listeners().iter().for_each(|l| l.forget());
         let mut shared = self.lock();
         *shared = Shared {
             listeners: std::mem::take(&mut shared.listeners),
@@ -343,40 +324,26 @@ impl<L: Default> SharedScaler<L> {
         };
         Ok(
             ended.map_or(Transition::Kept, |(scale, outcome, findings)| {
-                self.record(scale, outcome, findings, false, or)
+                self.record(scale, outcome, findings, or)
             }),
         )
     }
 
     /// Records a backward pass that itself takes or skips the step.
     pub fn record_pass(&self, scale: f32, outcome: StepOutcome, findings: Findings, or: &str) {
-        self.record(scale, outcome, findings, true, or);
+        self.record(scale, outcome, findings, or);
     }
 
     /// Records the outcome of one step whose loss was multiplied by `scale`, then logs it and notifies the
     /// listeners. Another thread may have changed the current scale since.
-    fn record(
-        &self,
-        scale: f32,
-        outcome: StepOutcome,
-        findings: Findings,
-        by_pass: bool,
-        or: &str,
-    ) -> Transition {
-        let in_batch = by_pass && self.has_batches();
+    fn record(&self, scale: f32, outcome: StepOutcome, findings: Findings, or: &str) -> Transition {
         let recorded = {
             let shared = &mut *self.lock();
             let (scaler, history) = (&mut shared.scaler, &mut shared.history);
-            let why = in_batch.then_some(&mut shared.kept_scale);
-            let recorded =
-                RecordedStep::of(scaler, history, scale, outcome, &findings, by_pass, why);
-            let skipped = !recorded.step.stepped();
-            if skipped || !shared.in_skipped_batch {
-                shared.in_skipped_batch = in_batch && skipped;
-                shared.leaves = findings.leaves;
-                shared.last_step = Some(recorded.step.clone());
-                shared.last_number = shared.scaler.steps();
-            }
+            let recorded = RecordedStep::of(scaler, history, scale, outcome, &findings);
+            shared.leaves = findings.leaves;
+            shared.last_step = Some(recorded.step.clone());
+            shared.last_number = shared.scaler.steps();
             recorded
         };
         recorded.log(or);
@@ -384,32 +351,6 @@ impl<L: Default> SharedScaler<L> {
         listeners.iter().for_each(|l| l.recorded(&recorded));
         self.report_stuck(recorded.transition, &recorded.after, &recorded.step, or);
         recorded.transition
-    }
-
-    /// Records that an optimizer took or skipped a batch, of which it has the passes' gradients.
-    pub fn batch(&self, taken: bool, or: &str) {
-        let skipped = {
-            let shared = &mut *self.lock();
-            shared.in_skipped_batch = false;
-            let kept_scale = shared.kept_scale.take();
-            if taken {
-                shared.scaler.forget_stuck();
-            }
-            let reason = kept_scale.filter(|_| !taken);
-            reason.zip(shared.last_step.clone()).map(|(reason, step)| {
-                let transition = shared.scaler.stuck(reason);
-                (transition, shared.scaler, step)
-            })
-        };
-        self.listeners().iter().for_each(|l| l.batch(taken));
-        if let Some((transition, scaler, step)) = skipped {
-            self.report_stuck(transition, &scaler, &step, or);
-        }
-    }
-
-    /// Whether an optimizer reports batches.
-    pub fn has_batches(&self) -> bool {
-        self.listeners().iter().any(|l| l.makes_batches())
     }
 
     /// Logs that the run is stuck since a step, if it is, and notifies the listeners.
@@ -634,8 +575,6 @@ macro_rules! scaler_handle {
 // A handle has more methods than these tests call, and here it is not public.
 #[allow(dead_code, clippy::wrong_self_convention)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
     use super::*;
     use crate::{DynamicLossScale, ScaleEntry};
 
@@ -663,64 +602,9 @@ mod tests {
         assert_eq!(format!("{scaler:?}"), text);
     }
 
-    /// Stands for an optimizer that decides on batches. Counts the reports of a stuck run.
-    #[derive(Default)]
-    struct Batches(AtomicU32);
-
-    impl Listener for Batches {
-        fn stuck(&self, error: &AmpError) {
-            assert!(matches!(error, AmpError::Stuck { steps: 3, .. }), "{error}");
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-
-        fn makes_batches(&self) -> bool {
-            true
-        }
-    }
-
     #[test]
-    fn batches_in_a_row_are_stuck_whatever_their_good_passes() {
-        use StepOutcome::{Finite, NonFiniteLoss, Overflow};
-        let scaler = scaler(
-            DynamicLossScale::new()
-                .with_init_scale(2.0)
-                .with_stuck_after(3),
-        );
-        let listener = Arc::new(Batches::default());
-        scaler.shared.listen(&listener);
-        let batch = |passes: &[StepOutcome]| {
-            passes.iter().for_each(|outcome| take(&scaler, *outcome));
-            scaler
-                .shared
-                .batch(passes.iter().all(|outcome| *outcome == Finite), "");
-            // The state of each batch can be saved.
-            let state = serde_json::to_string(&scaler.state()).unwrap();
-            assert_eq!(
-                serde_json::from_str::<LossScaler>(&state).unwrap(),
-                scaler.state()
-            );
-            listener.0.load(Ordering::Relaxed)
-        };
-        // The first batch lowers the scale to its minimum.
-        for (passes, reports) in [
-            (&[Overflow, Finite][..], 0),
-            (&[Overflow, Overflow, Overflow, Finite], 0),
-            (&[Overflow, Finite], 0),
-            (&[Finite, Finite], 0),
-            (&[Overflow, Finite], 0),
-            (&[Finite, NonFiniteLoss], 0),
-            (&[Overflow, Finite], 1),
-            (&[Overflow, Finite], 1),
-        ] {
-            assert_eq!(batch(passes), reports, "{passes:?}");
-        }
-    }
-
-    #[test]
-    fn the_last_step_is_the_skipped_pass_of_a_batch() {
+    fn the_parameters_of_a_skipped_pass_are_named_later() {
         let scaler = scaler(DynamicLossScale::new());
-        let listener = Arc::new(Batches::default());
-        scaler.shared.listen(&listener);
         let overflow = Findings {
             leaves: [(7, false), (8, true)].into(),
             ..Findings::default()
@@ -728,7 +612,6 @@ mod tests {
         scaler
             .shared
             .record_pass(1.0, StepOutcome::Overflow, overflow, "");
-        take(&scaler, StepOutcome::Finite);
         let nodes = [(7, "first".to_owned()), (8, "second".to_owned())];
         let step = scaler.shared.explained(&nodes).unwrap();
         assert_eq!(
@@ -741,10 +624,6 @@ mod tests {
             .map(|(nth, s)| (nth, s.first_parameter.clone()))
             .collect();
         assert_eq!(named, [(1, Some("first".to_owned()))]);
-        scaler.shared.batch(false, "");
-        assert!(!scaler.last_step().unwrap().stepped());
-        take(&scaler, StepOutcome::Finite);
-        assert!(scaler.last_step().unwrap().stepped());
     }
 
     #[test]
@@ -803,7 +682,7 @@ mod tests {
             let findings = Findings::default();
             let recorded = scaler
                 .shared
-                .record(1.0, StepOutcome::Overflow, findings, true, "");
+                .record(1.0, StepOutcome::Overflow, findings, "");
             matches!(recorded, Transition::Stuck(_))
         };
         let first = scaler(stuck_after_two);

@@ -11,42 +11,27 @@ pub struct RecordedStep {
     pub step: LastStep,
     /// How the step changed the scale.
     pub transition: Transition,
-    /// Whether the backward pass itself took or skipped the step: a skipped step then has no gradients. If
-    /// false, the explicit protocol took or skipped the step.
-    pub by_pass: bool,
     before: LossScaler,
     pub(super) after: LossScaler,
 }
 
 impl RecordedStep {
     /// Records the outcome of a step whose loss was multiplied by `scale`. Another thread may have
-    /// changed the current scale since. For a pass of a batch, `in_batch` gets the reason why it was skipped, if
-    /// the scale is kept.
+    /// changed the current scale since.
     pub(super) fn of(
         scaler: &mut LossScaler,
         history: &mut ScaleHistory,
         scale: f32,
         outcome: StepOutcome,
         findings: &Findings,
-        by_pass: bool,
-        in_batch: Option<&mut Option<StuckReason>>,
     ) -> Self {
         let step = LastStep::of(scale, outcome, findings);
         let before = *scaler;
-        let transition = match in_batch {
-            None => scaler.update_at(scale, outcome),
-            Some(why) => scaler
-                .update_in_batch(scale, outcome)
-                .unwrap_or_else(|reason| {
-                    *why = Some(reason);
-                    Transition::Kept
-                }),
-        };
+        let transition = scaler.update_at(scale, outcome);
         history.push(skipped(&step), scaler);
         Self {
             step,
             transition,
-            by_pass,
             before,
             after: *scaler,
         }
@@ -98,7 +83,7 @@ impl LossScaler {
     pub(super) fn log_stuck(&self, reason: StuckReason, last: &LastStep, or: &str) {
         let mut listed = vec![last.listed()];
         listed.extend(last.anomalies.iter().map(|anomaly| format!("[{anomaly}]")));
-        let in_a_row = self.in_a_row();
+        let in_a_row = self.skipped_in_a_row();
         let text = reason.explained(in_a_row, last.scale, listed.join(" ").trim());
         log::error!(
             step = self.steps(), scale = self.scale(), skipped_in_a_row = in_a_row;
@@ -111,7 +96,7 @@ impl LossScaler {
     pub fn stuck_error(&self, reason: StuckReason, last: &LastStep) -> AmpError {
         AmpError::Stuck {
             reason,
-            steps: self.in_a_row(),
+            steps: self.skipped_in_a_row(),
             scale: last.scale,
             parameters: last.listed(),
         }

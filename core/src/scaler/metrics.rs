@@ -125,8 +125,8 @@ macro_rules! scaler_metrics {
             [1.0, |step| f64::from(step.scale)] $metric $numeric
         }
         $crate::scaler_metrics! { @one
-            /// How many steps were skipped on all devices up to this step; see [`LossScaleMetric`]. Replicas
-            /// in distributed training skip a step together, and the step counts once.
+            /// How many steps were skipped up to this step; see [`LossScaleMetric`]. Devices that train together skip
+            /// a step together, and it counts once.
             SkippedStepsMetric "Skipped Steps" "Steps skipped so far because gradients overflowed"
             [0.0, |step| step.skipped as f64] $metric $numeric
         }

@@ -149,35 +149,16 @@ impl LossScaler {
     /// this overflow is only counted.
     #[doc(hidden)]
     pub fn update_at(&mut self, scale: f32, outcome: StepOutcome) -> Transition {
-        if outcome == StepOutcome::Finite {
-            self.forget_stuck();
-        }
-        self.update_in_batch(scale, outcome)
-            .unwrap_or_else(|reason| self.stuck(reason))
-    }
-
-    /// Like [`update_at`](LossScaler::update_at), for one of several passes of a batch: an optimizer decides on
-    /// the batch, and calls [`stuck`](LossScaler::stuck) or [`forget_stuck`](LossScaler::forget_stuck) then. The
-    /// error is the reason why the pass was skipped, if the scale is kept.
-    pub(super) fn update_in_batch(
-        &mut self,
-        scale: f32,
-        outcome: StepOutcome,
-    ) -> Result<Transition, StuckReason> {
         self.count(outcome);
-        match (self.state.config, outcome) {
+        let kept = match (self.state.config, outcome) {
             (LossScaleConfig::Dynamic(dynamic), StepOutcome::Finite) => Ok(self.finite(&dynamic)),
             (_, StepOutcome::Overflow) if scale > self.state.scale => Ok(Transition::Kept),
             (LossScaleConfig::Dynamic(dynamic), StepOutcome::Overflow) => self.overflow(&dynamic),
             (LossScaleConfig::Fixed(_), StepOutcome::Overflow) => Err(StuckReason::FixedScale),
             (_, StepOutcome::NonFiniteLoss) => Err(StuckReason::NonFiniteLoss),
             _ => Ok(Transition::Kept),
-        }
-    }
-
-    /// The skipped steps in a row, or the skipped batches if those are more.
-    pub(super) fn in_a_row(&self) -> u64 {
-        self.skipped_in_a_row().max(self.state.stuck.into())
+        };
+        kept.unwrap_or_else(|reason| self.stuck(reason))
     }
 
     /// Restarts the count towards [`Transition::Stuck`], which is reported once. For a new run that continues
@@ -208,6 +189,7 @@ impl LossScaler {
         if outcome == StepOutcome::Finite {
             state.taken_steps += 1;
             state.skipped_in_a_row = 0;
+            state.stuck = 0;
         } else {
             state.skipped_steps += 1;
             state.skipped_in_a_row += 1;
@@ -241,8 +223,8 @@ impl LossScaler {
         Ok(self.move_to(backed_off.max(dynamic.min_scale)))
     }
 
-    /// Counts a skipped step, or a skipped batch of several, that leaves the scale as it is.
-    pub(super) fn stuck(&mut self, reason: StuckReason) -> Transition {
+    /// Counts a skipped step that leaves the scale as it is.
+    fn stuck(&mut self, reason: StuckReason) -> Transition {
         let Some(stuck_after) = self.stuck_after() else {
             return Transition::Kept;
         };

@@ -17,7 +17,7 @@ pub struct LastStep {
     pub non_finite_gradients: usize,
     /// The paths of these parameters in their module, for example `encoder.layers.2.weight`, in
     /// reverse module order. This is the order of the backward pass if the module declares its
-    /// parts in order of use. The explicit protocol, a trainer and an `AmpOptimizer` fill in the
+    /// parts in order of use. The explicit protocol, a trainer and a `Learner` with `.with_amp()` fill in the
     /// paths; otherwise `GradScaler::explain` finds them. Of several modules, each has its own paths, in the
     /// order in which they were given. Burn's `ExecutionStrategy::MultiDevice` trains copies, which have no paths.
     pub parameters: Vec<String>,

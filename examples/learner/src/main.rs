@@ -55,7 +55,8 @@ use burn::prelude::*;
 use burn::train::metric::LossMetric;
 use burn::train::{InferenceStep, Learner, SupervisedTraining};
 use burn_amp::{
-    Amp, AmpAutodiff, AmpConfig, AmpLrScheduler, AmpReport, AmpTrainingExt, GradScaler, Precision,
+    Amp, AmpAutodiff, AmpConfig, AmpReport, AmpTrainingExt, GradScaler, LrSchedulerWithScaler,
+    Precision,
 };
 use clap::Parser;
 use rand::SeedableRng;
@@ -69,7 +70,7 @@ use resume::{Checkpoints, Epochs, FileRecorder, MetricFiles};
 use serde::{Deserialize, Serialize};
 
 type Optim<B> = OptimizerAdaptor<AdamW, Model<B>, B>;
-type Schedule = AmpLrScheduler<CosineAnnealingLrScheduler>;
+type Schedule = LrSchedulerWithScaler<CosineAnnealingLrScheduler>;
 type Saved<B> = Checkpoints<B, Model<B>, Optim<B>, Schedule>;
 
 const LEARNING_RATE: f64 = 4e-3;
@@ -168,10 +169,8 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
         .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
         .init();
     let cosine = CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, steps).init()?;
-    // With this schedule the learning rate does not advance over skipped steps, and Burn's checkpoints
-    // hold the loss scale.
-    let schedule: Schedule =
-        AmpLrScheduler::new(cosine, [GradScaler::of::<AmpAutodiff<B>>(&device)]);
+    // Burn's checkpoints hold the loss scale.
+    let schedule = GradScaler::of::<AmpAutodiff<B>>(&device).checkpoint_with(cosine);
 
     let mut training = SupervisedTraining::new(output, Arc::new(train), valid.clone())
         .metrics((LossMetric::<Flex>::new(),))

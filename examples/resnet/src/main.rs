@@ -42,8 +42,8 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::{AccuracyMetric, LearningRateMetric, LossMetric};
 use burn::train::{InferenceStep, Learner, SupervisedTraining};
 use burn_amp::{
-    Amp, AmpAutodiff, AmpConfig, AmpLrScheduler, AmpOptimizer, AmpReport, AmpTrainingExt,
-    GradScaler, Precision,
+    Amp, AmpAutodiff, AmpConfig, AmpReport, AmpTrainingExt, GradScaler, LrSchedulerWithScaler,
+    Precision,
 };
 use clap::Parser;
 use serde::{Deserialize, Serialize};
@@ -54,9 +54,8 @@ use epoch_lines::EpochLines;
 use model::Model;
 use resume::{Checkpoints, Epochs, FileRecorder, MetricFiles};
 
-type Optim<B> =
-    AmpOptimizer<OptimizerAdaptor<Sgd<<B as AutodiffBackend>::InnerBackend>, Model<B>, B>>;
-type Schedule = AmpLrScheduler<ComposedLrScheduler>;
+type Optim<B> = OptimizerAdaptor<Sgd<<B as AutodiffBackend>::InnerBackend>, Model<B>, B>;
+type Schedule = LrSchedulerWithScaler<ComposedLrScheduler>;
 type Saved<B> = Checkpoints<B, Model<B>, Optim<B>, Schedule>;
 
 const LEARNING_RATE: f64 = 0.1;
@@ -147,15 +146,12 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     let valid = data::validation::<Amp<B>>(&digits, batch_size);
 
     let model = Model::<AmpAutodiff<B>>::new(&device);
-    let scaler = GradScaler::of::<AmpAutodiff<B>>(&device);
-    let sgd = SgdConfig::new()
+    let optimizer: Optim<AmpAutodiff<B>> = SgdConfig::new()
         .with_momentum(Some(
             MomentumConfig::new().with_momentum(0.9).with_dampening(0.0),
         ))
         .with_weight_decay(Some(WeightDecayConfig::new(5e-4)))
         .init();
-    // With this optimizer, an overflow in a micro-batch skips the whole step.
-    let optimizer: Optim<AmpAutodiff<B>> = AmpOptimizer::new(sgd, [scaler.clone()]);
     // Burn requests a learning rate before each micro-batch.
     let rates = epochs * digits.train.len().div_ceil(batch_size);
     let warm_up = rates.div_ceil(WARM_UP);
@@ -167,15 +163,15 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
         ))
         .cosine(CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, rates))
         .init()?;
-    // With this schedule the learning rate does not advance over skipped steps, and Burn's checkpoints
-    // hold the loss scale.
-    let schedule: Schedule = AmpLrScheduler::new(schedule, [scaler]);
+    // Burn's checkpoints hold the loss scale.
+    let schedule = GradScaler::of::<AmpAutodiff<B>>(&device).checkpoint_with(schedule);
 
     let mut training = SupervisedTraining::new(output, Arc::new(train), valid.clone())
         .metrics((AccuracyMetric::<Flex>::new(), LossMetric::<Flex>::new()))
         .metric_train_numeric(LearningRateMetric::new())
         .with_metric_logger(MetricFiles::new(output, done))
         .num_epochs(epochs)
+        .grads_accumulation(accumulation)
         .with_file_checkpointer(FileRecorder::new())
         .summary();
     if done > 0 {
@@ -187,7 +183,6 @@ fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
     // The result also holds the dashboard, which leaves the terminal when it is dropped.
     let model = training
         .with_amp(AmpConfig::new().with_precision(settings.precision))
-        .grads_accumulation(accumulation)
         .launch(Learner::new(model, optimizer, schedule))?
         .model;
 

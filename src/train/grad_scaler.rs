@@ -1,7 +1,7 @@
 //! The scaler's methods that take a module. Most form the explicit protocol of PyTorch's `GradScaler`:
 //! scale, unscale, step, update.
 
-use burn_amp_core::PendingStepRecord;
+use burn_amp_core::{Parameter, PendingStepRecord};
 use burn_core::module::AutodiffModule;
 use burn_core::tensor::backend::AutodiffBackend;
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorPrimitive};
@@ -16,7 +16,15 @@ use crate::diagnostics::anomaly;
 use crate::policy::Mode;
 use crate::precision::in_step;
 use crate::scaler::{OR, ScaledLoss};
-use crate::{AmpError, GradScaler, LastStep, Precision, Transition, full_precision};
+use crate::{AmpError, GradScaler, LastStep, Precision, StepOutcome, Transition, full_precision};
+
+/// The result of a check of gradients.
+struct Checked<'a> {
+    parameters: Vec<&'a Parameter>,
+    /// Of the losses, then of the gradients of `parameters`.
+    finite: Vec<bool>,
+    outcome: StepOutcome,
+}
 
 impl GradScaler {
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. The
@@ -143,7 +151,8 @@ impl GradScaler {
             .pending()
             .check_unscale(given, &found.parameters)?;
         self.check_dtypes::<B>("unscale", &found)?;
-        self.unscale_found::<B, M>(model, grads, &found);
+        let checked = self.unscaled(grads, &found);
+        self.note::<B, M>(model, &checked, checked.outcome);
         self.shared.pending().unscale(&found.parameters);
         Ok(())
     }
@@ -168,21 +177,24 @@ impl GradScaler {
 
     /// Unscales the gradients and checks them. Those that were already unscaled keep their values; they are
     /// checked again if a loss was scaled since.
-    fn unscale_found<B: AutodiffBackend, M: AutodiffModule<B>>(
+    fn unscaled<'a, B: AutodiffBackend>(
         &self,
-        model: &M,
         grads: &mut GradientsParams,
-        found: &Found<B>,
-    ) {
+        found: &'a Found<B>,
+    ) -> Checked<'a> {
         let (to_check, replicas) = {
             let pending = self.shared.pending();
             let replicas = pending.losses.replicas.clone();
             (pending.to_check(&found.parameters), replicas)
         };
         let Some(to_check) = to_check else {
-            return;
+            return Checked {
+                parameters: Vec::new(),
+                finite: Vec::new(),
+                outcome: self.shared.pending().outcome(&found.parameters),
+            };
         };
-        let (scale, scaled) = (to_check.scale, to_check.parameters());
+        let (scale, parameters) = (to_check.scale, to_check.parameters());
         let factor = (!is_amp::<B>()).then(|| 1.0 / f64::from(scale));
         let mut check = scaled_loss::take_check::<B::InnerBackend>(self, &found.device);
         gradients::unscale(&to_check.left, grads, factor, &mut check);
@@ -190,18 +202,34 @@ impl GradScaler {
         let finite = check.read();
         // Also read the checks of losses on other backends.
         self.read_losses();
-        let outcome = self.shared.pending().found(&scaled, &finite);
+        let outcome = self.shared.pending().found(&parameters, &finite);
         let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
         let replicas = replicas.as_deref();
         let outcome = agreed::<B::InnerBackend>(replicas, &found.device, Some(scale), outcome);
+        Checked {
+            parameters,
+            finite,
+            outcome,
+        }
+    }
 
+    /// Notes the result of a check. `outcome` is the outcome of all devices of the step.
+    fn note<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        model: &M,
+        checked: &Checked,
+        outcome: StepOutcome,
+    ) {
+        if checked.parameters.is_empty() {
+            return;
+        }
         // Visit the module without holding the lock: the module's code may call this scaler.
         let is_watched = !self.shared.pending().anomalies.is_empty();
         let nodes = is_watched.then(|| gradients::nodes::<B, M>(model));
         let nodes = nodes.unwrap_or_default();
         let mut pending = self.shared.pending();
         pending.anomalies.iter_mut().for_each(|a| a.place(&nodes));
-        pending.set_unscaled(&scaled, &finite, outcome);
+        pending.set_unscaled(&checked.parameters, &checked.finite, outcome);
     }
 
     /// Runs the optimizer step at learning rate `lr`, in FP32, if the losses and this model's
@@ -236,21 +264,44 @@ impl GradScaler {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let found = gradients::found::<B, M>(&model, &grads);
-        let given = grads.len();
-        let refused = self.shared.pending().check_step(given, &found.parameters);
-        if let Err(error) = refused.and_then(|_| self.check_dtypes::<B>("step", &found)) {
-            return (model, Err(error));
+        match Self::checked_steps::<B, M>(&model, [(self, &mut grads)]) {
+            // Gradients from a record are no longer marked as gradients: an optimizer that multiplies
+            // matrices would do so in half precision.
+            Ok(true) => (in_step(|| optimizer.step(lr, model, grads)), Ok(true)),
+            refused_or_skipped => (model, refused_or_skipped),
         }
-        self.unscale_found::<B, M>(&model, &mut grads, &found);
-        let taken = self.shared.pending().step(&found.parameters);
-        if !taken {
-            return (model, Ok(false));
+    }
+
+    /// Unscales and checks the gradients of one step on several devices, each with the scaler of its device. Returns
+    /// whether to take the step: no device steps if another device overflowed.
+    pub(super) fn checked_steps<'a, B: AutodiffBackend, M: AutodiffModule<B>>(
+        model: &M,
+        parts: impl IntoIterator<Item = (&'a Self, &'a mut GradientsParams)>,
+    ) -> Result<bool, AmpError> {
+        let mut parts: Vec<_> = parts
+            .into_iter()
+            .map(|(scaler, grads)| (scaler, gradients::found::<B, M>(model, grads), grads))
+            .collect();
+        for (scaler, found, grads) in &parts {
+            let pending = scaler.shared.pending();
+            pending.check_step(grads.len(), &found.parameters)?;
+            drop(pending);
+            scaler.check_dtypes("step", found)?;
         }
-        // Gradients from a record are no longer marked as gradients: an optimizer that multiplies
-        // matrices would do so in half precision.
-        let model = in_step(|| optimizer.step(lr, model, grads));
-        (model, Ok(true))
+        let checked: Vec<_> = parts
+            .iter_mut()
+            .map(|(scaler, found, grads)| (*scaler, scaler.unscaled(grads, found)))
+            .collect();
+        let outcomes = checked.iter().map(|(_, checked)| checked.outcome);
+        let outcome = outcomes.max().unwrap_or(StepOutcome::Finite);
+        for (scaler, checked) in &checked {
+            scaler.note::<B, M>(model, checked, outcome);
+        }
+        // No short-circuit: each scaler notes the step.
+        let steps = parts
+            .iter()
+            .map(|(scaler, found, _)| scaler.shared.pending().step(&found.parameters));
+        Ok(steps.fold(true, |all, step| all & step))
     }
 
     /// Ends the step. The scale grows, stays or backs off according to all steps since the last
@@ -266,8 +317,8 @@ impl GradScaler {
 
     /// The last step, with its parameters named after the trained module; `None` before the first step.
     /// Call `explain` before the module takes its next step. It is for training loops on `AmpAutodiff`
-    /// that call `backward()` themselves. The explicit protocol, a trainer and an
-    /// [`AmpOptimizer`](crate::AmpOptimizer) already name the parameters.
+    /// that call `backward()` themselves. The explicit protocol, a trainer and a `Learner`'s
+    /// [`AmpTraining`](crate::AmpTraining) already name the parameters.
     ///
     /// ```
     /// # use burn::{backend::Flex, nn::LinearConfig, tensor::Tensor};
