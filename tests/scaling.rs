@@ -716,7 +716,7 @@ fn what_is_no_state_is_refused() {
     for (name, bytes, reason) in [
         ("empty.json", &b""[..], "EOF"),
         ("text.json", b"loss scale 65536", "expected value"),
-        ("other.json", b"{\"precision\": \"F16\"}", "precision"),
+        ("other.json", b"{\"precision\": \"F16\"}", "version"),
         ("list.json", b"[1, 2, 3]", "expected value"),
         ("binary.json", b"\xff\xfe\x00\x01", "expected value"),
     ] {
@@ -787,7 +787,7 @@ fn a_reader_or_a_writer_that_fails_is_an_error() {
 fn a_newer_version_is_refused_by_its_version() {
     let folder = tempdir().unwrap();
     let text = String::from_utf8(json_of(saved())).unwrap();
-    let reason = "the state has version 2, but this burn-amp only reads versions up to 1";
+    let reason = "the state has version 3, but this burn-amp only reads versions up to 2";
     for (name, newer) in [
         ("same-fields", text.clone()),
         (
@@ -800,7 +800,7 @@ fn a_newer_version_is_refused_by_its_version() {
         ),
         ("changed-field", text.replace("\"Dynamic\"", "\"Dynamics\"")),
     ] {
-        let newer = newer.replace("\"version\": 1,", "\"version\": 2,");
+        let newer = newer.replace("\"version\": 2,", "\"version\": 3,");
         assert_ne!(newer, text);
         let path = folder.path().join(name);
         fs::write(&path, &newer).unwrap();
@@ -869,7 +869,7 @@ fn mutated(bytes: &[u8], from: usize, random: &mut StdRng) -> Vec<u8> {
     bytes
 }
 
-/// Every mutation is refused, or gives the state that was saved; and most of them are refused.
+/// Every mutation is refused, or gives a state that a scaler can go on from; and many are refused.
 #[track_caller]
 fn mutations<E: Debug>(
     format: &str,
@@ -882,7 +882,13 @@ fn mutations<E: Debug>(
     let mut refused = 0;
     for mutation in 0..MUTATIONS {
         match load(mutated(bytes, from, &mut random)) {
-            Ok(state) => assert_eq!(state, saved(), "mutation {mutation} of {format}"),
+            Ok(mut state) => {
+                state.update(StepOutcome::Overflow);
+                state.update(StepOutcome::Finite);
+                let scaler = GradScaler::from(state);
+                scaler.read_state(&json_of(state)[..]).unwrap();
+                assert_eq!(scaler.state(), state, "mutation {mutation} of {format}");
+            }
             Err(_) => refused += 1,
         }
     }
@@ -893,7 +899,7 @@ fn mutations<E: Debug>(
 }
 
 #[test]
-fn a_mutated_json_file_is_refused_or_is_the_same_state() {
+fn a_mutated_json_file_is_refused_or_is_a_state() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("state.json");
     mutations("JSON", &json_of(saved()), 0, |bytes| {
@@ -934,7 +940,7 @@ fn item(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn mutated_records_are_refused_or_are_the_same_state() {
+fn mutated_records_are_refused_or_are_states() {
     type Full = FullPrecisionSettings;
     let whole = |_: &[u8]| 0;
     mutated_files("pretty-json", PrettyJsonFileRecorder::<Full>::new(), whole);
@@ -996,14 +1002,14 @@ fn a_record_cut_short_is_refused_wherever_it_is_cut() {
 /// misread.
 #[test]
 fn a_newer_record_is_refused_by_its_version() {
-    let reason = "the state has version 2";
+    let reason = "the state has version 3";
     let mpk = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();
     let mut bytes = Recorder::<B>::record(&mpk, saved(), ()).unwrap();
     // The metadata before it have a version too.
     let name = bytes.windows(7).rposition(|name| name == b"version");
     let version = &mut bytes[name.unwrap() + 7];
-    assert_eq!(*version, 1);
-    *version = 2;
+    assert_eq!(*version, 2);
+    *version = 3;
     let loaded: Result<LossScaler, _> = Recorder::<B>::load(&mpk, bytes, &Default::default());
     let error = loaded.unwrap_err().to_string();
     assert!(error.contains(reason), "{error}");
@@ -1011,9 +1017,14 @@ fn a_newer_record_is_refused_by_its_version() {
     let bin = BinBytesRecorder::<FullPrecisionSettings>::new();
     let mut bytes = Recorder::<B>::record(&bin, saved(), ()).unwrap();
     let version = item(&bytes);
-    assert_eq!(bytes[version], 1);
-    bytes[version] = 2;
-    bytes.insert(version + 1, 250);
-    let error = load_bin(&bin, bytes).unwrap_err();
-    assert!(error.contains(reason), "{error}");
+    assert_eq!(bytes[version], 2);
+    // The state of version 1 was longer: what follows it would be misread.
+    for (other, reason) in [
+        (3, reason),
+        (1, "version 1, which this burn-amp reads from JSON"),
+    ] {
+        bytes[version] = other;
+        let error = load_bin(&bin, bytes.clone()).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
 }

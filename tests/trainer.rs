@@ -1078,13 +1078,13 @@ fn through_a_file<R: FileRecorder<A>>(recorder: &R, name: &str) {
         refused(&path);
     }
     // A figure of the scaler, where the format is one to be edited.
-    let key = b"taken_steps";
+    let key = b"hysteresis_left";
     if let Some(at) = bytes.windows(key.len()).position(|window| window == key) {
         let mut damaged = bytes.clone();
-        damaged[at + key.len()] += 1;
+        damaged[at + key.len()] = 127;
         std::fs::write(&file, damaged).unwrap();
         let error = refused(&path);
-        assert!(error.contains("the state is damaged"), "{error}");
+        assert!(error.contains("hysteresis_left is"), "{error}");
     } else {
         assert!(name == "gz", "{name} names its fields");
     }

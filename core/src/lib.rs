@@ -17,6 +17,7 @@ mod precision;
 #[cfg(feature = "record-0-21")]
 mod record;
 mod scaler;
+mod trainer;
 mod words;
 
 pub use casts::Casts;
@@ -29,12 +30,15 @@ pub use precision::Precision;
 pub use precision::{Capabilities, Chosen, DTypeUses, Registry};
 pub use scaler::{
     Anomaly, AnomalyPass, DynamicLossScale, LastStep, LossScaleConfig, LossScaler, ScaleEntry,
-    ScaleHistory, SkippedStep, StepMetrics, StepOutcome, StepProgress, Transition, WhenStuck,
+    ScaleHistory, SkippedStep, StepOutcome, Transition,
 };
 #[doc(hidden)]
 pub use scaler::{
     Findings, Listener, Parameter, PendingStep, PendingStepRecord, RecordedStep, Shared,
-    SharedScaler, ShownStep, StepQueue, check_trainer, continues_window, is_watched_by_environment,
+    SharedScaler, ShownStep, StepQueue, is_watched_by_environment,
 };
+pub use trainer::{StepMetrics, StepProgress, WhenStuck};
+#[doc(hidden)]
+pub use trainer::{check_trainer, continues_window};
 #[doc(hidden)]
 pub use words::{bytes, counted, grouped, line};

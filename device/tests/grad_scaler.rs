@@ -741,8 +741,8 @@ fn the_state_is_saved_and_restored_whole() {
     std::fs::remove_file(&file).unwrap();
     let before = restored.state();
     for damaged in [
-        text.replace("\"taken_steps\": 2", "\"taken_steps\": 3"),
-        text.replace("\"version\": 1", "\"version\": 2"),
+        text.replace("\"hysteresis_left\": ", "\"hysteresis_left\": 1"),
+        text.replace("\"version\": 2", "\"version\": 3"),
         text[..text.len() / 2].to_string(),
     ] {
         assert_ne!(damaged, text);

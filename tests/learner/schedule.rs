@@ -286,7 +286,7 @@ fn a_damaged_record_is_refused() {
         record.map(|_| ()).map_err(|error| error.to_string())
     };
     load(&text).unwrap();
-    let damaged = text.replace("\"taken_steps\": 2", "\"taken_steps\": 3");
+    let damaged = text.replace("\"growth_tracker\": 1", "\"growth_tracker\": 2000");
     assert_ne!(damaged, text, "{text}");
     load(&damaged).unwrap_err();
     let cut = text.replace("\"scheduler\"", "\"schedule\"");

@@ -21,7 +21,7 @@ const CORE: Layers = &[
     ("policy, operations", "the table of operations and the pure decision; the operations of every Burn, as lists", "devices, tensors, backends"),
     ("precision, error, file, casts", "`Precision`; `AmpError`; files written whole or not at all; a count of casts", "devices, tensors, backends"),
     ("scaler", "configuration, state machine, protocol of a step, history, saved form, state that handles share", "devices, tensors, modules"),
-    ("record", "a scaler's state as a record of Burn's", "devices, tensors, modules"),
+    ("record, trainer", "a scaler's state as a record of Burn's; a trainer's settings and the metrics of a batch", "devices, tensors, modules"),
 ];
 
 /// All of them above the core's.

@@ -162,7 +162,7 @@ mod tests {
         let saved = scaler(DynamicLossScale::new().with_init_scale(8.0));
         let damaged = Saved(saved.clone())
             .to_record()
-            .with_scalar("loss_scaler.scale", 4.0);
+            .with_scalar("loss_scaler.scale", 0.0);
         assert!(restored(&saved.state(), &damaged).unwrap().is_err());
         Saved(saved.clone()).load_record(damaged.clone());
         assert_eq!(saved.loss_scale(), 8.0);
