@@ -195,8 +195,8 @@ fn stuck() {
             (LossScaleConfig::Fixed(2.0), 1e7, 20),
             "20 steps in a row were skipped, the last one at the fixed loss scale 2: the model is \
              not training. Its gradients are not finite: second.bias, second.weight, first.bias, \
-             first.weight. Try a smaller or a dynamic loss scale, or bf16, or full_precision around \
-             the layers that overflow",
+             first.weight. Try a smaller or a dynamic loss scale, bf16, or full_precision around the \
+             layers that overflow",
         ),
         (
             (dynamic, f32::NAN, 3),

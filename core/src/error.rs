@@ -82,7 +82,7 @@ pub enum AmpError {
 
     /// Steps are skipped one after the other, and the scaler cannot help by changing the loss scale. Returned
     /// only by a trainer set to return this error.
-    #[error("{}{STUCK_OR}", reason.explained(*steps, *scale, parameters))]
+    #[error("{}", reason.explained(*steps, *scale, parameters))]
     Stuck {
         /// Why the last of these steps was skipped.
         reason: StuckReason,
@@ -265,23 +265,26 @@ pub enum StuckReason {
 }
 
 pub(crate) const NOT_THE_SCALE: &str = "The loss scale is not the cause: check the inputs, the learning rate, \
-     and the forward pass for values beyond 65504, which f16 cannot hold. For such values try bf16";
+     and the forward pass for values beyond 65504, which f16 cannot hold. For such values try bf16, or \
+     full_precision around the layers that overflow";
 
 impl StuckReason {
-    /// The problem and the remedy, as a text that ends in "bf16". `scale` is the last step's. `gradients`
-    /// names the known non-finite gradients.
+    /// The problem and the remedy. `scale` is the last step's. `gradients` names the known non-finite gradients.
     pub(crate) fn explained(self, steps: u64, scale: f32, gradients: &str) -> String {
         let colon = if gradients.is_empty() { "" } else { ": " };
         let (last, help) = match self {
             StuckReason::MinimumScale => (
                 format!("at the minimum loss scale {scale}"),
-                format!("No loss scale makes its gradients finite{colon}{gradients}. Try bf16"),
+                format!(
+                    "No loss scale makes its gradients finite{colon}{gradients}. Try bf16, or \
+                     full_precision around the layers that overflow"
+                ),
             ),
             StuckReason::FixedScale => (
                 format!("at the fixed loss scale {scale}"),
                 format!(
                     "Its gradients are not finite{colon}{gradients}. Try a smaller or a dynamic \
-                     loss scale, or bf16"
+                     loss scale, bf16, or full_precision around the layers that overflow"
                 ),
             ),
             StuckReason::NonFiniteLoss => (
@@ -295,9 +298,6 @@ impl StuckReason {
         )
     }
 }
-
-/// A further remedy for a stuck run, after bf16.
-const STUCK_OR: &str = ", or full_precision around the layers that overflow";
 
 /// The consequence of a state that could not be read or written, and the remedy.
 fn remedy(action: &str) -> &'static str {

@@ -5,7 +5,7 @@ use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::{Backend, DType, TensorMetadata};
 
 use super::recorded::{self, Cast, TapeTensor};
-use super::{leaves, reuse};
+use super::{leaves, shared_casts};
 use crate::device::{DeviceContext, is_fused};
 use crate::policy::Mode;
 use crate::precision::{around_step, half_wanted};
@@ -42,7 +42,7 @@ impl<B: Backend, C: CheckpointStrategy> Side<Autodiff<Amp<B>, C>> for Above {
         if tensor.dtype() == dtype {
             return tensor.into_dtype(dtype);
         }
-        reuse::shared_cast(&tensor, dtype)
+        shared_casts::shared_cast(&tensor, dtype)
             .unwrap_or_else(|| <Self as Side<Autodiff<Amp<B>, C>>>::cast(tensor.primitive, dtype))
     }
 

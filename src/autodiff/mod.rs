@@ -11,13 +11,13 @@ mod above;
 pub(crate) mod generic;
 mod gradients;
 mod leaves;
-pub(crate) mod master;
 pub(crate) mod recorded;
 pub(crate) mod replicas;
-pub(crate) mod reuse;
 #[cfg(feature = "train")]
 pub(crate) mod scaled_loss;
 pub(crate) mod seed;
+pub(crate) mod shared_casts;
+pub(crate) mod trained;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -182,7 +182,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         flags.set(TensorFlags::USED_IN_HALF, is_cast);
         let inner = AutodiffLayer::<B, C>::inner(tensor.into_primitive());
         let dtype = if is_leaf {
-            master::trained_dtype::<B>(inner.dtype(), &inner.device())
+            trained::trained_dtype::<B>(inner.dtype(), &inner.device())
         } else {
             inner.dtype()
         };
@@ -244,7 +244,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
 /// With fusion, the cast and the division are left to the optimizer.
 fn finished<B: Backend>(leaf: LeafInfo, grad: AmpTensor<B>, scale: Option<f32>) -> AmpTensor<B> {
     let device = grad.device();
-    let trained = master::trained_dtype::<B>(leaf.dtype, &device);
+    let trained = trained::trained_dtype::<B>(leaf.dtype, &device);
     let dtype = if scale.is_some() && is_half(trained) {
         DType::F32
     } else {
@@ -270,7 +270,7 @@ fn tape_of<B: AutodiffInner, C: CheckpointStrategy>(
 ) -> (Gradients, Option<Arc<Replicas>>) {
     #[cfg(feature = "distributed")]
     let leaf = loss.clone();
-    reuse::begin_pass();
+    shared_casts::begin_pass();
     let tape = seed::with_scale(scale, || AutodiffLayer::<B, C>::backward(loss));
     #[cfg(feature = "distributed")]
     if tape.is_distributed() {
@@ -404,7 +404,7 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
         left = 1.0;
     }
     for (_, _, grad) in &grads {
-        finite.add(grad.before_division());
+        finite.add(grad.primitive.clone());
     }
 
     let finite = finite.read();

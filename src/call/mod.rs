@@ -61,7 +61,10 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             is_kernel: !S::RECORDS,
             support: context.in_force.support,
             declared: None,
-            changed: context.changed(&op),
+            changed: match context.mode {
+                Mode::On(_) => context.changed(&op),
+                _ => None,
+            },
         };
         let decision = decide(&op, operands, scalars, &layer, &at);
         decision.log(&op);
@@ -77,7 +80,8 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         }
     }
 
-    /// Records a step, `if` the policy wants it. Returns the operands otherwise.
+    /// Records a step, `if` the policy wants it. Returns the operands otherwise, also where the step leaves its
+    /// record to Burn.
     pub fn record_if<K: Step<S::Inner, N>, const N: usize>(
         &self,
         condition: bool,
@@ -141,7 +145,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
     pub fn result(&self, primitive: FloatTensor<B>) -> AmpTensor<B, S> {
         let is_wide = self.decision.keeps_wide && primitive.dtype() == DType::F32;
         let wide = is_wide.then(|| primitive.clone());
-        self.recorded(self.in_result_dtype(primitive))
+        self.in_own_dtype(self.in_result_dtype(primitive))
             .with_wide(wide)
     }
 
@@ -156,7 +160,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
 
     /// Wraps a float result of a recorded operation, in the result's own dtype.
     #[inline(always)]
-    pub fn recorded(&self, primitive: FloatTensor<B>) -> AmpTensor<B, S> {
+    pub fn in_own_dtype(&self, primitive: FloatTensor<B>) -> AmpTensor<B, S> {
         if self.watched {
             anomaly::result::<B, S>(self.op.name, self.op.class(), &primitive);
         }

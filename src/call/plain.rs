@@ -11,7 +11,7 @@ use crate::diagnostics::anomaly;
 use crate::policy::{Class, Op, is_half};
 use crate::precision::{half_wanted, in_kernel};
 use crate::tensor::{Side, TensorFlags};
-use crate::workarounds::fusion::{linear_of_rows, row_or_column_apart};
+use crate::workarounds::fusion::{linear_of_rows, row_or_column_unfused};
 use crate::workarounds::libtorch;
 
 /// Functions for operations of which nothing but the row has to be known: the tensors come first, then a scalar,
@@ -93,7 +93,7 @@ pub(crate) fn matmul<B: Backend, S: Side<B>>(
     rhs: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
     let [product] = checked(op!(float_matmul), [lhs, rhs], |[lhs, rhs]| {
-        [row_or_column_apart::<B, S>(B::float_matmul(lhs, rhs))]
+        [row_or_column_unfused::<B, S>(B::float_matmul(lhs, rhs))]
     });
     product
 }
@@ -305,7 +305,7 @@ pub(crate) fn linear_x_backward<B: Backend, S: Side<B>>(
     let (op, operands) = (op!(linear_x_backward), [weight, output_grad]);
     let [x_grad] = checked(op, operands, |[weight, output_grad]| {
         [by_rows::<B, S>(output_grad, |grad| {
-            row_or_column_apart::<B, S>(B::linear_x_backward(weight, grad))
+            row_or_column_unfused::<B, S>(B::linear_x_backward(weight, grad))
         })]
     });
     x_grad
@@ -320,7 +320,7 @@ pub(crate) fn linear_weight_backward<B: Backend, S: Side<B>>(
     let (op, operands) = (op!(linear_weight_backward), [x, output_grad]);
     let [weight_grad] = checked(op, operands, |operands| {
         let [x, output_grad] = operands.map(half_rows::<B, S>);
-        [row_or_column_apart::<B, S>(B::linear_weight_backward(
+        [row_or_column_unfused::<B, S>(B::linear_weight_backward(
             x,
             output_grad,
         ))]

@@ -28,7 +28,7 @@ fn relu<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     let call = Call::new(op!(relu), [&tensor]);
     let tensor = [call.operand(tensor)];
     call.result(call.run(|| {
-        let recorded = call.record_if(call.decision.recorded.is_some(), Relu, tensor);
+        let recorded = call.record_if(call.decision.records_in.is_some(), Relu, tensor);
         recorded.unwrap_or_else(|[tensor]| B::relu(tensor))
     }))
 }
@@ -41,7 +41,7 @@ pub(super) fn sigmoidal<B: Backend, S: Side<B>>(
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
     let tensor = [call.operand(tensor)];
-    let records = call.decision.recorded.is_some() && is_half(tensor[0].dtype());
+    let records = call.decision.records_in.is_some() && is_half(tensor[0].dtype());
     call.result(call.run(|| {
         let recorded = call.record_if(records, step, tensor);
         recorded.unwrap_or_else(|[tensor]| match step {
@@ -53,7 +53,7 @@ pub(super) fn sigmoidal<B: Backend, S: Side<B>>(
 
 fn softmin<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, dim: usize) -> AmpTensor<B, S> {
     let call = Call::new(op!(softmin), [&tensor]);
-    if call.decision.recorded.is_some() {
+    if call.decision.records_in.is_some() {
         let (kind, negative) = (SoftmaxKind::Plain, neg(tensor));
         return probabilities(kind, op!(softmin), negative, dim, B::softmax);
     }
@@ -75,7 +75,7 @@ fn probabilities<B: Backend, S: Side<B>>(
     run: impl FnOnce(FloatTensor<B>, usize) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
-    let Some(half) = call.decision.recorded else {
+    let Some(half) = call.decision.records_in else {
         let tensor = call.operand(tensor);
         return call.result(call.run(|| run(tensor, dim)));
     };

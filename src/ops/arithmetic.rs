@@ -23,7 +23,7 @@ pub(super) fn sum<B: Backend, S: Side<B>>(
     let call = Call::new(op, [&lhs, &rhs]);
     // FP32 tensors that were never half are summed in Burn's order.
     let was_half = |half| lhs.fits(half) || rhs.fits(half);
-    let records = call.decision.recorded.is_some_and(was_half) && lhs.shape() != rhs.shape();
+    let records = call.decision.records_in.is_some_and(was_half) && lhs.shape() != rhs.shape();
     let operands = [call.operand(lhs), call.operand(rhs)];
     call.result(call.run(|| {
         let recorded = call.record_if(records, step, operands);
@@ -51,7 +51,7 @@ pub(super) fn product<B: Backend, S: Side<B>>(
 ) -> AmpTensor<B, S> {
     let (lhs, rhs) = with_statistics(lhs, rhs);
     let call = Call::new(op, [&lhs, &rhs]);
-    if let Some(half) = call.decision.recorded {
+    if let Some(half) = call.decision.records_in {
         let dropped = match (kind, is_noise(&lhs), is_noise(&rhs)) {
             (Product::Mul, false, true) => Some((&lhs, &rhs)),
             (Product::Mul, true, false) => Some((&rhs, &lhs)),
@@ -62,7 +62,7 @@ pub(super) fn product<B: Backend, S: Side<B>>(
         {
             call.watch(tensor);
             // A product with zeros and ones stays in the tensor's range.
-            let out = call.recorded(out);
+            let out = call.in_own_dtype(out);
             let flags = out.flags() - TensorFlags::FITS;
             return out.with_flags(flags | tensor.flags() & TensorFlags::FITS);
         }
@@ -81,13 +81,13 @@ pub(super) fn product<B: Backend, S: Side<B>>(
             };
             if let Ok(out) = call.run(|| S::record(step, operands)) {
                 [&lhs, &rhs].into_iter().for_each(|t| call.watch(t));
-                return call.recorded(out);
+                return call.in_own_dtype(out);
             }
         }
     }
     let operands = [call.operand(lhs), call.operand(rhs)];
     let is_half_quotient =
-        kind == Product::Div && call.decision.recorded.is_some() && is_half(operands[0].dtype());
+        kind == Product::Div && call.decision.records_in.is_some() && is_half(operands[0].dtype());
     call.result(call.run(|| {
         let recorded = call.record_if(is_half_quotient, HalfQuotient, operands);
         recorded.unwrap_or_else(|[lhs, rhs]| match kind {
@@ -105,7 +105,7 @@ pub(super) fn power<B: Backend, S: Side<B>>(
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
     if exponent.elem::<f64>() == 2.0
-        && let Some(half) = call.decision.recorded
+        && let Some(half) = call.decision.records_in
     {
         let operand = call.recorded_operand(tensor.unshared());
         let kept = kept(&operand, half);
@@ -128,7 +128,7 @@ pub(super) fn reduction<B: Backend, S: Side<B>>(
     run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
-    let records = call.decision.recorded.is_some();
+    let records = call.decision.records_in.is_some();
     let step = Reduction { kind, dim };
     // Clones of a half tensor share its FP32 copy. If a tensor has none, record the sum on the half
     // tensor: its gradient is rounded before it is expanded.

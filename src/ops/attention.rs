@@ -81,7 +81,7 @@ fn scaled_dot_product<B: Backend, S: Side<B>>(
         scores = added(scores, bias);
     }
     let dim = scores.rank() - 1;
-    let probabilities = match call.decision.recorded {
+    let probabilities = match call.decision.records_in {
         Some(half) => {
             let flags = scores.flags() - TensorFlags::FITS;
             let step = Softmax {

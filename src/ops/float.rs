@@ -14,7 +14,7 @@ use super::activation::sigmoidal;
 use super::arithmetic::{power, product, reduction, sum};
 use super::leaving::Leaving;
 use crate::autodiff::recorded::{Product, Reduced, Sigmoidal, Sum};
-use crate::autodiff::{master, seed};
+use crate::autodiff::{seed, trained};
 use crate::call::{
     Call, below, by_policy, casted, checked, constant, create, float_ops, in_use, matmul,
     of_program, op, own_ops, permuted, transpose,
@@ -146,10 +146,9 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             return tensor;
         }
         in_use::<B, S>(device);
-        let (flags, terms) = (tensor.flags(), tensor.operand().terms);
         let scaled = tensor.scaled().cloned();
-        AmpTensor::new(B::float_to_device(tensor.into_primitive(), device), flags)
-            .with_terms(terms)
+        tensor
+            .map(|tensor| B::float_to_device(tensor, device))
             .with_scaled(scaled)
     }
 
@@ -195,10 +194,8 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     // Gradients.
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (flags, terms) = (tensor.flags(), tensor.operand().terms);
         let wanted = B::float_is_require_grad(&tensor.primitive);
-        let detached = AmpTensor::new(B::float_detach(tensor.into_primitive()), flags);
-        let detached = detached.with_terms(terms);
+        let detached = tensor.map(B::float_detach);
         if wanted {
             S::remember(&detached);
         }
@@ -207,7 +204,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
         let tensor = if require_grad {
-            master::trained(tensor)
+            trained::trained(tensor)
         } else {
             tensor
         };

@@ -18,7 +18,7 @@ use crate::call::{
 use crate::device::is_fused;
 use crate::policy::{Op, is_half};
 use crate::tensor::Side;
-use crate::workarounds::fusion::apart;
+use crate::workarounds::fusion::unfused;
 use crate::{Amp, AmpTensor};
 
 /// Convolutions, each with the gradient of its bias.
@@ -28,7 +28,7 @@ macro_rules! conv_ops {
             $conv([x], [weight], [?bias], options: $options) -> FloatTensor => {
                 let op = op!($conv).of_kind(kind(&weight, options.groups, $strides(&options.stride)));
                 contraction(op, 1, x, weight, bias, added, |_, x, weight, bias| {
-                    B::$conv(x, apart::<B, S>(weight), bias, options)
+                    B::$conv(x, unfused::<B, S>(weight), bias, options)
                 })
             };
         }
@@ -120,7 +120,7 @@ fn linear<B: Backend, S: Side<B>>(
         bias,
         added,
         |call, x, weight, bias| {
-            let records = call.decision.recorded.is_some() && is_fused::<B>(&B::float_device(&x));
+            let records = call.decision.records_in.is_some() && is_fused::<B>(&B::float_device(&x));
             let recorded = match bias {
                 Some(bias) => call
                     .record_if(records, Linear, [x, weight, bias])
@@ -145,7 +145,7 @@ fn layer_norm<B: Backend, S: Side<B>>(
 ) -> AmpTensor<B, S> {
     let operands = [&tensor, &gamma, beta.as_ref().unwrap_or(&gamma)];
     let call = Call::new(op!(layer_norm), operands);
-    let Some(half) = call.decision.recorded else {
+    let Some(half) = call.decision.records_in else {
         let (tensor, gamma) = (call.operand(tensor), call.operand(gamma));
         let beta = beta.map(|beta| call.operand(beta));
         return call.result(call.run(|| B::layer_norm(tensor, gamma, beta, epsilon)));
@@ -158,9 +158,9 @@ fn layer_norm<B: Backend, S: Side<B>>(
     let operands = [tensor, gamma].map(AmpTensor::into_primitive);
     let step = LayerNorm { epsilon, kept };
     let out = match call.run(|| S::record(step, operands)) {
-        Ok(out) => call.recorded(out),
+        Ok(out) => call.in_own_dtype(out),
         Err([tensor, gamma]) => {
-            call.recorded(call.run(|| B::layer_norm(tensor, gamma, None, epsilon)))
+            call.in_own_dtype(call.run(|| B::layer_norm(tensor, gamma, None, epsilon)))
         }
     };
     let out = match beta.map(|beta| along(channels, out.rank(), beta)) {
@@ -169,7 +169,7 @@ fn layer_norm<B: Backend, S: Side<B>>(
             [&out, &beta].into_iter().for_each(|t| call.watch(t));
             let operands = [out, beta].map(AmpTensor::into_primitive);
             let recorded = call.run(|| S::record(Sum::Plus, operands));
-            call.recorded(recorded.unwrap_or_else(|[out, beta]| B::float_add(out, beta)))
+            call.in_own_dtype(recorded.unwrap_or_else(|[out, beta]| B::float_add(out, beta)))
         }
         Some(beta) => added(out, beta),
         None => out,
@@ -203,7 +203,7 @@ fn deform_conv2d_backward<B: Backend, S: Side<B>>(
     let grads =
         call.run(|| B::deform_conv2d_backward(x, offset, weight, mask, bias, output_grad, options));
     let result = |grad: FloatTensor<B>, operand: usize| {
-        call.recorded(AmpTensor::<B, S>::plain(grad).into_dtype(dtypes[operand]))
+        call.in_own_dtype(AmpTensor::<B, S>::plain(grad).into_dtype(dtypes[operand]))
     };
     DeformConv2dBackward::new(
         result(grads.x_grad, 0),

@@ -59,9 +59,6 @@ pub struct GradScaler {
 
 scaler_handle!(GradScaler);
 
-/// A second remedy, after bf16, for a run whose gradients overflow.
-pub(crate) const OR: &str = ", or full_precision around the layers that overflow";
-
 thread_local! {
     /// The scalers of this thread's active scopes, innermost last. Like a precision region, a scope
     /// covers the code that runs inside it: `precision` counts the scopes that apply.
@@ -86,7 +83,7 @@ impl GradScaler {
     /// Records and logs the outcome of a backward pass whose loss was multiplied by `scale`. The
     /// pass itself takes or skips the step.
     pub(crate) fn record_pass(&self, scale: f32, outcome: StepOutcome, findings: Findings) {
-        self.shared.record_pass(scale, outcome, findings, OR);
+        self.shared.record_pass(scale, outcome, findings);
     }
 }
 

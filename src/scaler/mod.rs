@@ -6,8 +6,6 @@ mod losses;
 
 pub use handle::GradScaler;
 
-#[cfg(feature = "train")]
-pub(crate) use handle::OR;
 pub(crate) use handle::{ScaledLoss, in_scope, of_loop};
 #[cfg(feature = "train")]
 pub(crate) use losses::{LossCheck, Losses};

@@ -52,12 +52,12 @@ impl Deferred {
         else {
             return self.apply::<B>(values);
         };
-        if let Some(applied) = shared.f32.get() {
+        if let Some(applied) = shared.applied.get() {
             return (**applied).clone();
         }
         let applied = self.apply::<B>(values);
         if Arc::strong_count(shared) > 1 {
-            shared.f32.set(applied.clone().into()).ok();
+            shared.applied.set(applied.clone().into()).ok();
         }
         applied
     }
@@ -150,7 +150,7 @@ mod tests {
             let tracked = B::float_mul_scalar(B::from_inner(later.clone()), 2.into());
             assert_eq!(data(B::inner(tracked)), twice);
             // The values themselves are as they were.
-            assert_eq!(later.before_division().dtype(), dtype);
+            assert_eq!(later.primitive.dtype(), dtype);
         }
     }
 
@@ -178,7 +178,7 @@ mod tests {
             let quotients = TensorData::full([elements], 0.125f32);
             assert_eq!(self::data(one), quotients);
             let shared = other.shared.get().expect("shared by the clone").clone();
-            assert_eq!(shared.f32.get().is_some(), once);
+            assert_eq!(shared.applied.get().is_some(), once);
             assert_eq!(self::data(other), quotients);
         }
     }
@@ -310,10 +310,7 @@ mod tests {
                 assert_eq!(data(grad.clone()), data(removed.clone()));
                 assert_eq!(data(removed.clone()), TensorData::from([[0.5f32; 2]; 3]));
                 assert_eq!([grad.dtype(), removed.dtype()], [DType::F32; 2]);
-                (
-                    removed.deferred.is_some(),
-                    removed.before_division().dtype(),
-                )
+                (removed.deferred.is_some(), removed.primitive.dtype())
             })
         };
         for (precision, half) in [(Precision::F16, DType::F16), (Precision::Bf16, DType::BF16)] {

@@ -18,16 +18,16 @@ use crate::scaler::ScaledLoss;
 
 mod amp;
 mod deferred;
+mod half_copies;
 mod node;
 mod side;
-mod uses;
 
 pub use amp::Amp;
 use deferred::Deferred;
+pub(crate) use half_copies::{HalfCopies, NextCopy};
 pub(crate) use node::Node;
 pub use node::WeakNode;
 pub use side::{Above, Below, Checkpoint, Operands, Side, Step};
-pub(crate) use uses::{Use, Uses};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -48,17 +48,18 @@ pub struct AmpTensor<B: Backend, S = Below> {
 
 /// State that the clones of a tensor share, dropped with the last clone.
 pub(crate) struct Shared<B: Backend> {
-    /// The cast cache: half copies of an FP32 tensor and, with autodiff, the FP32 copy of a half one. For a
-    /// small gradient of which something is deferred, `f32` is the result of that.
+    /// The cast cache: half copies of an FP32 tensor and, with autodiff, the FP32 copy of a half one.
     f32: Copied<B>,
     f16: Copied<B>,
     bf16: Copied<B>,
+    /// A small gradient after what was deferred.
+    applied: Copied<B>,
     /// The FP32 tensor that a program cast to this half tensor, of few values, to use it beside a larger one.
     statistic: Copied<B>,
     /// Whether an operation took the tensor in half.
     used_in_half: AtomicBool,
     /// With autodiff, the nodes for the uses of a leaf in half.
-    in_half: OnceLock<Box<Uses<FloatTensor<B>>>>,
+    half_copies: OnceLock<Box<HalfCopies<FloatTensor<B>>>>,
     /// The scaler of a scaled loss.
     scaled: Option<ScaledLoss>,
 }
@@ -100,11 +101,6 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
             terms: 1,
             ..self.unshared()
         }
-    }
-
-    /// The values that an operation on the tensor casts and divides.
-    pub(crate) fn before_division(&self) -> FloatTensor<B> {
-        self.primitive.clone()
     }
 
     /// The tensor after an operation that moves its values. What is deferred stays so.
@@ -163,6 +159,12 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
     #[inline(always)]
     pub(crate) fn with_flags(self, flags: TensorFlags) -> Self {
         Self { flags, ..self }
+    }
+
+    /// The same values in another tensor of the backend's: the policy knows the same of them.
+    pub(crate) fn map(self, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> Self {
+        let (flags, terms) = (self.flags(), self.operand().terms);
+        Self::new(f(self.into_primitive()), flags).with_terms(terms)
     }
 
     #[inline(always)]
@@ -280,8 +282,8 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
     }
 
     /// The nodes that serve the uses of an FP32 leaf in half. `None` before the first clone.
-    pub(crate) fn uses_in_half(&self) -> Option<&Uses<FloatTensor<B>>> {
-        Some(self.shared.get()?.in_half.get_or_init(Box::default))
+    pub(crate) fn half_copies(&self) -> Option<&HalfCopies<FloatTensor<B>>> {
+        Some(self.shared.get()?.half_copies.get_or_init(Box::default))
     }
 
     /// Keeps the FP32 values that a half gradient was rounded from, for a formula that sums in FP32:
@@ -356,9 +358,10 @@ impl<B: Backend> Shared<B> {
             f32: OnceLock::new(),
             f16: OnceLock::new(),
             bf16: OnceLock::new(),
+            applied: OnceLock::new(),
             statistic: OnceLock::new(),
             used_in_half: AtomicBool::new(false),
-            in_half: OnceLock::new(),
+            half_copies: OnceLock::new(),
             scaled,
         }
     }

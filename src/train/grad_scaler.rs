@@ -15,7 +15,7 @@ use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
 use crate::policy::Mode;
 use crate::precision::in_step;
-use crate::scaler::{OR, ScaledLoss};
+use crate::scaler::ScaledLoss;
 use crate::{AmpError, GradScaler, LastStep, Precision, StepOutcome, Transition, full_precision};
 
 /// The result of a check of gradients.
@@ -52,8 +52,7 @@ impl GradScaler {
         let device = loss.device();
         // One scale for the whole accumulation window, even if the scale is set within it.
         let (_, scale) = self.shared.count_loss();
-        let or = ", or on AmpAutodiff loss.backward() without scaler.scale(..)";
-        if self.shared.has_many_losses(or) {
+        if self.shared.has_many_losses() {
             self.read_losses();
         }
         if is_amp::<B>() {
@@ -312,7 +311,7 @@ impl GradScaler {
     /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last
     /// update.
     pub fn update(&self) -> Result<Transition, AmpError> {
-        self.shared.update(OR)
+        self.shared.update()
     }
 
     /// The last step, with its parameters named after the trained module; `None` before the first step.

@@ -6,7 +6,7 @@ use burn_amp_core::Parameter;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Shape, TensorMetadata};
-use burn_core::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
+use burn_core::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn_core::tensor::backend::{AutodiffBackend, Backend};
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorData, TensorPrimitive};
 use burn_optim::GradientsParams;
@@ -14,6 +14,7 @@ use burn_optim::GradientsParams;
 use crate::AmpError;
 use crate::autodiff::generic::node_id;
 use crate::diagnostics::FiniteCheck;
+use crate::policy::is_half;
 
 /// A gradient of any number of dimensions: [`GradientsParams`] does not store this number, and does not
 /// check the number in the type. Use it only for operations that do not depend on the number.
@@ -50,6 +51,42 @@ where
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
         self.path.pop();
+    }
+}
+
+/// The model with its trained parameters in FP32, where the policy is on, and whether one was half: the model was
+/// loaded before its precision was chosen. Frozen parameters stay half.
+pub(super) fn in_f32<B: AutodiffBackend, M: AutodiffModule<B>>(model: M) -> (M, bool) {
+    let mut half = TrainedInHalf(false);
+    model.visit(&mut half);
+    match half.0 {
+        true => (model.map(&mut Widen), true),
+        false => (model, false),
+    }
+}
+
+struct TrainedInHalf(bool);
+struct Widen;
+
+/// Whether a parameter is trained in half. Reading a lazy parameter would initialize it out of its turn.
+fn is_trained_in_half<B: AutodiffBackend, const D: usize>(param: &Param<Tensor<B, D>>) -> bool {
+    param.is_initialized() && param.is_require_grad() && is_half(param.val().dtype())
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for TrainedInHalf {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        self.0 |= is_trained_in_half(param);
+    }
+}
+
+impl<B: AutodiffBackend> ModuleMapper<B> for Widen {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        if is_trained_in_half(&param) {
+            // An `AmpAutodiff` gives an optimizer's tensor in FP32.
+            param.map(|tensor| Tensor::from_inner(tensor.inner()).require_grad())
+        } else {
+            param
+        }
     }
 }
 

@@ -4,7 +4,6 @@ mod convert;
 mod grad_scaler;
 mod gradients;
 mod half_weights;
-mod masters;
 mod metrics;
 mod mixed_precision;
 mod schedule;

@@ -20,7 +20,7 @@ use burn_train::{
     ValidLoader,
 };
 
-use super::masters;
+use super::gradients::in_f32;
 use super::steps::Steps;
 use super::workers::{Output, Workers};
 use crate::{AmpError, GradScaler};
@@ -60,8 +60,8 @@ where
             );
         }
         // The model, or that of the checkpoint, was loaded before its precision was known.
-        if masters::is_half(&learner.model()) {
-            learner.load_model(masters::with_masters(learner.model()).into_record());
+        if let (model, true) = in_f32(learner.model()) {
+            learner.load_model(model.into_record());
         }
         let events = Mutex::new(components.event_processor);
         let training = Training {

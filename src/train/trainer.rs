@@ -15,7 +15,6 @@ use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
 
-use super::masters::with_masters;
 use super::mixed_precision::in_precision;
 use super::{MixedPrecision, gradients};
 use crate::autodiff::generic::is_amp;
@@ -93,7 +92,7 @@ impl MixedPrecisionTrainerConfig {
             _ => Some(scaler),
         };
         Ok(MixedPrecisionTrainer {
-            model: Some(in_precision(precision, || with_masters(model))),
+            model: Some(in_precision(precision, || gradients::in_f32(model).0)),
             optimizer,
             scheduler: lr_scheduler,
             mixed: MixedPrecision::new(precision, scaler)?,
@@ -392,7 +391,7 @@ where
         // `valid`, which would overwrite the loaded ones.
         drop(self.model().valid());
         let load = || self.model().clone().load_record(model);
-        let model = self.mixed.forward_context(|| with_masters(load()));
+        let model = self.mixed.forward_context(|| gradients::in_f32(load()).0);
         self.optimizer = self.optimizer.clone().load_record(optimizer);
         self.scheduler = self.scheduler.clone().load_record(scheduler);
         self.mixed.load_state(scaler);

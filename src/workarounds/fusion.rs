@@ -8,7 +8,7 @@ use crate::policy::is_half;
 use crate::tensor::Side;
 
 /// A linear layer on rows. The bias is added apart from a product of one row or one column: see
-/// [`row_or_column_apart`].
+/// [`row_or_column_unfused`].
 ///
 /// Until: burn#5122 is closed.
 pub(crate) fn linear_of_rows<B: Backend, S: Side<B>>(
@@ -20,18 +20,18 @@ pub(crate) fn linear_of_rows<B: Backend, S: Side<B>>(
     let mut shape = x.shape();
     shape[last] = columns;
     match bias {
-        Some(bias) if is_row_or_column(&shape) && is_apart::<B, S>(&x) => {
-            let product = row_or_column_apart::<B, S>(B::linear(x, weight, None));
+        Some(bias) if is_row_or_column(&shape) && must_not_fuse::<B, S>(&x) => {
+            let product = row_or_column_unfused::<B, S>(B::linear(x, weight, None));
             let mut row = vec![1; last + 1];
             row[last] = columns;
             B::float_add(product, B::float_reshape(bias, row.into()))
         }
-        bias => row_or_column_apart::<B, S>(B::linear(x, weight, bias)),
+        bias => row_or_column_unfused::<B, S>(B::linear(x, weight, bias)),
     }
 }
 
 /// A tensor kept apart from the operations on its other side by one that changes nothing and is no kernel, where
-/// [`is_apart`] wants it.
+/// [`must_not_fuse`] wants it.
 ///
 /// For the weight of a convolution: with fusion, the operations before and after a convolution wait together while any
 /// of them could still be joined with a later one, and those behind it then run one by one. If the convolution depends
@@ -39,8 +39,8 @@ pub(crate) fn linear_of_rows<B: Backend, S: Side<B>>(
 /// Fusion may join a weight of `[.., .., 1, 1]` with what is before: then nothing is gained.
 ///
 /// Until: `cargo xtask bench casts` counts as many kernels of a CNN without it. No issue.
-pub(crate) fn apart<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    match is_apart::<B, S>(&tensor) {
+pub(crate) fn unfused<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match must_not_fuse::<B, S>(&tensor) {
         true => B::float_swap_dims(tensor, 0, 0),
         false => tensor,
     }
@@ -50,15 +50,15 @@ pub(crate) fn apart<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> FloatTens
 ///
 /// With fusion and autotune, Burn 0.21 multiplies a row with a transposed matrix, and a matrix with a column, by a
 /// kernel for a row and a matrix (burn#5122, burn#5257): the result is wrong, in any precision. The product alone has a
-/// kernel that is right. Fusion joins no concatenation. It does join the view of [`apart`] with what is behind: a
+/// kernel that is right. Fusion joins no concatenation. It does join the view of [`unfused`] with what is behind: a
 /// decoder's gradient was then wrong in f16.
 ///
 /// Until: burn#5122 is closed. Burn 0.22.1 has the fault.
-pub(crate) fn row_or_column_apart<B: Backend, S: Side<B>>(
+pub(crate) fn row_or_column_unfused<B: Backend, S: Side<B>>(
     product: FloatTensor<B>,
 ) -> FloatTensor<B> {
     let is_one = is_half(product.dtype()) && is_row_or_column(&product.shape());
-    match is_one && is_apart::<B, S>(&product) {
+    match is_one && must_not_fuse::<B, S>(&product) {
         true => B::float_cat(vec![product], 0),
         false => product,
     }
@@ -69,6 +69,6 @@ fn is_row_or_column(product: &Shape) -> bool {
 }
 
 /// Whether tensors like this one are kept apart: in half, with fusion, below autodiff.
-fn is_apart<B: Backend, S: Side<B>>(tensor: &FloatTensor<B>) -> bool {
+fn must_not_fuse<B: Backend, S: Side<B>>(tensor: &FloatTensor<B>) -> bool {
     is_half(tensor.dtype()) && !S::RECORDS && is_fused::<B>(&B::float_device(tensor))
 }

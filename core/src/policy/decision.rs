@@ -1,5 +1,8 @@
 //! The decision: everything that happens to an operation.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Once;
 
 use super::casts::{Mode, Support};
@@ -78,7 +81,7 @@ pub struct Decision<D> {
     /// How many gradients the result is the sum of, if it is a half gradient.
     pub terms: u8,
     /// The half dtype in force, if the policy itself records the operation.
-    pub recorded: Option<D>,
+    pub records_in: Option<D>,
     /// Whether the layer below autodiff keeps the dtypes that this decision gives it.
     pub keeps_dtypes: bool,
     /// Whether the operation contracts in half on a device that does nothing else in half.
@@ -130,7 +133,7 @@ pub fn decide<D: FloatDType>(
     layer: &Layer<D>,
     site: &impl Site<D>,
 ) -> Decision<D> {
-    let call = Call::of(op, operands, scalars, layer, site);
+    let call = Request::of(op, operands, scalars, layer, site);
     if call.is_fp32_alone() {
         call.alone()
     } else {
@@ -139,7 +142,7 @@ pub fn decide<D: FloatDType>(
 }
 
 /// The inputs of a decision.
-pub(super) struct Call<'a, D, S> {
+pub(super) struct Request<'a, D, S> {
     pub(super) op: &'a Op,
     pub(super) operands: &'a [Operand<D>],
     pub(super) scalars: &'a [f64],
@@ -152,7 +155,7 @@ pub(super) struct Call<'a, D, S> {
     pub(super) changed: Option<OpPrecision>,
 }
 
-impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
+impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
     fn of(
         op: &'a Op,
         operands: &'a [Operand<D>],
@@ -201,7 +204,7 @@ impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
             result: None,
             flags,
             terms: 1,
-            recorded: None,
+            records_in: None,
             keeps_dtypes: self.mode != Mode::Off && !self.layer.is_kernel,
             only_contracts: false,
             keeps_wide: false,
@@ -221,197 +224,11 @@ impl<'a, D: FloatDType, S: Site<D>> Call<'a, D, S> {
             result: casts.result,
             flags: self.facts(class, casts.rounded.or(casts.operands)),
             terms: self.terms(class),
-            recorded: self.recorded(),
+            records_in: self.records_in(),
             only_contracts: by_class.only_contracts(class),
             keeps_wide: is_inside && casts.result.is_some_and(is_half),
             is_log_of_one_minus_sigmoid: self.is_log_of_one_minus_sigmoid(),
             ..self.alone()
         }
-    }
-}
-
-#[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use crate::dtype::tests::DType;
-    use crate::policy::HalfSupport;
-    use crate::policy::table::OPS;
-    use Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
-    use DType::{BF16, F16, F32, F64};
-
-    pub(crate) const CLASSES: [Class; 8] = [
-        LowerPrecision,
-        Fp32,
-        Fp32Inside,
-        Promote,
-        PromoteSum,
-        Keep,
-        Activation,
-        Move,
-    ];
-
-    /// A device with full half support and without trials.
-    #[derive(Clone, Copy)]
-    pub(crate) struct Here {
-        pub(crate) mode: Mode<DType>,
-        pub(crate) is_kernel: bool,
-        pub(crate) support: Support,
-        pub(crate) exact: Option<bool>,
-        /// Of each operand, its elements and whether it is tracked.
-        pub(crate) sizes: [(usize, Option<bool>); 2],
-        pub(crate) declared: Option<DType>,
-        pub(crate) changed: Option<OpPrecision>,
-    }
-
-    pub(crate) const ON: Here = Here {
-        mode: Mode::On(F16),
-        is_kernel: false,
-        support: Support {
-            f16: HalfSupport::Arithmetic,
-            bf16: HalfSupport::Arithmetic,
-        },
-        exact: None,
-        sizes: [(1, Some(false)); 2],
-        declared: None,
-        changed: None,
-    };
-
-    pub(crate) const BELOW: Here = Here {
-        mode: Mode::KeepDtypes,
-        is_kernel: true,
-        ..ON
-    };
-
-    pub(crate) const OFF: Here = Here {
-        mode: Mode::Off,
-        ..ON
-    };
-
-    /// A device that only contracts in bf16.
-    pub(crate) const CONTRACTS: Here = Here {
-        mode: Mode::On(BF16),
-        support: Support {
-            f16: HalfSupport::Arithmetic,
-            bf16: HalfSupport::Contractions,
-        },
-        ..ON
-    };
-
-    impl Here {
-        fn layer(&self) -> Layer<DType> {
-            Layer {
-                mode: self.mode,
-                is_kernel: self.is_kernel,
-                support: self.support,
-                declared: self.declared,
-                changed: self.changed,
-            }
-        }
-    }
-
-    impl Site<DType> for Here {
-        fn is_exact(&self, _: TriedOp, _: DType) -> Option<bool> {
-            self.exact
-        }
-
-        fn elements(&self, operand: usize) -> usize {
-            self.sizes[operand].0
-        }
-
-        fn is_tracked(&self, operand: usize) -> Option<bool> {
-            self.sizes.get(operand).and_then(|size| size.1)
-        }
-    }
-
-    pub(crate) fn decide(
-        op: &Op,
-        operands: &[Operand<DType>],
-        scalars: &[f64],
-        here: &Here,
-    ) -> Decision<DType> {
-        super::decide(op, operands, scalars, &here.layer(), here)
-    }
-
-    pub(crate) fn with(dtype: DType, flags: TensorFlags) -> Operand<DType> {
-        Operand {
-            dtype,
-            flags,
-            terms: 1,
-        }
-    }
-
-    pub(crate) fn plain(dtypes: &[DType]) -> Vec<Operand<DType>> {
-        let plain = |dtype: &DType| with(*dtype, TensorFlags::empty());
-        dtypes.iter().map(plain).collect()
-    }
-
-    /// An operation of a class that no row names.
-    pub(crate) fn of(class: Class, operands: &[Operand<DType>], here: Here) -> Decision<DType> {
-        decide(&Op::custom("", class, Role::Forward), operands, &[], &here)
-    }
-
-    /// The casts of operands and result.
-    pub(crate) fn casts(
-        class: Class,
-        dtypes: &[DType],
-        here: Here,
-    ) -> (Option<DType>, Option<DType>) {
-        let decision = of(class, &plain(dtypes), here);
-        (decision.operands, decision.result)
-    }
-
-    pub(crate) const NONE: (Option<DType>, Option<DType>) = (None, None);
-
-    pub(crate) fn named(
-        name: &'static str,
-        operands: &[Operand<DType>],
-        here: Here,
-    ) -> Decision<DType> {
-        decide(&Op::named(name), operands, &[], &here)
-    }
-
-    #[test]
-    fn the_shortcut_for_fp32_is_what_the_rows_say() {
-        let flags = [KEPT, TensorFlags::DEMOTED, TensorFlags::CONSTANT];
-        let flags = flags.iter().flat_map(TensorFlags::iter);
-        let flags: Vec<_> = flags.chain([TensorFlags::empty(), KEPT]).collect();
-        let pairs = flags.iter().flat_map(|a| flags.iter().map(|b| (*a, *b)));
-        let operands = pairs.flat_map(|(a, b)| {
-            let one = [F32, F16, F64].map(|dtype| vec![with(dtype, a)]);
-            let two = [F32, F16].map(|dtype| vec![with(F32, a), with(dtype, b)]);
-            one.into_iter().chain(two)
-        });
-        let operands: Vec<_> = operands.collect();
-        let mut shortcuts = 0;
-        for op in OPS {
-            for mode in [Mode::Off, Mode::KeepDtypes] {
-                for (is_kernel, tracked, declared) in [
-                    (true, Some(false), None),
-                    (false, Some(true), None),
-                    (true, None, Some(F32)),
-                    (true, None, Some(F16)),
-                ] {
-                    let here = Here {
-                        mode,
-                        is_kernel,
-                        declared,
-                        sizes: [(1024, tracked), (1, tracked)],
-                        ..ON
-                    };
-                    let layer = here.layer();
-                    for operands in &operands {
-                        for scalars in [&[][..], &[1e-9, 1e9]] {
-                            let call = Call::of(op, operands, scalars, &layer, &here);
-                            if call.is_fp32_alone() {
-                                shortcuts += 1;
-                                let what = (op.name, operands);
-                                assert_eq!(call.alone(), call.by_row(), "{what:?}");
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        assert!(shortcuts > 10_000, "{shortcuts}");
     }
 }

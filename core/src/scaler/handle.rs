@@ -58,7 +58,7 @@ pub struct Shared<L> {
 /// Observes a scaler. Called on the thread of the step, until the observer is dropped.
 pub trait Listener: Send + Sync {
     /// A step was taken or skipped.
-    fn recorded(&self, _recorded: &RecordedStep) {}
+    fn ended(&self, _step: &RecordedStep) {}
 
     /// The run is stuck since the last step.
     fn stuck(&self, _error: &AmpError) {}
@@ -249,15 +249,15 @@ impl<L: Default> SharedScaler<L> {
     }
 
     /// Whether the caller must read back the checks of the losses now: after every 1,000 losses of a step.
-    /// Logs a warning after the first 1,000. `or` is a further remedy. Empty, or starts with a comma.
-    pub fn has_many_losses(&self, or: &str) -> bool {
+    /// Logs a warning after the first 1,000.
+    pub fn has_many_losses(&self) -> bool {
         // Not under the lock: the program's logger may call this scaler.
         let given = self.pending().many_losses();
         if given == Some(MANY_LOSSES) {
             log::warn!(
                 "burn-amp: {MANY_LOSSES} losses were scaled since the last update. If the loop calls the \
                  optimizer itself, its gradients are not checked, and the first overflow reaches the \
-                 parameters: call scaler.step(..) and scaler.update(){or}"
+                 parameters: call scaler.step(..) and scaler.update()"
             );
         }
         given.is_some()
@@ -313,9 +313,8 @@ impl<L: Default> SharedScaler<L> {
         self.load_state(fresh.expect("a configuration in force is valid"));
     }
 
-    /// Ends the step of the explicit protocol and records it. `or` is a further remedy after bf16. Empty, or
-    /// starts with a comma.
-    pub fn update(&self, or: &str) -> Result<Transition, AmpError> {
+    /// Ends the step of the explicit protocol and records it.
+    pub fn update(&self) -> Result<Transition, AmpError> {
         self.checked("update", PendingStep::check_update)?;
         let ended = {
             let own = &mut *self.pending().0;
@@ -324,19 +323,19 @@ impl<L: Default> SharedScaler<L> {
         };
         Ok(
             ended.map_or(Transition::Kept, |(scale, outcome, findings)| {
-                self.record(scale, outcome, findings, or)
+                self.record(scale, outcome, findings)
             }),
         )
     }
 
     /// Records a backward pass that itself takes or skips the step.
-    pub fn record_pass(&self, scale: f32, outcome: StepOutcome, findings: Findings, or: &str) {
-        self.record(scale, outcome, findings, or);
+    pub fn record_pass(&self, scale: f32, outcome: StepOutcome, findings: Findings) {
+        self.record(scale, outcome, findings);
     }
 
     /// Records the outcome of one step whose loss was multiplied by `scale`, then logs it and notifies the
     /// listeners. Another thread may have changed the current scale since.
-    fn record(&self, scale: f32, outcome: StepOutcome, findings: Findings, or: &str) -> Transition {
+    fn record(&self, scale: f32, outcome: StepOutcome, findings: Findings) -> Transition {
         let recorded = {
             let shared = &mut *self.lock();
             let (scaler, history) = (&mut shared.scaler, &mut shared.history);
@@ -346,17 +345,17 @@ impl<L: Default> SharedScaler<L> {
             shared.last_number = shared.scaler.steps();
             recorded
         };
-        recorded.log(or);
+        recorded.log();
         let listeners = self.listeners();
-        listeners.iter().for_each(|l| l.recorded(&recorded));
-        self.report_stuck(recorded.transition, &recorded.after, &recorded.step, or);
+        listeners.iter().for_each(|l| l.ended(&recorded));
+        self.report_stuck(recorded.transition, &recorded.after, &recorded.step);
         recorded.transition
     }
 
     /// Logs that the run is stuck since a step, if it is, and notifies the listeners.
-    fn report_stuck(&self, transition: Transition, scaler: &LossScaler, step: &LastStep, or: &str) {
+    fn report_stuck(&self, transition: Transition, scaler: &LossScaler, step: &LastStep) {
         if let Transition::Stuck(reason) = transition {
-            scaler.log_stuck(reason, step, or);
+            scaler.log_stuck(reason, step);
             let error = scaler.stuck_error(reason, step);
             self.listeners().iter().for_each(|l| l.stuck(&error));
         }
@@ -591,7 +590,7 @@ mod tests {
     fn take(scaler: &GradScaler, outcome: StepOutcome) {
         let scale = scaler.loss_scale();
         let findings = Findings::default();
-        scaler.shared.record_pass(scale, outcome, findings, "");
+        scaler.shared.record_pass(scale, outcome, findings);
     }
 
     #[test]
@@ -611,7 +610,7 @@ mod tests {
         };
         scaler
             .shared
-            .record_pass(1.0, StepOutcome::Overflow, overflow, "");
+            .record_pass(1.0, StepOutcome::Overflow, overflow);
         let nodes = [(7, "first".to_owned()), (8, "second".to_owned())];
         let step = scaler.shared.explained(&nodes).unwrap();
         assert_eq!(
@@ -680,9 +679,7 @@ mod tests {
             .with_stuck_after(2);
         let stuck = |scaler: &GradScaler| {
             let findings = Findings::default();
-            let recorded = scaler
-                .shared
-                .record(1.0, StepOutcome::Overflow, findings, "");
+            let recorded = scaler.shared.record(1.0, StepOutcome::Overflow, findings);
             matches!(recorded, Transition::Stuck(_))
         };
         let first = scaler(stuck_after_two);

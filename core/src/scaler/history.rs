@@ -175,9 +175,8 @@ impl RecordedStep {
     }
 
     /// Logs one line per event, with its values as fields. Of repeated events, only the 1st, 2nd, 4th, 8th,
-    /// .. are logged, with the count so far. `or` is a further remedy after bf16. Empty, or starts with a
-    /// comma.
-    pub(super) fn log(&self, or: &str) {
+    /// .. are logged, with the count so far.
+    pub(super) fn log(&self) {
         let Self { step, after, .. } = self;
         let mut named = String::new();
         if !step.parameters.is_empty() {
@@ -208,7 +207,7 @@ impl RecordedStep {
             StepOutcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
                 step = steps, scale = scale, losses = losses;
                 "burn-amp: the loss is not finite{named}; step skipped, loss scale {scale} kept \
-                 (non-finite losses so far: {losses}). {NOT_THE_SCALE}{or}"
+                 (non-finite losses so far: {losses}). {NOT_THE_SCALE}"
             ),
             _ => {}
         }
@@ -217,14 +216,14 @@ impl RecordedStep {
 
 impl LossScaler {
     /// Logs that the run is stuck since its last step.
-    pub(super) fn log_stuck(&self, reason: StuckReason, last: &LastStep, or: &str) {
+    pub(super) fn log_stuck(&self, reason: StuckReason, last: &LastStep) {
         let mut listed = vec![last.listed()];
         listed.extend(last.anomalies.iter().map(|anomaly| format!("[{anomaly}]")));
         let in_a_row = self.skipped_in_a_row();
         let text = reason.explained(in_a_row, last.scale, listed.join(" ").trim());
         log::error!(
             step = self.steps(), scale = self.scale(), skipped_in_a_row = in_a_row;
-            "burn-amp: {text}{or}"
+            "burn-amp: {text}"
         );
     }
 

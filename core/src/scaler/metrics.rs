@@ -93,9 +93,9 @@ impl StepQueue {
 }
 
 impl Listener for StepQueue {
-    fn recorded(&self, recorded: &RecordedStep) {
+    fn ended(&self, step: &RecordedStep) {
         self.push(ShownStep {
-            scale: recorded.step.scale,
+            scale: step.step.scale,
             skipped: (self.skipped)(),
         });
     }
@@ -196,7 +196,7 @@ mod tests {
         let skipped = move || counted.lock().scaler.skipped_steps();
         let queue = StepQueue::follow([&scaler], skipped);
         assert_eq!(queue.text("bf16"), "bf16");
-        let pass = |outcome| scaler.record_pass(8.0, outcome, Findings::default(), "");
+        let pass = |outcome| scaler.record_pass(8.0, outcome, Findings::default());
         pass(StepOutcome::Finite);
         pass(StepOutcome::Overflow);
         let shown = |skipped| {

@@ -130,7 +130,7 @@ impl GradScaler {
         }
         self.shared.pending().set_scaled();
         UNSCALED.scaled();
-        if self.shared.has_many_losses("") {
+        if self.shared.has_many_losses() {
             self.read_losses();
         }
         let loss = at_least_f32(loss);
@@ -360,7 +360,7 @@ impl GradScaler {
     /// [`AmpError::NothingStepped`] when there was no [`step`](GradScaler::step) since the last
     /// update, or [`AmpError::SeveralSteps`] as for [`step`](GradScaler::step).
     pub fn update(&self) -> Result<Transition, AmpError> {
-        self.shared.update("")
+        self.shared.update()
     }
 }
 

@@ -17,7 +17,7 @@ const FEW: usize = 16;
 
 /// Counts the uses between two backward passes, and keeps the nodes that serve them.
 #[derive(Debug)]
-pub(crate) struct Uses<T>(Mutex<State<T>>);
+pub(crate) struct HalfCopies<T>(Mutex<State<T>>);
 
 #[derive(Debug)]
 struct State<T> {
@@ -34,14 +34,14 @@ struct State<T> {
 
 /// The node that serves a use.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Use<T> {
+pub(crate) enum NextCopy<T> {
     /// The node of the previous use.
     Again(T),
     /// A new node. The first node since the last pass comes with it, if there is one.
     New(Option<T>),
 }
 
-impl<T> Default for Uses<T> {
+impl<T> Default for HalfCopies<T> {
     fn default() -> Self {
         Self(Mutex::new(State {
             passes: 0,
@@ -52,10 +52,10 @@ impl<T> Default for Uses<T> {
     }
 }
 
-impl<T: Clone> Uses<T> {
+impl<T: Clone> HalfCopies<T> {
     /// Counts a use after so many backward passes. The caller makes a new node, and gives it to
-    /// [`keep`](Uses::keep). `is_held` tells whether a tape holds a node.
-    pub fn next(&self, passes: u64, is_held: impl Fn(&T) -> bool) -> Use<T> {
+    /// [`keep`](HalfCopies::keep). `is_held` tells whether a tape holds a node.
+    pub fn next(&self, passes: u64, is_held: impl Fn(&T) -> bool) -> NextCopy<T> {
         let state = &mut *self.0.lock();
         if state.passes != passes {
             (state.passes, state.count) = (passes, 0);
@@ -69,9 +69,9 @@ impl<T: Clone> Uses<T> {
         state.count = nth.wrapping_add(1);
         match state.nodes.back() {
             Some(node) if state.root.is_some() && !nth.is_multiple_of(TERMS.into()) => {
-                Use::Again(node.clone())
+                NextCopy::Again(node.clone())
             }
-            _ => Use::New(state.root.clone()),
+            _ => NextCopy::New(state.root.clone()),
         }
     }
 
@@ -95,11 +95,11 @@ mod tests {
 
     #[test]
     fn a_node_serves_sixteen_uses() {
-        let uses = Uses::default();
+        let uses = HalfCopies::default();
         for nth in 0..100 {
             match uses.next(0, |_| true) {
-                Use::Again(node) => assert_eq!(node, nth / 16 * 16),
-                Use::New(root) => {
+                NextCopy::Again(node) => assert_eq!(node, nth / 16 * 16),
+                NextCopy::New(root) => {
                     assert_eq!(nth % 16, 0, "{nth}");
                     assert_eq!(root, (nth > 0).then_some(0));
                     uses.keep(&nth);
@@ -110,18 +110,18 @@ mod tests {
 
     #[test]
     fn a_backward_pass_consumes_the_nodes() {
-        let uses = Uses::default();
-        assert_eq!(uses.next(3, |_| true), Use::New(None));
+        let uses = HalfCopies::default();
+        assert_eq!(uses.next(3, |_| true), NextCopy::New(None));
         uses.keep(&7);
-        assert_eq!(uses.next(3, |_| true), Use::Again(7));
-        assert_eq!(uses.next(4, |_| true), Use::New(None));
+        assert_eq!(uses.next(3, |_| true), NextCopy::Again(7));
+        assert_eq!(uses.next(4, |_| true), NextCopy::New(None));
     }
 
     #[test]
     fn a_parameter_that_is_never_replaced_keeps_the_nodes_that_a_tape_holds() {
-        let uses = Uses::default();
+        let uses = HalfCopies::default();
         for pass in 0..1000 {
-            assert_eq!(uses.next(pass, |node| node % 100 == 0), Use::New(None));
+            assert_eq!(uses.next(pass, |node| node % 100 == 0), NextCopy::New(None));
             uses.keep(&pass);
         }
         let nodes = uses.0.lock().nodes.clone();
@@ -131,9 +131,9 @@ mod tests {
 
     #[test]
     fn uses_without_a_backward_pass_keep_so_many_nodes_and_the_first() {
-        let uses = Uses::default();
+        let uses = HalfCopies::default();
         for nth in 0..20 * KEPT {
-            if let Use::New(root) = uses.next(0, |_| true) {
+            if let NextCopy::New(root) = uses.next(0, |_| true) {
                 assert_eq!(root, (nth > 0).then_some(0));
                 uses.keep(&nth);
             }
@@ -143,10 +143,10 @@ mod tests {
 
     #[test]
     fn the_count_starts_over_with_a_new_node() {
-        let uses = Uses::default();
+        let uses = HalfCopies::default();
         uses.keep(&5);
         uses.0.lock().count = u32::MAX;
-        assert_eq!(uses.next(0, |_| true), Use::Again(5));
-        assert_eq!(uses.next(0, |_| true), Use::New(Some(5)));
+        assert_eq!(uses.next(0, |_| true), NextCopy::Again(5));
+        assert_eq!(uses.next(0, |_| true), NextCopy::New(Some(5)));
     }
 }

@@ -11,7 +11,7 @@ use burn_backend::{Backend, DType};
 use super::leaves::{self, LeafInfo};
 use super::recorded::{TapeTensor, alias};
 use crate::call::cast;
-use crate::tensor::{Above, Side, Use, WeakNode};
+use crate::tensor::{Above, NextCopy, Side, WeakNode};
 use crate::{Amp, AmpTensor};
 
 /// The number of backward passes of this process so far: a tensor of any thread may be used before and
@@ -58,11 +58,11 @@ fn half_copy<B: Backend, C: CheckpointStrategy>(
     if dtype == DType::F32 {
         return None;
     }
-    let uses = leaf.uses_in_half()?;
+    let uses = leaf.half_copies()?;
     let is_held = |node: &TapeTensor<B>| WeakNode::of(node).is_held();
     let root = match uses.next(passes(), is_held) {
-        Use::Again(node) => return Some(node),
-        Use::New(root) => root,
+        NextCopy::Again(node) => return Some(node),
+        NextCopy::New(root) => root,
     };
     let node = match root {
         Some(root) => alias_of_half_leaf::<B, C>(root, leaf),

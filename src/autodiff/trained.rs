@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn_backend::{Backend, DType, TensorMetadata};
 
-use super::reuse::passes;
+use super::shared_casts::passes;
 use crate::AmpTensor;
 use crate::device::{self, DeviceContext};
 use crate::policy::{Mode, is_half};

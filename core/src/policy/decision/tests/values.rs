@@ -1,0 +1,254 @@
+//! What a decision knows about values.
+
+use super::*;
+use crate::dtype::tests::DType;
+use crate::policy::{Op, OpPrecision};
+use Class::{LowerPrecision, Move};
+use DType::{BF16, F16, F32};
+
+#[test]
+fn a_mask_of_a_rounded_scalar_is_marked_until_it_is_computed_with() {
+    let half = [with(F16, TensorFlags::DEMOTED)];
+    let filled = |name, operands: &[_], scalars: &[f64]| {
+        let decision = decide(&Op::named(name), operands, scalars, &ON);
+        decision.flags.contains(TensorFlags::FILLED)
+    };
+    assert!(filled("float_mask_fill", &half, &[-10_001.0]));
+    assert!(!filled("float_mask_fill", &half, &[-10_000.0]));
+    // In FP32, and so not rounded.
+    assert!(!filled("float_mask_fill", &half, &[-1e9]));
+    assert!(!filled("float_mul_scalar", &half, &[-10_001.0]));
+    let masked = [with(F16, TensorFlags::DEMOTED | TensorFlags::FILLED)];
+    assert!(filled("float_reshape", &masked, &[]) && filled("float_mul_scalar", &masked, &[1.0]));
+    assert!(!filled("float_exp", &masked, &[]));
+}
+
+#[test]
+fn one_minus_a_sigmoid_in_half_is_recognized() {
+    const SIGMOID: TensorFlags = TensorFlags::SIGMOID;
+    const MINUS: TensorFlags = TensorFlags::MINUS_SIGMOID;
+    let out = |name, flags, scalars: &[f64]| {
+        let operand = [with(F16, flags)];
+        decide(&Op::named(name), &operand, scalars, &ON).flags & (SIGMOID | MINUS)
+    };
+    const NONE: TensorFlags = TensorFlags::empty();
+    assert_eq!(out("sigmoid", NONE, &[]), SIGMOID);
+    let half = Here {
+        changed: Some(OpPrecision::Half),
+        ..ON
+    };
+    let changed = named("sigmoid", &plain(&[F32]), half).flags;
+    assert!(changed.contains(SIGMOID));
+    assert_eq!(out("float_neg", SIGMOID, &[]), MINUS);
+    assert_eq!(out("float_neg", MINUS, &[]), NONE);
+    for flags in [SIGMOID, MINUS, NONE] {
+        assert_eq!(out("float_add_scalar", flags, &[1.0]), flags);
+        assert_eq!(out("float_clamp", flags, &[1e-7, 1.0 - 1e-7]), flags);
+        assert_eq!(out("float_clamp", flags, &[0.05, 0.95]), NONE);
+        assert_eq!(out("float_reshape", flags, &[]), flags);
+        for name in ["float_tanh", "float_exp", "float_log", "float_log1p"] {
+            assert_eq!(out(name, flags, &[]), NONE, "{name}");
+        }
+    }
+    let is_warned = |name, flags| {
+        let decision = named(name, &[with(F16, flags)], ON);
+        decision.is_log_of_one_minus_sigmoid
+    };
+    for name in ["float_log", "float_log1p"] {
+        assert!(
+            is_warned(name, MINUS) && !is_warned(name, SIGMOID),
+            "{name}"
+        );
+    }
+    assert!(!is_warned("float_exp", MINUS));
+    // In FP32, and in the user's own half, the policy has no part in it.
+    for (dtype, here) in [(F32, ON), (F16, OFF)] {
+        let out = named("sigmoid", &plain(&[dtype]), here).flags;
+        assert!(!out.contains(SIGMOID), "{dtype:?}");
+    }
+}
+
+#[test]
+fn a_sum_of_many_half_gradients_goes_on_in_fp32() {
+    let gradient = |terms| Operand {
+        terms,
+        ..with(BF16, TensorFlags::BACKWARD)
+    };
+    let sum = |a, b| named("float_add", &[gradient(a), gradient(b)], BELOW);
+    for (a, b) in [(1, 1), (15, 1), (8, 8)] {
+        let sum = sum(a, b);
+        assert_eq!((sum.operands, sum.result), (None, Some(BF16)));
+        assert_eq!(sum.terms, a + b);
+    }
+    for (a, b) in [(16, 1), (9, 8), (16, 16)] {
+        let sum = sum(a, b);
+        assert_eq!((sum.operands, sum.result), (Some(F32), None));
+        assert_eq!(sum.terms, 1);
+    }
+    // A view of a sum, and a multiple of it, have its terms.
+    for same in ["float_reshape", "float_swap_dims", "float_mul_scalar"] {
+        let same = named(same, &[gradient(16)], BELOW);
+        assert_eq!((same.operands, same.terms), (None, 16));
+    }
+}
+
+#[test]
+fn where_autodiff_runs_elsewhere_any_sum_may_be_of_gradients() {
+    let untold = Here {
+        sizes: [(1, None); 2],
+        ..ON
+    };
+    let half = |flags, terms| Operand {
+        terms,
+        ..with(BF16, flags)
+    };
+    let sum = |flags, a, b, here| named("float_add", &[half(flags, a), half(flags, b)], here);
+    let demoted = TensorFlags::DEMOTED;
+    let few = sum(demoted, 15, 1, untold);
+    assert_eq!((few.operands, few.terms), (None, 16));
+    let many = sum(demoted, 16, 1, untold);
+    assert_eq!((many.operands, many.result), (Some(F32), None));
+    assert_eq!(many.terms, 1);
+    // A half tensor of the user's own, and a tensor on this tape.
+    for (flags, here) in [(TensorFlags::empty(), untold), (demoted, ON)] {
+        assert_eq!(sum(flags, 16, 1, here).operands, None);
+    }
+    // A multiple of a sum has the terms of the sum.
+    for multiple in ["float_mul_scalar", "float_div_scalar"] {
+        let multiple = named(multiple, &[half(demoted, 16)], untold);
+        assert_eq!((multiple.operands, multiple.terms), (None, 16));
+    }
+    // And so does a view of it.
+    for view in ["float_swap_dims", "float_reshape", "float_slice"] {
+        let view = named(view, &[half(demoted, 16)], untold);
+        assert_eq!((view.operands, view.terms), (None, 16));
+    }
+    // Another operation restarts the count.
+    let negative = named("float_neg", &[half(demoted, 16)], untold);
+    assert_eq!(negative.terms, 1);
+    let product = named("float_mul", &[half(demoted, 16), half(demoted, 16)], untold);
+    assert_eq!((product.operands, product.terms), (None, 1));
+}
+
+#[test]
+fn flags_follow_the_values() {
+    let fits = |operation, operands: &[_], here| {
+        named(operation, operands, here).flags & TensorFlags::FITS
+    };
+    let (f16, f32) = (plain(&[F16])[0], plain(&[F32])[0]);
+    let small = with(F32, TensorFlags::FITS);
+    let (none, both) = (TensorFlags::empty(), TensorFlags::FITS);
+    for operation in ["relu", "float_neg", "float_reshape", "float_max"] {
+        assert_eq!(fits(operation, &[small], ON), both, "{operation}");
+        assert_eq!(fits(operation, &[f32], ON), none, "{operation}");
+    }
+    for operation in ["float_exp", "float_sum", "softmax", "float_matmul"] {
+        assert_eq!(fits(operation, &[small], ON), none, "{operation}");
+    }
+    assert_eq!(fits("float_cat", &[small, small], ON), both);
+    assert_eq!(fits("float_cat", &[small, f16], ON), TensorFlags::FITS_F16);
+    assert_eq!(fits("float_cat", &[small, f32], ON), none);
+    // A sum of two operands that fit also fits. A product of two operands may be of any size.
+    assert_eq!(fits("float_add", &[small, small], ON), both);
+    assert_eq!(fits("float_mul", &[small, small], ON), none);
+    // Where the policy is off, the result of arithmetic stays FP32 permanently.
+    assert_eq!(fits("float_add", &[f16, f16], OFF), none);
+    assert_eq!(fits("float_add", &[small, small], OFF), none);
+    assert_eq!(fits("float_reshape", &[small], OFF), both);
+    // A mean is bounded. Where autodiff runs elsewhere, a mean may be a tracked statistic.
+    assert_eq!(fits("float_mean", &[small], ON), none);
+    let untold = Here {
+        sizes: [(1, None); 2],
+        ..ON
+    };
+    assert_eq!(fits("float_mean", &[small], untold), both);
+}
+
+#[test]
+fn what_stands_beside_a_statistic_fits() {
+    let operands = [with(F32, TensorFlags::FITS), plain(&[F32])[0]];
+    let fits = |name, sizes, mode| {
+        let here = Here { sizes, mode, ..ON };
+        named(name, &operands, here).flags & TensorFlags::FITS == TensorFlags::FITS
+    };
+    for name in ["float_add", "float_mul", "float_div"] {
+        assert!(fits(name, [(32, Some(false)), (2, Some(true))], ON.mode));
+        assert!(!fits(name, [(32, Some(false)), (3, Some(true))], ON.mode));
+        assert!(!fits(name, [(32, Some(false)), (2, Some(false))], ON.mode));
+        assert!(!fits(name, [(2, Some(true)), (32, Some(false))], ON.mode));
+        assert!(!fits(
+            name,
+            [(32, Some(false)), (2, Some(true))],
+            Mode::KeepDtypes
+        ));
+    }
+    // A statistic that is divided by what fits, which may be close to zero.
+    let swapped = |name| {
+        let sizes = [(2, Some(true)), (32, Some(false))];
+        let flags = named(name, &[operands[1], operands[0]], Here { sizes, ..ON }).flags;
+        flags & TensorFlags::FITS == TensorFlags::FITS
+    };
+    assert!(swapped("float_mul") && !swapped("float_div"));
+    // A statistic with a mask in it, or a mask.
+    let sizes = [(32, Some(false)), (2, Some(true))];
+    let masked = named("float_add", &plain(&[F32, F32]), Here { sizes, ..ON });
+    assert!(masked.flags.contains(TensorFlags::UNBOUNDED));
+    let beside = [operands[0], with(F32, masked.flags)];
+    for name in ["float_add", "float_mul", "float_div"] {
+        let here = Here { sizes, ..ON };
+        let sum = named(name, &beside, here).flags;
+        assert!(!sum.intersects(TensorFlags::FITS), "{name}");
+    }
+    let is_unbounded = |name, scalar, mode| {
+        let here = Here {
+            sizes: [(2, Some(true)); 2],
+            mode,
+            ..ON
+        };
+        let flags = decide(&Op::named(name), &operands[1..], &[scalar], &here).flags;
+        flags.contains(TensorFlags::UNBOUNDED)
+    };
+    for (scalar, is_beyond) in [(-1e9, true), (0.0, false), (1e-8, false)] {
+        assert_eq!(is_unbounded("float_mask_fill", scalar, ON.mode), is_beyond);
+        // Where the policy is off, any FP32 may be of any size. A gradient has no statistics.
+        assert!(is_unbounded("float_mask_fill", scalar, Mode::Off));
+        assert!(!is_unbounded("float_mask_fill", scalar, Mode::KeepDtypes));
+    }
+    // The number of elements in a mean, and a small divisor.
+    assert!(!is_unbounded("float_div_scalar", 65536.0, ON.mode));
+    assert!(is_unbounded("float_div_scalar", 1e-8, ON.mode));
+    // Only arithmetic has statistics as operands.
+    assert!(!fits(
+        "float_atan2",
+        [(32, Some(false)), (2, Some(true))],
+        ON.mode
+    ));
+}
+
+#[test]
+fn other_flags_are_kept_and_set() {
+    let kept = TensorFlags::GRADIENT | TensorFlags::FROM_F16 | TensorFlags::BACKWARD;
+    let lost = TensorFlags::BINARY | TensorFlags::EXACT_F16 | TensorFlags::EXACT_BF16;
+    for class in CLASSES {
+        let flags = of(class, &[with(F32, kept | lost)], ON).flags;
+        assert_eq!(flags & (kept | lost), kept, "{class:?}");
+        let constant = of(class, &[with(F32, TensorFlags::CONSTANT)], ON).flags;
+        assert_eq!(constant.contains(TensorFlags::CONSTANT), class == Move);
+        // A result is the user's own half only if all its operands are.
+        let demoted = |operands: &[_]| {
+            let flags = of(class, operands, ON).flags;
+            flags.contains(TensorFlags::DEMOTED)
+        };
+        let f16 = plain(&[F16])[0];
+        assert!(!demoted(&[f16, f16]));
+        assert!(demoted(&[f16, with(F16, TensorFlags::DEMOTED)]));
+        assert!(demoted(&[f16, plain(&[F32])[0]]));
+    }
+    let from_f16 = |mode| {
+        let here = Here { mode, ..ON };
+        let flags = of(LowerPrecision, &plain(&[F32]), here).flags;
+        flags.contains(TensorFlags::FROM_F16)
+    };
+    assert!(from_f16(Mode::On(F16)));
+    assert!(!from_f16(Mode::On(BF16)));
+}
