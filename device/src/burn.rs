@@ -11,8 +11,6 @@ extern crate burn_dispatch_0_22 as burn_dispatch;
 #[cfg(feature = "burn-0-22")]
 extern crate burn_ir_0_22 as burn_ir;
 #[cfg(feature = "burn-0-22")]
-extern crate burn_remote_0_22 as burn_remote;
-#[cfg(feature = "burn-0-22")]
 extern crate burn_router_0_22 as burn_router;
 #[cfg(feature = "burn-0-22")]
 extern crate burn_std_0_22 as burn_std;
@@ -28,8 +26,6 @@ extern crate burn_dispatch_0_23 as burn_dispatch;
 extern crate burn_group_0_23 as burn_group;
 #[cfg(feature = "burn-0-23")]
 extern crate burn_ir_0_23 as burn_ir;
-#[cfg(feature = "burn-0-23")]
-extern crate burn_remote_0_23 as burn_remote;
 #[cfg(feature = "burn-0-23")]
 extern crate burn_router_0_23 as burn_router;
 #[cfg(feature = "burn-0-23")]

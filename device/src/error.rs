@@ -1,11 +1,11 @@
 //! The errors between a program and its device.
 
-use std::io;
-use std::time::Duration;
+#[cfg(feature = "remote")]
+use std::{io, time::Duration};
 
-use burn::remote::ConnectError;
-use burn::server::ServeError;
 use burn::tensor::ExecutionError;
+#[cfg(feature = "remote")]
+use burn::{remote::ConnectError, server::ServeError};
 
 use crate::{AmpError, Precision};
 
@@ -28,6 +28,7 @@ pub enum Error {
     },
 
     /// Devices of one server for which `Precision::Auto` is not the same precision.
+    #[cfg(feature = "remote")]
     #[error(
         "Precision::Auto is {of_first} on {first} and {of_device} on {device}: expected one precision for \
          all devices of a server. Name one that all of them compute in, or start a server for each"
@@ -44,6 +45,7 @@ pub enum Error {
     },
 
     /// Devices of one server, of which a client could get another client's tensors.
+    #[cfg(feature = "remote")]
     #[error(
         "a server of {devices} devices on Burn 0.22: expected at most {most}. Burn 0.22 numbers the tensors that \
          a client moves between devices, and a server confuses those of two clients. Serve at most 3 devices with \
@@ -77,20 +79,24 @@ pub enum Error {
     Group(#[from] burn_group::GroupError),
 
     /// A server of this process cannot listen, or cannot be reached from this process.
+    #[cfg(feature = "remote")]
     #[error(
         "no connection on the loopback interface: {0}. Is the interface up, and has the process free file descriptors?"
     )]
     Listen(#[source] io::Error),
 
     /// No token: the operating system returned no random bytes.
+    #[cfg(feature = "remote")]
     #[error("the operating system returned no random bytes for a token: {0}")]
     Token(#[source] getrandom::Error),
 
     /// The server did not start, or failed later.
+    #[cfg(feature = "remote")]
     #[error(transparent)]
     Serve(#[from] ServeError),
 
     /// Burn's client did not start.
+    #[cfg(feature = "remote")]
     #[error("Burn's client cannot start: {reason}. Has the process free file descriptors?")]
     Client {
         /// What it said.
@@ -98,6 +104,7 @@ pub enum Error {
     },
 
     /// No session with the server.
+    #[cfg(feature = "remote")]
     #[error("cannot connect: {0}")]
     Connect(#[from] ConnectError),
 
@@ -106,6 +113,7 @@ pub enum Error {
     Read(#[source] ExecutionError),
 
     /// A program listens at the address, but does not answer like a Burn server.
+    #[cfg(feature = "remote")]
     #[error("no answer within {patience:?}: is this the address of a Burn server?")]
     NoAnswer {
         /// How long the client waited.

@@ -20,6 +20,7 @@ compile_error!(
 include!("burn.rs");
 
 mod backend;
+#[cfg(feature = "remote")]
 mod client;
 mod device;
 mod diagnostics;
@@ -27,6 +28,7 @@ mod error;
 mod local;
 mod ops;
 mod region;
+#[cfg(feature = "remote")]
 mod serve;
 mod tensor;
 mod train;
@@ -38,6 +40,7 @@ pub use burn_amp_core::{
     Precision, ScaleEntry, ScaleHistory, SkippedStep, StepMetrics, StepOutcome, StepProgress,
     StuckReason, Transition, WhenStuck, policy,
 };
+#[cfg(feature = "remote")]
 pub use client::connect;
 pub use device::{OpCasts, precision_of};
 #[doc(hidden)]
@@ -46,6 +49,7 @@ pub use diagnostics::AmpReport;
 pub use error::Error;
 pub use local::*;
 pub use region::{RegionTensors, full_precision, with_precision};
+#[cfg(feature = "remote")]
 pub use serve::AmpServer;
 #[doc(hidden)]
 pub use tensor::AmpTensor;

@@ -8,14 +8,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::tensor::{DType, Tensor};
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
+use burn_dispatch::backends::Autodiff;
 #[cfg(feature = "burn-0-23")]
 use burn_dispatch::backends::Group;
+#[cfg(feature = "remote")]
+use burn_dispatch::backends::Remote;
 use burn_dispatch::backends::autodiff::checkpoint::base::Checkpointer;
 use burn_dispatch::backends::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn_dispatch::backends::autodiff::grads::Gradients;
 use burn_dispatch::backends::autodiff::ops::{Backward, Ops, OpsKind, unary};
-use burn_dispatch::backends::{Autodiff, Remote};
-use burn_dispatch::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind};
+use burn_dispatch::{BackendTensor, DispatchTensor, DispatchTensorKind};
 
 use crate::device::{UNSCALED, is_watched};
 use crate::tensor::{DEPTHS, Mark};
@@ -280,7 +282,7 @@ fn marked<const D: usize>(tensor: Tensor<D>, pair: Pair) -> Tensor<D> {
     let device = tensor.device().without_autodiff();
     let in_half = match local::below(&device) {
         Some((_, in_force)) => in_force.precision != Precision::F32,
-        None => matches!(device.as_dispatch(), DispatchDevice::Remote(_)),
+        None => local::is_remote(&device),
     };
     if !in_half {
         return tensor;
@@ -297,6 +299,7 @@ fn marked<const D: usize>(tensor: Tensor<D>, pair: Pair) -> Tensor<D> {
 
 fn on_backend(kind: DispatchTensorKind, pair: Pair) -> DispatchTensorKind {
     match kind {
+        #[cfg(feature = "remote")]
         DispatchTensorKind::Remote(tensor) => {
             DispatchTensorKind::Remote(of_kind::<Remote>(tensor, pair))
         }

@@ -48,7 +48,7 @@ const DEVICE: Layers = &[
     ("diagnostics", "the report of a device, finite check", "operations, trainings"),
     ("ops, backend", "dispatch of an operation, a file for each of Burn's traits, IR", "servers"),
     ("serve", "devices that are served, Burn's own server behind a proxy that checks connections, `AmpServer`", "clients"),
-    ("client, local, region", "connecting, devices of this process, regions in the client", "the loss scale"),
+    ("client, local, region, burn_0_22", "connecting, devices of this process, regions in the client; the files that Burn 0.22 alone needs, in modules of `local`, `ops` and `serve`", "the loss scale"),
     ("train", "the loss scale in the client, a model's gradients and weights, a trainer, a `Learner`'s strategy and metrics", "—"),
 ];
 

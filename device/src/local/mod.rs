@@ -22,6 +22,7 @@ macro_rules! on_backend {
 #[cfg(feature = "burn-0-23")]
 mod group;
 #[cfg(feature = "burn-0-22")]
+#[path = "../burn_0_22/loopback.rs"]
 mod loopback;
 
 use std::sync::PoisonError;
@@ -51,6 +52,15 @@ pub(crate) fn below(device: &Device) -> Option<(Device, Chosen)> {
         .unwrap_or_else(PoisonError::into_inner);
     let local = list.iter().find(|local| local.device == *device)?;
     Some((local.on.clone(), local.in_force))
+}
+
+/// Whether a device is behind a server.
+pub(crate) fn is_remote(device: &Device) -> bool {
+    match device.as_dispatch() {
+        #[cfg(feature = "remote")]
+        DispatchDevice::Remote(_) => true,
+        _ => false,
+    }
 }
 
 /// A device in the words of the program that made it. Burn's own words name the server or the group.

@@ -9,6 +9,7 @@ mod attention;
 mod attention_backward;
 mod bool_tensor;
 #[cfg(feature = "burn-0-22")]
+#[path = "../burn_0_22/operations.rs"]
 mod burn_0_22;
 #[cfg(feature = "burn-0-23")]
 mod burn_0_23;

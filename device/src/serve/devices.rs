@@ -4,8 +4,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use burn::server::{AuthorizationRequest, PeerAuthorizer, Transport};
+use burn_dispatch::__remote::server::BackendServer;
 use burn_ir::BackendIr;
-use burn_remote::server::BackendServer;
 
 use crate::Error;
 

@@ -32,7 +32,7 @@ use crate::serve::upstream::{self, WebSocket};
 const GREETED: usize = 64;
 
 /// How long a connection may take until its authorization.
-const PATIENCE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The bytes of a first message: a credential and little else.
 const FIRST: usize = 16 << 10;
@@ -141,14 +141,21 @@ impl Proxy {
         }
         let admission = self.admission.clone();
         let greeting = self.greetings.spawn(async move {
-            match timeout(PATIENCE, greet(stream, peer, &admission, data_is_open)).await {
+            match timeout(
+                HANDSHAKE_TIMEOUT,
+                greet(stream, peer, &admission, data_is_open),
+            )
+            .await
+            {
                 Ok(Ok(admitted)) => Some(admitted),
                 Ok(Err(reason)) => {
                     log::debug!("burn-amp-device: {peer} is refused: {reason}");
                     None
                 }
                 Err(_) => {
-                    log::debug!("burn-amp-device: {peer} sent no request within {PATIENCE:?}");
+                    log::debug!(
+                        "burn-amp-device: {peer} sent no request within {HANDSHAKE_TIMEOUT:?}"
+                    );
                     None
                 }
             }

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use crate::Error;
 
 /// How long sessions may take to finish computing.
-const PATIENCE: Duration = Duration::from_secs(3);
+const SESSIONS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Runs `serving` until it ends, or the process receives Ctrl+C or `SIGTERM`.
 pub(crate) fn until_signal(
@@ -48,7 +48,7 @@ async fn serve(serving: impl Future<Output = Result<(), Error>>) -> Result<(), E
             log::info!("ending");
             tokio::select! {
                 () = sessions_end() => {}
-                () = sleep(PATIENCE) => log::warn!("ending while a session computes"),
+                () = sleep(SESSIONS_TIMEOUT) => log::warn!("ending while a session computes"),
                 () = signals.next() => {}
             }
             Ok(())

@@ -21,7 +21,7 @@ use crate::serve::peers;
 pub(crate) type WebSocket = WebSocketStream<TcpStream>;
 
 /// How long Burn's server in the same process may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The most bytes that Burn sends in one message.
 const MESSAGE: usize = 1 << 30;
@@ -145,7 +145,7 @@ fn serve(host: &dyn Host, listener: TcpListener, secret: &[u8]) -> Serving {
 }
 
 async fn open(address: SocketAddr, route: &str) -> Result<WebSocket, Error> {
-    let opened = timeout(PATIENCE, async {
+    let opened = timeout(ANSWER_TIMEOUT, async {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let config = WebSocketConfig::default()

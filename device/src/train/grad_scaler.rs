@@ -7,7 +7,6 @@ use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_amp_core::{Parameter, PendingStepRecord, SharedScaler, StepOutcome, scaler_handle};
-use burn_dispatch::DispatchDevice;
 
 use crate::device::{UNSCALED, is_watched};
 use crate::diagnostics::finite::FiniteCheck;
@@ -370,9 +369,7 @@ fn of_device(device: &Device) -> (Device, Precision) {
     match local::below(&device) {
         Some((on, in_force)) => (on, in_force.precision),
         // A device behind a server may compute in f16.
-        None if matches!(device.as_dispatch(), DispatchDevice::Remote(_)) => {
-            (device, Precision::F16)
-        }
+        None if local::is_remote(&device) => (device, Precision::F16),
         None => (device, Precision::F32),
     }
 }

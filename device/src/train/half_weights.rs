@@ -2,7 +2,6 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor};
-use burn_dispatch::DispatchDevice;
 
 use crate::{AmpError, Error, Precision, local, region};
 
@@ -112,7 +111,7 @@ fn holds_half(device: &Device, precision: Precision) -> bool {
     !device.is_autodiff()
         && match local::below(device) {
             Some((_, in_force)) => in_force.precision == precision,
-            None => matches!(device.as_dispatch(), DispatchDevice::Remote(_)),
+            None => local::is_remote(device),
         }
 }
 

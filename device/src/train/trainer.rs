@@ -12,7 +12,6 @@ use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, Optimi
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Bytes, Tensor, TensorData};
 use burn_amp_core::{PendingStepRecord, check_trainer, continues_window, replace_file};
-use burn_dispatch::DispatchDevice;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
@@ -338,7 +337,7 @@ impl<M: Module> MixedPrecisionTrainer<M> {
         let device = device.unwrap_or_default().without_autodiff();
         match local::below(&device) {
             Some((_, in_force)) => in_force.precision,
-            None if matches!(device.as_dispatch(), DispatchDevice::Remote(_)) => Precision::Auto,
+            None if local::is_remote(&device) => Precision::Auto,
             None => Precision::F32,
         }
     }

@@ -28,7 +28,7 @@ use crate::serve::upstream::{self, WebSocket};
 use crate::{Amp, Error, Precision, connect};
 
 /// How long a server of this process may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a device may take to show that its session has ended, where the proxy has seen a sign of it. A device
 /// that computes takes longer.
@@ -188,7 +188,7 @@ impl Local {
             runtime: Some(runtime),
         };
         // Opening a connection to Burn's server has a limit of its own.
-        match started.recv_timeout(2 * PATIENCE) {
+        match started.recv_timeout(2 * START_TIMEOUT) {
             Ok(started) => started?,
             Err(RecvTimeoutError::Timeout) => {
                 return Err(upstream::interrupted("did not start in time"));
@@ -197,8 +197,8 @@ impl Local {
         }
         let host = RemoteHost::websocket(&format!("ws://{address}")).with_credential(&token);
         // A server of this process that does not answer lacks resources, too.
-        local.device =
-            connect(&host, PATIENCE).map_err(|error| Error::Listen(io::Error::other(error)))?;
+        local.device = connect(&host, START_TIMEOUT)
+            .map_err(|error| Error::Listen(io::Error::other(error)))?;
         Ok(Arc::new(local))
     }
 
