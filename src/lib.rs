@@ -46,7 +46,6 @@
 //   which has no argument for it,
 // - `scaler::handle::IN_SCOPE`: the scalers of its scopes, which a `Copy` mode cannot hold,
 // - `diagnostics::anomaly::WATCHED`: the findings of anomaly detection in the pass that runs on it,
-// - `autodiff::shared_casts::PASSES_HERE`: an optimizer is not told of the passes of other scalers,
 // - `autodiff::replicas::JOINED` (feature `distributed`): dropped when the replica's thread ends.
 //
 // A process has these, and a few flags and counters:

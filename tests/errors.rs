@@ -5,9 +5,6 @@
 mod checked;
 mod common;
 #[allow(dead_code)]
-#[path = "learner/harness.rs"]
-mod harness;
-
 use burn::backend::{Autodiff, Flex, NdArray};
 use burn::module::Param;
 use burn::optim::{GradientsParams, SgdConfig};

@@ -105,7 +105,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         // Do not scale an untracked loss: autodiff panics for the loss itself, but not for a scaled
         // one.
         let tracked = loss.primitive.is_tracked();
-        let explicit = loss.scaled().cloned().or_else(scaler::of_loop);
+        let explicit = loss.scaled().cloned();
         let scaler = match &explicit {
             Some(scaled) => scaled.scaler.clone(),
             None => scaler::in_scope().unwrap_or_else(|| GradScaler::of::<B>(&device)),

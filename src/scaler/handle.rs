@@ -65,41 +65,117 @@ thread_local! {
     static IN_SCOPE: RefCell<Vec<InScope>> = const { RefCell::new(Vec::new()) };
 }
 
-#[derive(Clone)]
+/// A scaler in force.
 struct InScope {
     scaler: GradScaler,
-    /// Whether a backward pass takes or skips the step itself. If not, a training loop does.
-    decides: bool,
+    /// In a pass of a training loop: what the backward passes did so far.
+    #[cfg(feature = "train")]
+    passes: Option<Passes>,
+}
+
+/// A backward pass that was taken or skipped.
+#[cfg(feature = "train")]
+pub(crate) struct Pass {
+    /// What the loss was multiplied by.
+    pub scale: f32,
+    pub outcome: StepOutcome,
+    pub findings: Findings,
+}
+
+/// The backward passes of a training loop that scaled their loss.
+#[cfg(feature = "train")]
+#[derive(Default)]
+pub(crate) struct Passes {
+    /// Those with the loop's scaler.
+    pub own: Vec<Pass>,
+    /// Whether one with another scaler was skipped.
+    pub other_skipped: bool,
+}
+
+#[cfg(feature = "train")]
+impl Passes {
+    /// Whether one of them was skipped.
+    pub fn are_skipped(&self) -> bool {
+        let is_skipped = |pass: &Pass| pass.outcome != StepOutcome::Finite;
+        self.other_skipped || self.own.iter().any(is_skipped)
+    }
 }
 
 impl GradScaler {
     /// Runs `f` with this scaler in force for every `backward()` on this thread, on any device.
     /// Scopes nest, and the innermost scope wins. A panic also ends the scope.
     pub fn scope<T>(&self, f: impl FnOnce() -> T) -> T {
-        let (scaler, decides) = (self.clone(), true);
-        within(InScope { scaler, decides }, f)
+        within(
+            InScope {
+                scaler: self.clone(),
+                #[cfg(feature = "train")]
+                passes: None,
+            },
+            f,
+        )
     }
 
     /// Records and logs the outcome of a backward pass whose loss was multiplied by `scale`. The
-    /// pass itself takes or skips the step.
+    /// pass itself takes or skips the step; in a training loop, its part of the step.
     pub(crate) fn record_pass(&self, scale: f32, outcome: StepOutcome, findings: Findings) {
+        #[cfg(feature = "train")]
+        let Some(Pass { findings, .. }) = self.given_to_loop(Pass {
+            scale,
+            outcome,
+            findings,
+        }) else {
+            return;
+        };
         self.shared.record_pass(scale, outcome, findings);
     }
 }
 
 #[cfg(feature = "train")]
 impl GradScaler {
-    /// Runs a pass of a training loop, which takes or skips the step by the explicit protocol: each `backward()` of a
-    /// loss on this thread is as that of `self.scale(loss)`.
-    pub(crate) fn pass<T>(&self, f: impl FnOnce() -> T) -> T {
-        let (scaler, decides) = (self.clone(), false);
-        within(InScope { scaler, decides }, f)
+    /// Runs a micro-batch of a training loop with this scaler in force on this thread. The loop records the passes.
+    pub(crate) fn pass<T>(&self, f: impl FnOnce() -> T) -> (T, Passes) {
+        let scope = InScope {
+            scaler: self.clone(),
+            passes: Some(Passes::default()),
+        };
+        within(scope, || {
+            let out = f();
+            let passes = IN_SCOPE.with_borrow_mut(|scopes| scopes.last_mut()?.passes.take());
+            (out, passes.unwrap_or_default())
+        })
     }
 
-    /// Another handle on the scaler, with a step of its own.
-    pub(crate) fn another(&self) -> Self {
-        let shared = self.shared.another();
-        Self { shared }
+    /// Gives a pass to the loop that runs it. Returns the pass if its scaler is not the loop's.
+    fn given_to_loop(&self, pass: Pass) -> Option<Pass> {
+        let Some(innermost) = precision::innermost_scope() else {
+            return Some(pass);
+        };
+        IN_SCOPE.with_borrow_mut(|scopes| {
+            let loops = scopes[..=innermost].iter_mut();
+            let mut loops = loops.filter_map(|scope| Some((&scope.scaler, scope.passes.as_mut()?)));
+            match loops.next_back() {
+                Some((scaler, passes)) if scaler.shared.is(&self.shared) => {
+                    passes.own.push(pass);
+                    None
+                }
+                Some((_, passes)) => {
+                    passes.other_skipped |= pass.outcome != StepOutcome::Finite;
+                    Some(pass)
+                }
+                None => Some(pass),
+            }
+        })
+    }
+
+    /// Whether a training loop has this scaler in force here: its passes scale their loss, and check it.
+    pub(crate) fn is_of_loop(&self) -> bool {
+        let innermost = precision::innermost_scope();
+        innermost.is_some_and(|innermost| {
+            IN_SCOPE.with_borrow(|scopes| {
+                let scope = &scopes[innermost];
+                scope.passes.is_some() && scope.scaler.shared.is(&self.shared)
+            })
+        })
     }
 }
 
@@ -130,20 +206,8 @@ impl ScaledLoss {
     }
 }
 
-/// The innermost scope of this thread.
-fn innermost() -> Option<InScope> {
-    let innermost = precision::innermost_scope()?;
-    IN_SCOPE.with_borrow(|scopes| scopes.get(innermost).cloned())
-}
-
 /// The scaler of the innermost scope of this thread.
 pub(crate) fn in_scope() -> Option<GradScaler> {
-    Some(innermost()?.scaler)
-}
-
-/// The scaler and the scale of the next loss in the pass of a training loop.
-pub(crate) fn of_loop() -> Option<ScaledLoss> {
-    let scaler = innermost().filter(|scope| !scope.decides)?.scaler;
-    let (_, scale) = scaler.shared.count_loss();
-    Some(ScaledLoss { scaler, scale })
+    let innermost = precision::innermost_scope()?;
+    IN_SCOPE.with_borrow(|scopes| Some(scopes.get(innermost)?.scaler.clone()))
 }

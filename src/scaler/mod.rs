@@ -6,6 +6,8 @@ mod losses;
 
 pub use handle::GradScaler;
 
-pub(crate) use handle::{ScaledLoss, in_scope, of_loop};
+#[cfg(feature = "train")]
+pub(crate) use handle::{Pass, Passes};
+pub(crate) use handle::{ScaledLoss, in_scope};
 #[cfg(feature = "train")]
 pub(crate) use losses::{LossCheck, Losses};

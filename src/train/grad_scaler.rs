@@ -1,7 +1,7 @@
 //! The scaler's methods that take a module. Most form the explicit protocol of PyTorch's `GradScaler`:
 //! scale, unscale, step, update.
 
-use burn_amp_core::{Parameter, PendingStepRecord};
+use burn_amp_core::PendingStepRecord;
 use burn_core::module::AutodiffModule;
 use burn_core::tensor::backend::AutodiffBackend;
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorPrimitive};
@@ -16,15 +16,7 @@ use crate::diagnostics::anomaly;
 use crate::policy::Mode;
 use crate::precision::in_step;
 use crate::scaler::ScaledLoss;
-use crate::{AmpError, GradScaler, LastStep, Precision, StepOutcome, Transition, full_precision};
-
-/// The result of a check of gradients.
-struct Checked<'a> {
-    parameters: Vec<&'a Parameter>,
-    /// Of the losses, then of the gradients of `parameters`.
-    finite: Vec<bool>,
-    outcome: StepOutcome,
-}
+use crate::{AmpError, GradScaler, LastStep, Precision, Transition, full_precision};
 
 impl GradScaler {
     /// Scales a loss of any shape. Call `backward()` on the result, once per micro-batch. The
@@ -49,6 +41,10 @@ impl GradScaler {
     /// - On an `AmpAutodiff` with a checkpointing strategy that is not one of Burn's.
     /// - With every 1,000th loss of one step, where [`unscale`](GradScaler::unscale) panics.
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
+        if is_amp::<B>() && self.is_of_loop() {
+            // In the `TrainStep` of a `Learner`, whose loop has this scaler in force.
+            return loss;
+        }
         let device = loss.device();
         // One scale for the whole accumulation window, even if the scale is set within it.
         let (_, scale) = self.shared.count_loss();
@@ -150,8 +146,7 @@ impl GradScaler {
             .pending()
             .check_unscale(given, &found.parameters)?;
         self.check_dtypes::<B>("unscale", &found)?;
-        let checked = self.unscaled(grads, &found);
-        self.note::<B, M>(model, &checked, checked.outcome);
+        self.unscale_found::<B, M>(model, grads, &found);
         self.shared.pending().unscale(&found.parameters);
         Ok(())
     }
@@ -176,24 +171,21 @@ impl GradScaler {
 
     /// Unscales the gradients and checks them. Those that were already unscaled keep their values; they are
     /// checked again if a loss was scaled since.
-    fn unscaled<'a, B: AutodiffBackend>(
+    fn unscale_found<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
+        model: &M,
         grads: &mut GradientsParams,
-        found: &'a Found<B>,
-    ) -> Checked<'a> {
+        found: &Found<B>,
+    ) {
         let (to_check, replicas) = {
             let pending = self.shared.pending();
             let replicas = pending.losses.replicas.clone();
             (pending.to_check(&found.parameters), replicas)
         };
         let Some(to_check) = to_check else {
-            return Checked {
-                parameters: Vec::new(),
-                finite: Vec::new(),
-                outcome: self.shared.pending().outcome(&found.parameters),
-            };
+            return;
         };
-        let (scale, parameters) = (to_check.scale, to_check.parameters());
+        let (scale, scaled) = (to_check.scale, to_check.parameters());
         let factor = (!is_amp::<B>()).then(|| 1.0 / f64::from(scale));
         let mut check = scaled_loss::take_check::<B::InnerBackend>(self, &found.device);
         gradients::unscale(&to_check.left, grads, factor, &mut check);
@@ -201,34 +193,18 @@ impl GradScaler {
         let finite = check.read();
         // Also read the checks of losses on other backends.
         self.read_losses();
-        let outcome = self.shared.pending().found(&parameters, &finite);
+        let outcome = self.shared.pending().found(&scaled, &finite);
         let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
         let replicas = replicas.as_deref();
         let outcome = agreed::<B::InnerBackend>(replicas, &found.device, Some(scale), outcome);
-        Checked {
-            parameters,
-            finite,
-            outcome,
-        }
-    }
 
-    /// Notes the result of a check. `outcome` is the outcome of all devices of the step.
-    fn note<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &self,
-        model: &M,
-        checked: &Checked,
-        outcome: StepOutcome,
-    ) {
-        if checked.parameters.is_empty() {
-            return;
-        }
         // Visit the module without holding the lock: the module's code may call this scaler.
         let is_watched = !self.shared.pending().anomalies.is_empty();
         let nodes = is_watched.then(|| gradients::nodes::<B, M>(model));
         let nodes = nodes.unwrap_or_default();
         let mut pending = self.shared.pending();
         pending.anomalies.iter_mut().for_each(|a| a.place(&nodes));
-        pending.set_unscaled(&checked.parameters, &checked.finite, outcome);
+        pending.set_unscaled(&scaled, &finite, outcome);
     }
 
     /// Runs the optimizer step at learning rate `lr`, in FP32, if the losses and this model's
@@ -263,44 +239,21 @@ impl GradScaler {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        match Self::checked_steps::<B, M>(&model, [(self, &mut grads)]) {
-            // Gradients from a record are no longer marked as gradients: an optimizer that multiplies
-            // matrices would do so in half precision.
-            Ok(true) => (in_step(|| optimizer.step(lr, model, grads)), Ok(true)),
-            refused_or_skipped => (model, refused_or_skipped),
+        let found = gradients::found::<B, M>(&model, &grads);
+        let given = grads.len();
+        let refused = self.shared.pending().check_step(given, &found.parameters);
+        if let Err(error) = refused.and_then(|_| self.check_dtypes::<B>("step", &found)) {
+            return (model, Err(error));
         }
-    }
-
-    /// Unscales and checks the gradients of one step on several devices, each with the scaler of its device. Returns
-    /// whether to take the step: no device steps if another device overflowed.
-    pub(super) fn checked_steps<'a, B: AutodiffBackend, M: AutodiffModule<B>>(
-        model: &M,
-        parts: impl IntoIterator<Item = (&'a Self, &'a mut GradientsParams)>,
-    ) -> Result<bool, AmpError> {
-        let mut parts: Vec<_> = parts
-            .into_iter()
-            .map(|(scaler, grads)| (scaler, gradients::found::<B, M>(model, grads), grads))
-            .collect();
-        for (scaler, found, grads) in &parts {
-            let pending = scaler.shared.pending();
-            pending.check_step(grads.len(), &found.parameters)?;
-            drop(pending);
-            scaler.check_dtypes("step", found)?;
+        self.unscale_found::<B, M>(&model, &mut grads, &found);
+        let taken = self.shared.pending().step(&found.parameters);
+        if !taken {
+            return (model, Ok(false));
         }
-        let checked: Vec<_> = parts
-            .iter_mut()
-            .map(|(scaler, found, grads)| (*scaler, scaler.unscaled(grads, found)))
-            .collect();
-        let outcomes = checked.iter().map(|(_, checked)| checked.outcome);
-        let outcome = outcomes.max().unwrap_or(StepOutcome::Finite);
-        for (scaler, checked) in &checked {
-            scaler.note::<B, M>(model, checked, outcome);
-        }
-        // No short-circuit: each scaler notes the step.
-        let steps = parts
-            .iter()
-            .map(|(scaler, found, _)| scaler.shared.pending().step(&found.parameters));
-        Ok(steps.fold(true, |all, step| all & step))
+        // Gradients from a record are no longer marked as gradients: an optimizer that multiplies
+        // matrices would do so in half precision.
+        let model = in_step(|| optimizer.step(lr, model, grads));
+        (model, Ok(true))
     }
 
     /// Ends the step. The scale grows, stays or backs off according to all steps since the last

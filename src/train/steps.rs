@@ -1,6 +1,8 @@
-//! The steps of a `Learner`: gradients are added up, checked, and applied as a whole or not at all.
+//! The steps of a `Learner`: gradients of several backward passes are applied as a whole or not at all.
 
-use burn_amp_core::ShownStep;
+use std::mem::take;
+
+use burn_amp_core::{Findings, ShownStep};
 use burn_backend::Device as _;
 use burn_core::module::AutodiffModule;
 use burn_core::tensor::Device;
@@ -8,14 +10,15 @@ use burn_core::tensor::backend::AutodiffBackend;
 use burn_optim::{GradientsAccumulator, GradientsParams, MultiGradientsParams};
 use burn_train::{Learner, LearningComponentsTypes, MultiDeviceOptim, TrainingModel};
 
-use super::workers::Place;
-use crate::precision::in_step;
-use crate::{AmpError, GradScaler};
+use super::gradients;
+use super::workers::{Passed, Place};
+use crate::scaler::{Pass, Passes};
+use crate::{GradScaler, StepOutcome};
 
 /// A learner, and the step that is under way.
 pub(super) struct Steps<LC: LearningComponentsTypes> {
     pub learner: Learner<LC>,
-    /// The learner before the step, where losses are scaled: a skipped step gives its learning rates back.
+    /// The learner before a step that may be skipped: such a step gives its learning rates back.
     before: Option<Learner<LC>>,
     /// One for each device.
     parts: Vec<Part<LC>>,
@@ -26,27 +29,26 @@ pub(super) struct Steps<LC: LearningComponentsTypes> {
     accumulation: usize,
     /// Micro-batches in the step that is under way.
     micro_batches: usize,
-    scales: bool,
 }
 
 /// A device's part of a step.
 struct Part<LC: LearningComponentsTypes> {
     device: Device<LC::Backend>,
-    /// The device's scaler, with the step that is under way.
+    /// The scaler of the device's passes.
     scaler: GradScaler,
-    window: Window<TrainingModel<LC>>,
+    gradients: Sum<TrainingModel<LC>>,
+    passes: Passes,
 }
 
 /// The sum of gradients.
-struct Window<M> {
-    /// The passes added up.
+struct Sum<M> {
     passes: usize,
     /// The gradients of the first pass, until there is another.
     single: GradientsParams,
     sum: GradientsAccumulator<M>,
 }
 
-/// What is shown for the items of a step.
+/// What is shown for the items of a micro-batch.
 pub(super) struct Shown {
     pub lr: f64,
     /// `None` if nothing was scaled.
@@ -54,39 +56,39 @@ pub(super) struct Shown {
 }
 
 impl<LC: LearningComponentsTypes> Steps<LC> {
-    /// Steps with the gradients of one worker on each of these devices.
+    /// Steps with the gradients of one worker at each of these places.
     pub fn new(
         learner: Learner<LC>,
-        devices: &[Device<LC::Backend>],
+        places: Vec<Place<LC>>,
         optim: MultiDeviceOptim,
         accumulation: usize,
-        scales: bool,
     ) -> Self {
         let mut parts: Vec<Part<LC>> = Vec::new();
-        let part_of = devices.iter().map(|device| {
-            let known = parts.iter().position(|part| part.device == *device);
-            known.unwrap_or_else(|| {
+        let mut part_of = Vec::new();
+        for (device, scaler) in places {
+            let known = parts.iter().position(|part| part.device == device);
+            part_of.push(known.unwrap_or(parts.len()));
+            if known.is_none() {
                 parts.push(Part {
-                    device: device.clone(),
-                    scaler: GradScaler::of::<LC::Backend>(device).another(),
-                    window: Window::default(),
+                    device,
+                    scaler,
+                    gradients: Sum::default(),
+                    passes: Passes::default(),
                 });
-                parts.len() - 1
-            })
-        });
+            }
+        }
         Self {
             learner,
             before: None,
-            part_of: part_of.collect(),
             parts,
+            part_of,
             optim,
             accumulation,
             micro_batches: 0,
-            scales,
         }
     }
 
-    /// The device of each worker, and the scaler of its passes.
+    /// The place of each worker.
     pub fn places(&self) -> Vec<Place<LC>> {
         let parts = self.part_of.iter().map(|part| &self.parts[*part]);
         parts
@@ -99,102 +101,97 @@ impl<LC: LearningComponentsTypes> Steps<LC> {
         self.learner.fork(&self.parts[0].device);
     }
 
-    /// Adds the gradients of a micro-batch, each with the number of its worker, and moves the schedule by
-    /// `lr_steps`. Takes or skips the step that is complete then.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`GradScaler::step`].
-    pub fn add(
-        &mut self,
-        grads: Vec<(usize, GradientsParams)>,
-        lr_steps: usize,
-    ) -> Result<Shown, AmpError> {
-        if self.micro_batches == 0 && self.scales {
+    /// Adds what the passes of a micro-batch gave, and moves the schedule by `lr_steps`. Takes or skips the step that
+    /// is complete then.
+    pub fn add(&mut self, passed: Vec<Passed>, lr_steps: usize) -> Shown {
+        let mut own = passed.iter().flat_map(|passed| &passed.passes.own);
+        let scale = own.next().map(|pass| pass.scale);
+        let is_skipped = passed.iter().any(|passed| passed.passes.are_skipped());
+        if self.micro_batches == 0 && (self.accumulation > 1 || is_skipped) {
             self.before = Some(self.learner.clone());
         }
         (0..lr_steps).for_each(|_| self.learner.lr_step());
+        let lr = self.learner.lr_current();
         let model = self.learner.model();
-        for (worker, grads) in grads {
-            self.parts[self.part_of[worker]].window.add(&model, grads);
+        for passed in passed {
+            let part = &mut self.parts[self.part_of[passed.worker]];
+            part.gradients.add(&model, passed.gradients);
+            part.passes.own.extend(passed.passes.own);
+            part.passes.other_skipped |= passed.passes.other_skipped;
         }
         self.micro_batches += 1;
-        let lr = self.learner.lr_current();
-        let scale = self.parts.iter().find_map(|part| {
-            let pending = part.scaler.shared.pending();
-            pending.scale_in_use()
-        });
         if self.micro_batches >= self.accumulation {
-            self.step(model)?;
+            self.step(model);
         }
         let skipped = self.parts.iter().map(|part| part.scaler.skipped_steps());
         let step = scale.zip(skipped.max());
-        Ok(Shown {
-            lr,
-            step: step.map(|(scale, skipped)| ShownStep { scale, skipped }),
-        })
+        let step = step.map(|(scale, skipped)| ShownStep { scale, skipped });
+        Shown { lr, step }
     }
 
     /// Forgets the micro-batches of a step that is not complete.
     pub fn forget(&mut self) {
         (self.micro_batches, self.before) = (0, None);
         for part in &mut self.parts {
-            part.window = Window::default();
-            part.scaler.discard_step();
+            part.gradients = Sum::default();
+            part.passes = Passes::default();
         }
     }
 
-    fn step(&mut self, model: TrainingModel<LC>) -> Result<(), AmpError> {
+    fn step(&mut self, model: TrainingModel<LC>) {
         self.micro_batches = 0;
-        let mut grads: Vec<_> = self
+        let passes: Vec<_> = self
             .parts
             .iter_mut()
-            .map(|part| part.window.take())
+            .map(|part| take(&mut part.passes))
             .collect();
-        let parts = self.parts.iter().zip(&mut grads);
-        let scaled = parts.filter(|(part, grads)| {
-            let is_scaled = part.scaler.shared.pending().is_scaled();
-            is_scaled && !grads.is_empty()
-        });
-        let scaled: Vec<_> = scaled.map(|(part, grads)| (&part.scaler, grads)).collect();
-        let scalers: Vec<_> = scaled.iter().map(|(scaler, _)| *scaler).collect();
-        let is_taken = GradScaler::checked_steps::<LC::Backend, _>(&model, scaled)?;
-        for scaler in scalers {
-            scaler.update()?;
+        let own = passes.iter().flat_map(|passes| &passes.own);
+        let outcome = own.map(|pass| pass.outcome).max_by_key(severity);
+        let outcome = outcome.unwrap_or(StepOutcome::Finite);
+        let is_taken = !passes.iter().any(Passes::are_skipped);
+        if is_taken || outcome != StepOutcome::Finite {
+            // As in PyTorch, the scales of all devices back off together.
+            for (part, passes) in self.parts.iter().zip(passes) {
+                if let Some(mut pass) = passes.own.into_iter().reduce(worse) {
+                    if !is_taken {
+                        name::<LC::Backend, _>(&mut pass.findings, &model);
+                    }
+                    let shared = &part.scaler.shared;
+                    shared.record_pass(pass.scale, outcome, pass.findings);
+                }
+            }
         }
-        // Of a part that scaled nothing.
-        self.parts
-            .iter()
-            .for_each(|part| part.scaler.discard_step());
         // Only the learner has the model and the optimizer's state now, so that they change in place.
         drop(model);
         let before = self.before.take();
         if is_taken {
             drop(before);
-            in_step(|| self.optimize(grads));
-        } else if let Some(before) = before {
-            self.learner = before;
+            self.optimize();
+        } else {
+            self.learner = before.expect("the learner before a step that may be skipped");
+            self.forget();
         }
-        Ok(())
     }
 
-    fn optimize(&mut self, mut grads: Vec<GradientsParams>) {
-        if let [grads] = &mut grads[..] {
-            return self.learner.optimizer_step(std::mem::take(grads));
+    fn optimize(&mut self) {
+        let gradients = self.parts.iter_mut().map(|part| part.gradients.take());
+        let mut gradients: Vec<_> = gradients.collect();
+        if let [gradients] = &mut gradients[..] {
+            return self.learner.optimizer_step(take(gradients));
         }
-        let parts = self.parts.iter().zip(grads);
+        let parts = self.parts.iter().zip(gradients);
         match self.optim {
             MultiDeviceOptim::OptimSharded => {
-                let grads = parts
-                    .map(|(part, grads)| (grads, part.device.to_id()))
-                    .collect();
+                let grads = parts.map(|(part, gradients)| (gradients, part.device.to_id()));
+                let grads = grads.collect();
                 self.learner
                     .optimizer_step_multi(MultiGradientsParams { grads });
             }
             MultiDeviceOptim::OptimMainDevice => {
                 let (model, mut sum) = (self.learner.model(), GradientsAccumulator::new());
-                for (_, grads) in parts {
-                    sum.accumulate(&model, grads.to_device(&self.parts[0].device, &model));
+                for (_, gradients) in parts {
+                    let gradients = gradients.to_device(&self.parts[0].device, &model);
+                    sum.accumulate(&model, gradients);
                 }
                 drop(model);
                 self.learner.optimizer_step(sum.grads());
@@ -203,7 +200,32 @@ impl<LC: LearningComponentsTypes> Steps<LC> {
     }
 }
 
-impl<M> Default for Window<M> {
+/// An overflow moves the scale, and a loss that is not finite may follow from it.
+fn severity(outcome: &StepOutcome) -> u8 {
+    match outcome {
+        StepOutcome::Finite => 0,
+        StepOutcome::NonFiniteLoss => 1,
+        StepOutcome::Overflow => 2,
+    }
+}
+
+/// The worse of two passes, with the anomalies of both.
+fn worse(one: Pass, other: Pass) -> Pass {
+    let is_worse = severity(&other.outcome) > severity(&one.outcome);
+    let (mut worse, better) = if is_worse { (other, one) } else { (one, other) };
+    worse.findings.anomalies.extend(better.findings.anomalies);
+    worse
+}
+
+/// Names the parameters of a module.
+fn name<B: AutodiffBackend, M: AutodiffModule<B>>(findings: &mut Findings, model: &M) {
+    let nodes = gradients::nodes::<B, M>(model);
+    let of = |(node, path): &(u64, String)| Some((path.clone(), findings.leaves.remove(node)?));
+    findings.parameters.extend(nodes.iter().filter_map(of));
+    findings.anomalies.iter_mut().for_each(|a| a.place(&nodes));
+}
+
+impl<M> Default for Sum<M> {
     fn default() -> Self {
         Self {
             passes: 0,
@@ -213,28 +235,27 @@ impl<M> Default for Window<M> {
     }
 }
 
-impl<M> Window<M> {
-    fn add<B>(&mut self, model: &M, grads: GradientsParams)
+impl<M> Sum<M> {
+    fn add<B>(&mut self, model: &M, gradients: GradientsParams)
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
         match self.passes {
-            0 => self.single = grads,
+            0 => self.single = gradients,
             passes => {
                 if passes == 1 {
-                    let single = std::mem::take(&mut self.single);
-                    self.sum.accumulate(model, single);
+                    self.sum.accumulate(model, take(&mut self.single));
                 }
-                self.sum.accumulate(model, grads);
+                self.sum.accumulate(model, gradients);
             }
         }
         self.passes += 1;
     }
 
     fn take(&mut self) -> GradientsParams {
-        match std::mem::take(&mut self.passes) {
-            0 | 1 => std::mem::take(&mut self.single),
+        match take(&mut self.passes) {
+            0 | 1 => take(&mut self.single),
             _ => self.sum.grads(),
         }
     }

@@ -2,7 +2,7 @@
 //! they are. Otherwise they train like Burn's strategies: on one device, on several, and as replicas.
 
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use burn_amp_core::{ShownStep, StepQueue};
@@ -10,7 +10,7 @@ use burn_core::data::dataloader::split::split_dataloader;
 use burn_core::data::dataloader::{DataLoaderIterator, Progress};
 use burn_core::module::{AutodiffModule, Module};
 use burn_core::tensor::Device;
-use burn_core::tensor::backend::DeviceOps;
+use burn_core::tensor::backend::{Backend, DeviceOps};
 use burn_train::metric::store::EventStoreClient;
 use burn_train::{
     CloneEarlyStoppingStrategy, CustomLearningStrategy, EventProcessorTraining, ExecutionStrategy,
@@ -22,11 +22,9 @@ use burn_train::{
 
 use super::gradients::in_f32;
 use super::steps::Steps;
-use super::workers::{Output, Workers};
+use super::workers::{Item, Place, Workers};
+use crate::scaler::in_scope;
 use crate::{AmpError, GradScaler};
-
-/// The error that stopped a training.
-pub(super) type Failed = Arc<Mutex<Option<AmpError>>>;
 
 /// One of Burn's strategies, with steps that are taken whole or not at all.
 pub(super) struct Strategy<LC: LearningComponentsTypes> {
@@ -35,7 +33,6 @@ pub(super) struct Strategy<LC: LearningComponentsTypes> {
     pub scales: bool,
     /// The queues from which the metrics read the step of each item.
     pub shown: Vec<Arc<StepQueue>>,
-    pub failed: Failed,
 }
 
 impl<LC> SupervisedLearningStrategy<LC> for Strategy<LC>
@@ -51,81 +48,79 @@ where
         starting_epoch: usize,
     ) -> (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>) {
         let main = self.on.main_device();
-        let scaler = GradScaler::of::<LC::Backend>(main);
-        if self.scales && starting_epoch > 1 && scaler.state().steps() == 0 {
-            log::info!(
-                "burn-amp: the training resumes, and its loss scale starts over at {}. To save the loss scale in \
-                 checkpoints, give the Learner the schedule scaler.checkpoint_with(schedule)",
-                scaler.loss_scale()
-            );
+        let devices = devices_of(&self.on);
+        log::info!("burn-amp: the training uses {devices:?}");
+        if self.scales && starting_epoch > 1 {
+            resume_scalers::<LC::Backend>(&devices);
         }
         // The model, or that of the checkpoint, was loaded before its precision was known.
         if let (model, true) = in_f32(learner.model()) {
             learner.load_model(model.into_record());
         }
-        let events = Mutex::new(components.event_processor);
-        let training = Training {
-            strategy: self,
+        let training = Arc::new(Training {
             epochs: starting_epoch..=components.num_epochs,
+            is_sharded: matches!(
+                self.on,
+                ExecutionStrategy::MultiDevice(_, MultiDeviceOptim::OptimSharded)
+            ),
+            shown: self.shown.clone(),
             interrupter: components.interrupter,
-            event_store: &components.event_store,
-            events: &events,
-        };
+            event_store: components.event_store,
+            events: Mutex::new(components.event_processor),
+        });
         let early_stopping = components.early_stopping;
         let of_main = Some(Main {
             valid: valid.to_device(main.inner()),
             checkpointer: components.checkpointer,
         });
         let accumulation = components.grad_accumulation.unwrap_or(1);
-        let run = |learner, devices: &[Device<LC::Backend>], loaders, optim| Run {
-            training: &training,
-            steps: Steps::new(learner, devices, optim, accumulation, self.scales),
+        let run = |learner, places, loaders, optim| Run {
+            training: training.clone(),
+            steps: Steps::new(learner, places, optim, accumulation),
             loaders,
-            replicas: 1,
+            replicas: None,
             early_stopping: early_stopping.as_ref().map(|one| one.clone_box()),
         };
+        let place = |device: &Device<LC::Backend>| -> Place<LC> {
+            (device.clone(), GradScaler::of::<LC::Backend>(device))
+        };
+        let optim = MultiDeviceOptim::OptimMainDevice;
         let model = match &self.on {
             ExecutionStrategy::MultiDevice(devices, optim) if devices.len() > 1 => {
+                let places = devices.iter().map(place).collect();
                 let loaders = split_dataloader(train, devices);
-                run(learner, devices, loaders, *optim).fit(of_main)
+                run(learner, places, loaders, *optim).fit(of_main)
             }
             ExecutionStrategy::SingleDevice(_) | ExecutionStrategy::MultiDevice(..) => {
-                let (devices, loaders) = ([main.clone()], vec![train.to_device(main)]);
-                run(
-                    learner,
-                    &devices,
-                    loaders,
-                    MultiDeviceOptim::OptimMainDevice,
-                )
-                .fit(of_main)
+                let (device, scaler) = place(main);
+                // This thread may have a scaler in force.
+                let scaler = in_scope().unwrap_or(scaler);
+                let loaders = vec![train.to_device(main)];
+                run(learner, vec![(device, scaler)], loaders, optim).fit(of_main)
             }
             #[cfg(feature = "distributed")]
             ExecutionStrategy::DistributedDataParallel { devices, runtime } => {
                 let loaders = split_dataloader(train, devices);
-                let replica = |(device, loader): (&Device<LC::Backend>, _)| {
-                    let (on, optim) = ([device.clone()], MultiDeviceOptim::OptimMainDevice);
-                    let mut replica = run(learner.clone(), &on, vec![loader], optim);
-                    replica.replicas = devices.len();
-                    replica
-                };
-                let replicas: Vec<_> = devices.iter().zip(loaders).map(replica).collect();
+                let replicas = devices.iter().zip(loaders).map(|(device, loader)| Run {
+                    replicas: Some(devices.len()),
+                    ..run(learner.clone(), vec![place(device)], vec![loader], optim)
+                });
+                let replicas: Vec<_> = replicas.collect();
                 drop(learner);
                 runtime.start();
-                thread::scope(|threads| {
-                    let mut of_main = of_main;
-                    let mut running = Vec::new();
-                    for replica in replicas {
-                        let main = of_main.take();
-                        running.push(threads.spawn(move || replica.fit(main)));
-                    }
-                    let first = running.remove(0);
-                    let joined = "a replica ends without a panic";
-                    for other in running {
-                        other.join().expect(joined);
-                    }
-                    runtime.close();
-                    first.join().expect(joined)
-                })
+                // As in Burn, these threads outlive this function if one of them panics: the others may wait for it.
+                let (mut of_main, mut running) = (of_main, Vec::new());
+                for replica in replicas {
+                    let main = of_main.take();
+                    running.push(thread::spawn(move || replica.fit(main)));
+                }
+                let first = running.remove(0);
+                let joined = "a replica ends without a panic";
+                for other in running {
+                    other.join().expect(joined);
+                }
+                runtime.close();
+                first.join().expect(joined)
             }
         };
         if training.interrupter.should_stop() {
@@ -133,18 +128,48 @@ where
             let reason = reason.as_deref().unwrap_or("reason unknown");
             log::info!("burn-amp: training interrupted: {reason}");
         }
-        let events = events.into_inner();
+        let training = Arc::into_inner(training).expect("all replicas have ended");
+        let events = training.events.into_inner();
         (model, events.unwrap_or_else(PoisonError::into_inner))
     }
 }
 
+/// All devices of a strategy.
+pub(super) fn devices_of<B: Backend>(strategy: &ExecutionStrategy<B>) -> Vec<B::Device> {
+    match strategy {
+        ExecutionStrategy::SingleDevice(device) => vec![device.clone()],
+        ExecutionStrategy::MultiDevice(devices, _) => devices.clone(),
+        #[cfg(feature = "distributed")]
+        ExecutionStrategy::DistributedDataParallel { devices, .. } => devices.clone(),
+    }
+}
+
+/// Gives the scalers that a checkpoint did not restore the state of one that it did.
+fn resume_scalers<B: Backend>(devices: &[B::Device]) {
+    let scalers: Vec<_> = devices.iter().map(GradScaler::of::<B>).collect();
+    let restored = |scaler: &&GradScaler| scaler.state().steps() > 0;
+    match scalers.iter().find(restored) {
+        Some(restored) => {
+            let others = scalers.iter().filter(|scaler| scaler.state().steps() == 0);
+            others.for_each(|scaler| scaler.load_state(restored.state()));
+        }
+        None => log::info!(
+            "burn-amp: the training resumes, and its loss scale starts over at {}. To save the loss scale in \
+             checkpoints, give the Learner the schedule scaler.checkpoint_with(schedule)",
+            scalers[0].loss_scale()
+        ),
+    }
+}
+
 /// A training under way, for all its replicas.
-struct Training<'a, LC: LearningComponentsTypes> {
-    strategy: &'a Strategy<LC>,
+struct Training<LC: LearningComponentsTypes> {
     epochs: RangeInclusive<usize>,
+    /// Whether the parameters are scattered over the devices after each step.
+    is_sharded: bool,
+    shown: Vec<Arc<StepQueue>>,
     interrupter: Interrupter,
-    event_store: &'a EventStoreClient,
-    events: &'a Mutex<SupervisedTrainingEventProcessor<LC>>,
+    event_store: Arc<EventStoreClient>,
+    events: Mutex<SupervisedTrainingEventProcessor<LC>>,
 }
 
 /// What only the first replica does.
@@ -154,46 +179,47 @@ struct Main<LC: LearningComponentsTypes> {
 }
 
 /// A training on this thread: the whole of it, or that of one replica.
-struct Run<'a, LC: LearningComponentsTypes> {
-    training: &'a Training<'a, LC>,
+struct Run<LC: LearningComponentsTypes> {
+    training: Arc<Training<LC>>,
     steps: Steps<LC>,
-    /// One for each device.
+    /// One for each worker.
     loaders: Vec<TrainLoader<LC>>,
-    replicas: usize,
+    /// How many replicas there are, if this is one.
+    replicas: Option<usize>,
     early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
 }
 
-impl<LC: LearningComponentsTypes + 'static> Run<'_, LC> {
+impl<LC: LearningComponentsTypes + 'static> Run<LC> {
     fn fit(mut self, mut main: Option<Main<LC>>) -> TrainingModel<LC> {
-        let training = self.training;
+        let training = self.training.clone();
         self.steps.gather();
         #[cfg(feature = "distributed")]
-        if let ExecutionStrategy::DistributedDataParallel { .. } = training.strategy.on {
+        if self.replicas.is_some() {
             self.steps.learner.grad_sharded();
         }
         for epoch in training.epochs.clone() {
             let epochs = Progress::new(epoch, *training.epochs.end());
             self.train(&epochs);
             if main.is_some() {
-                training.train_event(LearnerEvent::EndEpoch(epoch));
+                training
+                    .events()
+                    .process_train(LearnerEvent::EndEpoch(epoch));
             }
             if training.interrupter.should_stop() {
                 break;
             }
-            if let ExecutionStrategy::MultiDevice(_, MultiDeviceOptim::OptimSharded) =
-                training.strategy.on
-            {
+            if training.is_sharded {
                 self.steps.gather();
             }
             if let Some(main) = &mut main {
                 let learner = &self.steps.learner;
                 training.validate(&learner.model(), &main.valid, &epochs);
                 if let Some(checkpointer) = &mut main.checkpointer {
-                    checkpointer.checkpoint(learner, epoch, training.event_store);
+                    checkpointer.checkpoint(learner, epoch, &training.event_store);
                 }
             }
             if let Some(early_stopping) = &mut self.early_stopping
-                && early_stopping.should_stop(epoch, training.event_store)
+                && early_stopping.should_stop(epoch, &training.event_store)
             {
                 break;
             }
@@ -203,9 +229,9 @@ impl<LC: LearningComponentsTypes + 'static> Run<'_, LC> {
 
     /// Trains for an epoch.
     fn train(&mut self, epochs: &Progress) {
-        let (training, replicas) = (self.training, self.replicas);
+        let (training, steps) = (&self.training, &mut self.steps);
+        let replicas = self.replicas.unwrap_or(1);
         let mut batches: Vec<_> = self.loaders.iter().map(|loader| loader.iter()).collect();
-        let steps = &mut self.steps;
         let mut iteration = 0;
         thread::scope(|threads| {
             let workers = Workers::start(threads, steps.places());
@@ -213,58 +239,50 @@ impl<LC: LearningComponentsTypes + 'static> Run<'_, LC> {
                 let mut progress = Progress::new(0, 0);
                 let next = |(of, batches): (usize, &mut Box<dyn DataLoaderIterator<_> + '_>)| {
                     let batch = batches.next()?;
-                    let of_device = batches.progress();
-                    progress.items_processed += replicas * of_device.items_processed;
-                    progress.items_total += replicas * of_device.items_total;
+                    let own = batches.progress();
+                    progress.items_processed += replicas * own.items_processed;
+                    progress.items_total += replicas * own.items_total;
                     Some((of, batch))
                 };
-                let given: Vec<_> = batches.iter_mut().enumerate().filter_map(next).collect();
-                if given.is_empty() {
+                let given = batches.iter_mut().enumerate().filter_map(next);
+                let (passed, items) = workers.passes(given, &steps.learner);
+                if items.is_empty() {
                     break;
                 }
-                let (grads, items) = workers.passes(given, &steps.learner);
-                let shown = match steps.add(grads, replicas) {
-                    Ok(shown) => shown,
-                    Err(error) => {
-                        training.interrupter.stop(Some(&error.to_string()));
-                        fail(&training.strategy.failed, error);
-                        break;
-                    }
-                };
+                let shown = steps.add(passed, replicas);
                 for item in items {
                     iteration += replicas;
-                    let (epochs, lr) = (epochs.clone(), Some(shown.lr));
-                    let item =
-                        TrainingItem::new(item, progress.clone(), epochs, Some(iteration), lr);
-                    training.item_event(item, shown.step);
+                    let (progress, epochs) = (progress.clone(), epochs.clone());
+                    let (iteration, lr) = (Some(iteration), Some(shown.lr));
+                    let item = TrainingItem::new(item, progress, epochs, iteration, lr);
+                    training.item(item, shown.step);
                 }
                 if training.interrupter.should_stop() {
                     break;
                 }
             }
         });
-        self.steps.forget();
+        // As in Burn 0.21, what is left of an epoch is no step.
+        steps.forget();
     }
 }
 
-impl<LC: LearningComponentsTypes> Training<'_, LC> {
-    fn train_event(&self, event: LearnerEvent<Output<LC>>) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        events.process_train(event);
+impl<LC: LearningComponentsTypes> Training<LC> {
+    fn events(&self) -> MutexGuard<'_, SupervisedTrainingEventProcessor<LC>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports an item of training, with the values that the metrics show for its step.
-    fn item_event(&self, item: TrainingItem<Output<LC>>, shown: Option<ShownStep>) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+    fn item(&self, item: TrainingItem<Item<LC>>, shown: Option<ShownStep>) {
+        let mut events = self.events();
         if let Some(step) = shown {
-            let queues = self.strategy.shown.iter();
-            queues.for_each(|shown| shown.push(step));
+            self.shown.iter().for_each(|shown| shown.push(step));
         }
         events.process_train(LearnerEvent::ProcessedItem(item));
     }
 
     fn validate(&self, model: &TrainingModel<LC>, loader: &ValidLoader<LC>, epochs: &Progress) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.events();
         let model = model.valid();
         let mut batches = loader.iter();
         let mut iteration = 0;
@@ -287,7 +305,8 @@ pub(super) struct Own<LC: LearningComponentsTypes> {
     pub strategy: CustomLearningStrategy<LC>,
     /// Whether losses are scaled.
     pub scales: bool,
-    pub failed: Failed,
+    /// The error that stopped the training.
+    pub failed: Arc<Mutex<Option<AmpError>>>,
 }
 
 impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC> for Own<LC> {
@@ -300,7 +319,9 @@ impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC> for Own<LC> {
     ) -> LearningResult<LC::InferenceModel> {
         match components.grad_accumulation {
             Some(micro_batches) if self.scales && micro_batches > 1 => {
-                fail(&self.failed, AmpError::PartialBatch { micro_batches });
+                let failed = self.failed.lock();
+                *failed.unwrap_or_else(PoisonError::into_inner) =
+                    Some(AmpError::PartialBatch { micro_batches });
                 LearningResult {
                     model: learner.model().valid(),
                     renderer: components.event_processor.renderer(),
@@ -321,8 +342,4 @@ impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC> for Own<LC> {
         let own = &self.strategy;
         own.fit(components, learner, train, valid, starting_epoch)
     }
-}
-
-fn fail(failed: &Failed, error: AmpError) {
-    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
 }

@@ -1,19 +1,18 @@
 //! Mixed precision for Burn's `Learner`.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_amp_core::{Listener, StepQueue};
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_core::module::Module;
 use burn_core::tensor::Device;
-use burn_core::tensor::backend::Backend;
 use burn_train::{
     CustomLearningStrategy, ExecutionStrategy, Interrupter, Learner, LearningComponentsTypes,
     LearningResult, SupervisedTraining, TrainingStrategy,
 };
 
 use super::metrics::{self, LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
-use super::strategy::{Failed, Own, Strategy};
+use super::strategy::{Own, Strategy, devices_of};
 use crate::autodiff::AutodiffInner;
 use crate::{AmpAutodiff, AmpConfig, AmpError, GradScaler, Precision, WhenStuck};
 
@@ -111,7 +110,7 @@ where
 
     /// Configures the devices, registers the metrics and trains.
     ///
-    /// The schedule advances only with steps that are taken. The metrics are [`PrecisionMetric`] and, in f16, also
+    /// A step that is skipped gives its learning rates back. The metrics are [`PrecisionMetric`] and, in f16, also
     /// [`LossScaleMetric`] and [`SkippedStepsMetric`]. The loss scalers start over before a checkpoint is loaded;
     /// with [`GradScaler::checkpoint_with`] the checkpoint restores them.
     ///
@@ -122,9 +121,6 @@ where
     /// - those of [`AmpConfig::apply`], when a device does not support the precision, or a given loss
     ///   scale has no effect. Every device is unchanged then;
     /// - [`AmpError::PartialBatch`] when losses are scaled, and a strategy of your own adds up micro-batches.
-    ///
-    /// After a step, [`AmpError::ForeignGradients`] when a `TrainStep` returns gradients that are not the model's. The
-    /// model is then lost, except for its checkpoints.
     ///
     /// # Panics
     ///
@@ -149,8 +145,6 @@ where
             }
         }
         let scales = self.config.apply_to::<LC::Backend>(&devices)?;
-        log::info!("burn-amp: the training uses {devices:?}");
-
         let scalers: Vec<_> = devices.iter().map(GradScaler::of::<LC::Backend>).collect();
         let stop = Arc::new(StopWhenStuck(self.training.interrupter()));
         if self.config.when_stuck() == WhenStuck::Stop {
@@ -174,13 +168,12 @@ where
             let precision = PrecisionMetric::of::<LC::Backend>(device, shown[2].clone());
             training = training.metric_train(precision);
         }
-        let failed = Failed::default();
+        let failed = Arc::new(Mutex::new(None));
         let strategy: CustomLearningStrategy<LC> = match strategy {
             TrainingStrategy::Default(on) => Arc::new(Strategy {
                 on,
                 scales,
                 shown: shown.into(),
-                failed: failed.clone(),
             }),
             TrainingStrategy::Custom(strategy) => Arc::new(Own {
                 strategy,
@@ -193,15 +186,6 @@ where
             .launch(learner);
         let failed = failed.lock().unwrap_or_else(PoisonError::into_inner).take();
         failed.map_or(Ok(result), Err)
-    }
-}
-
-fn devices_of<B: Backend>(strategy: &ExecutionStrategy<B>) -> Vec<B::Device> {
-    match strategy {
-        ExecutionStrategy::SingleDevice(device) => vec![device.clone()],
-        ExecutionStrategy::MultiDevice(devices, _) => devices.clone(),
-        #[cfg(feature = "distributed")]
-        ExecutionStrategy::DistributedDataParallel { devices, .. } => devices.clone(),
     }
 }
 

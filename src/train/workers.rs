@@ -9,64 +9,80 @@ use burn_optim::GradientsParams;
 use burn_train::{Learner, LearningComponentsTypes, TrainOutput, TrainStep, TrainingModel};
 
 use crate::GradScaler;
+use crate::scaler::Passes;
 
-type Input<LC> = <TrainingModel<LC> as TrainStep>::Input;
-pub(super) type Output<LC> = <TrainingModel<LC> as TrainStep>::Output;
+pub(super) type Input<LC> = <TrainingModel<LC> as TrainStep>::Input;
+pub(super) type Item<LC> = <TrainingModel<LC> as TrainStep>::Output;
+type Output<LC> = (TrainOutput<Item<LC>>, Passes);
 
-/// The device and the scaler of a pass.
+/// The device and the scaler of a worker.
 pub(super) type Place<LC> = (Device<<LC as LearningComponentsTypes>::Backend>, GradScaler);
 
-/// The workers of a training. One alone works on the calling thread.
+/// What a worker's forward and backward pass gave, besides its item.
+pub(super) struct Passed {
+    pub worker: usize,
+    pub gradients: GradientsParams,
+    pub passes: Passes,
+}
+
+/// The workers of a training. A single one works on the calling thread.
 pub(super) enum Workers<LC: LearningComponentsTypes> {
-    One(GradScaler),
+    Single(GradScaler),
     Several(Vec<Worker<LC>>),
 }
 
 /// A thread that runs a device's passes.
 pub(super) struct Worker<LC: LearningComponentsTypes> {
     batches: Sender<(Input<LC>, TrainingModel<LC>)>,
-    outputs: Receiver<TrainOutput<Output<LC>>>,
+    outputs: Receiver<Output<LC>>,
 }
 
 impl<LC: LearningComponentsTypes + 'static> Workers<LC> {
     /// Starts a worker at each place, until the returned value is dropped.
     pub fn start<'scope>(threads: &'scope Scope<'scope, '_>, places: Vec<Place<LC>>) -> Self {
         if let [(_, scaler)] = &places[..] {
-            return Self::One(scaler.clone());
+            return Self::Single(scaler.clone());
         }
         let start = |place| Worker::start(threads, place);
         Self::Several(places.into_iter().map(start).collect())
     }
 
-    /// Runs the forward and backward pass of these batches, each with the number of its worker.
+    /// Runs the forward and backward pass of these batches, each with the number of its worker. A worker begins before
+    /// the next batch is fetched.
     pub fn passes(
         &self,
-        batches: Vec<(usize, Input<LC>)>,
+        batches: impl Iterator<Item = (usize, Input<LC>)>,
         learner: &Learner<LC>,
-    ) -> (Vec<(usize, GradientsParams)>, Vec<Output<LC>>) {
-        let outputs: Vec<_> = match self {
-            Self::One(scaler) => {
+    ) -> (Vec<Passed>, Vec<Item<LC>>) {
+        let outputs: Vec<(usize, Output<LC>)> = match self {
+            Self::Single(scaler) => {
                 let pass = |(of, batch)| (of, scaler.pass(|| learner.train_step(batch)));
-                batches.into_iter().map(pass).collect()
+                batches.map(pass).collect()
             }
             Self::Several(workers) => {
                 let begin = |(of, batch): (usize, _)| {
-                    // The thread of a worker that is gone has panicked, and says so when it is waited for.
+                    // A worker that is gone has panicked, which shows below.
                     let _ = workers[of].batches.send((batch, learner.model()));
                     of
                 };
-                let begun: Vec<usize> = batches.into_iter().map(begin).collect();
+                let begun: Vec<usize> = batches.map(begin).collect();
                 let end = |of: usize| {
                     let output = workers[of].outputs.recv();
-                    (of, output.expect("the thread of each device ends its pass"))
+                    (of, output.expect("the thread of a device ends its pass"))
                 };
                 begun.into_iter().map(end).collect()
             }
         };
-        outputs
-            .into_iter()
-            .map(|(of, output)| ((of, output.grads), output.item))
-            .unzip()
+        let parts = outputs.into_iter().map(|(worker, (output, passes))| {
+            let gradients = output.grads;
+            let passed = Passed {
+                worker,
+                gradients,
+                passes,
+            };
+            (passed, output.item)
+        });
+        parts.unzip()
     }
 }
 

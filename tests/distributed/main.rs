@@ -36,7 +36,7 @@ use burn_backend::distributed::{
 use checked::{Checked, CheckedDevice};
 use common::mlp::{Mlp, parameters, values};
 use common::{HALVES, assert_close};
-use harness::{Given, Model, Spy, Training, Watch, alone, folder, samples, training};
+use harness::{By, Given, Model, Spy, Training, Watch, alone, folder, samples, training};
 
 type B = AmpAutodiff<Checked>;
 
@@ -559,4 +559,52 @@ fn a_learner_skips_the_whole_batch_of_all_replicas() {
     let given = learned(2, &[1, STEPS + 2]);
     let taken: Vec<f64> = given.iter().map(|given| given.lr).collect();
     assert_eq!(taken, lrs([1, 3]));
+}
+
+const PANICS: &str = "BURN_AMP_TEST_PANICS";
+
+/// Not a test by itself: the process that `a_replica_that_panics_ends_the_training` starts.
+#[test]
+fn a_training_whose_second_replica_panics() {
+    if std::env::var(PANICS).is_err() {
+        return;
+    }
+    let devices = devices(2, Precision::F16);
+    let second = format!("{:?}", devices[1]);
+    let training: Training<B, f64, _> =
+        training(&folder("distributed-panic"), samples(2 * STEPS, &[]));
+    let config = DistributedConfig {
+        all_reduce_op: ReduceOperation::Mean,
+    };
+    let model = Model::by(By::Panic(second));
+    training
+        .to_fp16()
+        .with_training_strategy(ExecutionStrategy::ddp(devices, config))
+        .launch(Learner::new(model, harness::sgd(), 0.1))
+        .ok();
+}
+
+/// The first replica waits for the gradients of the second, which do not come.
+#[test]
+fn a_replica_that_panics_ends_the_training() {
+    let this = std::env::current_exe().unwrap();
+    let mut process = std::process::Command::new(this)
+        .args(["a_training_whose_second_replica_panics", "--exact"])
+        .env(PANICS, "1")
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        match process.try_wait().unwrap() {
+            Some(status) => break status,
+            None if std::time::Instant::now() > end => {
+                process.kill().unwrap();
+                panic!("it hangs");
+            }
+            None => thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert!(!status.success());
 }

@@ -1,5 +1,7 @@
 //! A batch that several devices share is taken whole or not at all.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::lr_scheduler::LrScheduler;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::optim::Optimizer;
@@ -10,7 +12,8 @@ use crate::checked::{Checked, CheckedDevice};
 use crate::common::assert_close;
 use crate::common::mlp::parameters;
 use crate::harness::{
-    AdamOf, BATCH, Model, Sample, Spy, Training, Watch, adam, alone, folder, samples, training,
+    AdamOf, BATCH, By, Model, Sample, Spy, Training, Watch, adam, alone, folder, recorder, samples,
+    training,
 };
 
 type B = AmpAutodiff<Checked>;
@@ -173,4 +176,47 @@ fn workers_may_share_a_device() {
         let scaler = GradScaler::of::<Checked>(&device[0]);
         assert_eq!(scaler.skipped_steps(), SKIPPED.len() as u64, "{optim:?}");
     }
+}
+
+/// A checkpoint with the scaler of one device restores the scalers of all.
+#[test]
+fn all_devices_resume_with_the_scale_of_the_checkpoint() {
+    let _alone = alone();
+    let devices = devices();
+    let folder = folder("devices-resume");
+    for epoch in 1..=2 {
+        let schedule = GradScaler::of::<Checked>(&devices[0]).checkpoint_with(linear());
+        let training: Training<B, _, _> = training(&folder, shared(&FIRST, &SECOND, &[]));
+        let mut training = training
+            .with_file_checkpointer(recorder())
+            .num_epochs(epoch);
+        if epoch > 1 {
+            training = training.checkpoint(epoch - 1);
+        }
+        let optim = MultiDeviceOptim::OptimMainDevice;
+        training
+            .to_fp16()
+            .with_training_strategy(ExecutionStrategy::MultiDevice(devices.to_vec(), optim))
+            .launch(Learner::new(Model::new(), adam::<B>(), schedule))
+            .unwrap();
+        let [one, other] = scalers(&devices).try_into().unwrap();
+        assert_eq!(one.state(), other.state());
+        assert_eq!(one.skipped_steps(), (epoch * SKIPPED.len()) as u64);
+    }
+}
+
+/// As in Burn, where the training does not wait for a worker that has panicked.
+#[test]
+fn a_worker_that_panics_ends_the_training() {
+    let _alone = alone();
+    let devices = devices();
+    let model = Model::by(By::Panic(format!("{:?}", devices[1])));
+    let training: Training<B, f64, AdamOf<B>> =
+        training(&folder("devices-panic"), shared(&[], &[], &[]));
+    let optim = MultiDeviceOptim::OptimMainDevice;
+    let training = training
+        .to_fp16()
+        .with_training_strategy(ExecutionStrategy::MultiDevice(devices.to_vec(), optim));
+    let launch = || training.launch(Learner::new(model, adam(), 0.1)).is_ok();
+    assert!(catch_unwind(AssertUnwindSafe(launch)).is_err());
 }

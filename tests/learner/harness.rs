@@ -28,7 +28,7 @@ use burn::train::{
     InferenceStep, LearningComponentsMarker, RegressionOutput, SupervisedTraining, TrainOutput,
     TrainStep,
 };
-use burn_amp::AmpAutodiff;
+use burn_amp::{AmpAutodiff, GradScaler};
 
 use crate::common::mlp::{Mlp, numbers};
 
@@ -98,11 +98,51 @@ pub fn loader<B: Backend>(samples: Vec<Sample>, batch: usize) -> Arc<dyn DataLoa
 #[derive(Module, Debug)]
 pub struct Model<B: Backend> {
     pub mlp: Mlp<B>,
+    #[module(skip)]
+    pub by: By,
+}
+
+/// How a step runs its backward pass.
+#[derive(Debug, Clone, Default)]
+pub enum By {
+    #[default]
+    Backward,
+    /// With the scaler of its device, as burn-amp-device wants it.
+    Scaled,
+    /// With a scaler of its own in force.
+    Scope(GradScaler),
+    /// Panics on the device of this name.
+    Panic(String),
 }
 
 impl<B: Backend> Model<B> {
     pub fn new() -> Self {
-        Self { mlp: Mlp::new() }
+        Self::by(By::Backward)
+    }
+
+    pub fn by(by: By) -> Self {
+        Self {
+            mlp: Mlp::new(),
+            by,
+        }
+    }
+
+    fn backward(&self, loss: Tensor<B, 1>) -> B::Gradients
+    where
+        B: AutodiffBackend,
+    {
+        match &self.by {
+            By::Backward => loss.backward(),
+            By::Scaled => {
+                let scaler = GradScaler::of::<B>(&loss.device());
+                scaler.scale(loss).backward()
+            }
+            By::Scope(scaler) => scaler.scope(|| loss.backward()),
+            By::Panic(on) => {
+                assert_ne!(format!("{:?}", loss.device()), *on, "planted");
+                loss.backward()
+            }
+        }
     }
 
     fn regress(&self, batch: Batch<B>) -> RegressionOutput<B> {
@@ -125,7 +165,7 @@ impl<B: AutodiffBackend> TrainStep for Model<B> {
             true => output.loss.clone() + (self.mlp.first.weight.val().sum() * 0.0).sqrt(),
             false => output.loss.clone(),
         };
-        TrainOutput::new(self, loss.backward(), output)
+        TrainOutput::new(self, self.backward(loss), output)
     }
 }
 

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use burn::backend::NdArray;
+use burn::lr_scheduler::LrScheduler;
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::Optimizer;
 use burn::prelude::Backend;
@@ -10,14 +12,14 @@ use burn::tensor::{DType, Tensor};
 use burn::train::{ExecutionStrategy, Interrupter, Learner, MultiDeviceOptim, TrainingStrategy};
 use burn_amp::{
     AmpAutodiff, AmpConfig, AmpError, AmpTrainingExt, DynamicLossScale, GradScaler,
-    LossScaleConfig, Precision, WhenStuck, full_precision, precision_of,
+    LossScaleConfig, Precision, WhenStuck, full_precision, precision_of, with_precision,
 };
 use burn_backend::DTypeUsageSet;
 
 use crate::checked::{Checked, CheckedDevice};
 use crate::common::mlp::parameters;
 use crate::harness::{
-    A, Model, SgdOf, Spy, Training, Watch, alone, folder, samples, sgd, training,
+    A, By, Model, SgdOf, Spy, Training, Watch, alone, folder, samples, sgd, training,
 };
 use crate::unchanged::EachBatchTwice;
 
@@ -177,6 +179,67 @@ fn a_window_is_taken_whole_or_not_at_all() {
     let history = scaler.history();
     let (_, skipped) = history.skipped().next().unwrap();
     assert_eq!(skipped.first_parameter.as_deref(), Some("mlp.first.weight"));
+}
+
+/// A pass that a `TrainStep` runs in its own way is part of the step, too.
+#[test]
+fn a_step_is_whole_however_its_passes_scale_their_losses() {
+    let _alone = alone();
+    for own in [false, true] {
+        let mine = GradScaler::new(LossScaleConfig::default()).unwrap();
+        let by = match own {
+            false => By::Scaled,
+            true => By::Scope(mine.clone()),
+        };
+        let spy = Spy::new(sgd());
+        let steps = spy.steps();
+        let training: Training<A, f64, Spy<Sgd>> = training(&folder("launch-by"), samples(9, &[4]));
+        training
+            .grads_accumulation(3)
+            .to_fp16()
+            .launch(Learner::new(Model::by(by), spy, 0.1))
+            .unwrap();
+        assert_eq!(steps.all().len(), 2, "of three windows, own: {own}");
+        let devices = GradScaler::of::<A>(&Default::default());
+        let counts = |scaler: &GradScaler| (scaler.taken_steps(), scaler.skipped_steps());
+        // A scaler of the step's own decides pass by pass.
+        let expected = if own {
+            [(0, 0), (8, 1)]
+        } else {
+            [(2, 1), (0, 0)]
+        };
+        assert_eq!([counts(&devices), counts(&mine)], expected, "own: {own}");
+    }
+}
+
+/// A scaler that the program has in force around the training is the training's.
+#[test]
+fn a_scope_around_a_launch_gives_the_training_its_scaler() {
+    let _alone = alone();
+    let mine = GradScaler::new(LossScaleConfig::default()).unwrap();
+    let training: Training<A, f64, Sgd> = training(&folder("launch-scope"), samples(5, &[2]));
+    let learner = Learner::new(Model::new(), sgd(), 0.1);
+    mine.scope(|| training.to_fp16().launch(learner)).unwrap();
+    assert_eq!((mine.taken_steps(), mine.skipped_steps()), (4, 1));
+    let devices = GradScaler::of::<A>(&Default::default());
+    assert_eq!(devices.state().steps(), 0);
+}
+
+/// Where only the step's own region is f16.
+#[test]
+fn a_skipped_step_in_a_region_takes_its_learning_rate_back() {
+    let _alone = alone();
+    let spy = Spy::new(sgd());
+    let steps = spy.steps();
+    let training: Training<A, _, Spy<Sgd>> =
+        training(&folder("launch-region"), samples(6, &[1, 2]));
+    let linear = || LinearLrSchedulerConfig::new(0.1, 0.01, 6).init().unwrap();
+    let learner = Learner::new(Model::new(), spy, linear());
+    let launch = || training.to_fp32().launch(learner);
+    with_precision(Precision::F16, launch).unwrap();
+    let mut expected = linear();
+    let expected: Vec<f64> = (0..4).map(|_| expected.step()).collect();
+    assert_eq!(steps.lrs_taken(), expected);
 }
 
 #[test]

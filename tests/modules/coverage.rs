@@ -172,6 +172,11 @@ fn sources(package: &str) -> PathBuf {
     let manifests: Vec<&str> = packages
         .iter()
         .filter(|found| found["name"] == package)
+        // A weak feature names the other version of Burn, too.
+        .filter(|found| {
+            let version = found["version"].as_str();
+            version.is_some_and(|version| version.starts_with(new::BURN))
+        })
         .filter_map(|found| found["manifest_path"].as_str())
         .collect();
     let [manifest] = manifests[..] else {

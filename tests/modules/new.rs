@@ -6,5 +6,8 @@ pub const COVERED: &[(&str, &str)] = &[];
 /// The names of their cases.
 pub const NAMES: &[&str] = &[];
 
+/// This release of Burn.
+pub const BURN: &str = "0.21.";
+
 /// Cargo's features to find the sources of this release of Burn.
 pub const FEATURES: &[&str] = &[];

@@ -22,8 +22,8 @@ pub enum LossScaleConfig {
 
 /// The settings of dynamic loss scaling; [`LossScaler`](crate::LossScaler) gives the rule. A step
 /// is an optimizer step, not a batch. Only where `loss.backward()` itself scales the loss, as on
-/// burn-amp's `AmpAutodiff`, a step is a backward pass: multiply `growth_interval` by the number of batches that
-/// are accumulated there.
+/// burn-amp's `AmpAutodiff` outside of a `Learner` with `.with_amp()`, a step is a backward pass: multiply
+/// `growth_interval` by the number of batches that are accumulated there.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DynamicLossScale {

@@ -512,7 +512,7 @@ macro_rules! scaler_handle {
             ///
             /// # Errors
             ///
-            /// [`AmpError::State`](crate::AmpError::State) when the state is damaged, truncated or
+            /// [`AmpError::State`](crate::AmpError::State) when the state is truncated, impossible or
             /// from a newer version. The scaler is then unchanged.
             pub fn read_state(&self, reader: impl std::io::Read) -> Result<(), $crate::AmpError> {
                 self.shared
@@ -539,7 +539,7 @@ macro_rules! scaler_handle {
             /// # Errors
             ///
             /// [`AmpError::State`](crate::AmpError::State) when the file is missing, or its state
-            /// is damaged, truncated or from a newer version. The scaler is then unchanged.
+            /// is truncated, impossible or from a newer version. The scaler is then unchanged.
             pub fn load_file(
                 &self,
                 path: impl AsRef<std::path::Path>,

@@ -115,9 +115,7 @@ impl fmt::Display for SkippedStep {
         match self.outcome {
             StepOutcome::NonFiniteLoss => write!(f, "the loss is not finite")?,
             _ => {
-                let gradients = counted(self.non_finite_gradients as u64, "gradient", "gradients");
-                let gradients = gradients.unwrap_or_else(|| "a replica's gradients".into());
-                write!(f, "{gradients} not finite")?;
+                write!(f, "{} not finite", gradients_of(self.non_finite_gradients))?;
             }
         }
         if let Some(path) = &self.first_parameter {
@@ -128,6 +126,12 @@ impl fmt::Display for SkippedStep {
             None => Ok(()),
         }
     }
+}
+
+/// The gradients of a step that are not finite.
+fn gradients_of(count: usize) -> String {
+    let here = counted(count as u64, "gradient", "gradients");
+    here.unwrap_or_else(|| "another device's gradients".into())
 }
 
 /// The history's record of a skipped step; `None` for a step that was taken.
@@ -201,8 +205,9 @@ impl RecordedStep {
             StepOutcome::Overflow if in_a_row.is_power_of_two() => log::debug!(
                 step = steps, scale = scale, new_scale = new_scale, gradients = gradients,
                 skipped_in_a_row = in_a_row;
-                "burn-amp: {gradients} gradients{named} overflowed at loss scale {scale}; step \
-                 skipped, {in_a_row} in a row, scale now {new_scale}"
+                "burn-amp: {of}{named} overflowed at loss scale {scale}; step \
+                 skipped, {in_a_row} in a row, scale now {new_scale}",
+                of = gradients_of(gradients)
             ),
             StepOutcome::NonFiniteLoss if losses.is_power_of_two() => log::warn!(
                 step = steps, scale = scale, losses = losses;

@@ -32,7 +32,7 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when the state is damaged, truncated or from a newer version, or when
+    /// [`AmpError::State`] when the state is truncated, impossible or from a newer version, or when
     /// the reader has more than 64 KiB.
     pub fn from_reader(reader: impl Read) -> Result<Self, AmpError> {
         Self::read(reader).map_err(|error| AmpError::unread("the reader", error))
@@ -65,8 +65,8 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when the file is missing or larger than 64 KiB, or its state is damaged,
-    /// truncated or from a newer version.
+    /// [`AmpError::State`] when the file is missing or larger than 64 KiB, or its state is truncated,
+    /// impossible or from a newer version.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, AmpError> {
         let path = path.as_ref();
         File::open(path)

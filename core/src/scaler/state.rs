@@ -60,8 +60,8 @@ pub enum Transition {
 /// Hysteresis follows Megatron-LM and Apex: the scale backs off only after `hysteresis` overflows,
 /// and then at every overflow until a growth interval is complete.
 ///
-/// Serde and Burn records save and restore every field. A damaged state, or one from a newer
-/// version, is refused.
+/// Serde and Burn records save and restore every field. A state that no scaler can reach, or
+/// one from a newer version, is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(into = "State", try_from = "State")]
 pub struct LossScaler {

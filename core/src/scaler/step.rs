@@ -21,7 +21,7 @@ pub struct LastStep {
     /// reverse module order. This is the order of the backward pass if the module declares its
     /// parts in order of use. The explicit protocol, a trainer and a `Learner` with `.with_amp()` fill in the
     /// paths; otherwise `GradScaler::explain` finds them. Of several modules, each has its own paths, in the
-    /// order in which they were given. Burn's `ExecutionStrategy::MultiDevice` trains copies, which have no paths.
+    /// order in which they were given. With `ExecutionStrategy::MultiDevice` Burn 0.21 trains copies, which have no paths.
     pub parameters: Vec<String>,
     /// The parameter with a finite gradient just before the first of `parameters`. The backward pass
     /// overflowed between the two. `None` if there is no such parameter, or without the module.

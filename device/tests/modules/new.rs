@@ -51,6 +51,12 @@ pub const COVERED: &[(&str, &str)] = &[
     ("RotaryEncoding", "new::rotary_encoding_reset"),
 ];
 
+/// This release of Burn.
+pub const BURN: &str = match cfg!(feature = "burn-0-22") {
+    true => "0.22.",
+    false => "0.23.",
+};
+
 /// Cargo's arguments to find the sources of this release of Burn.
 pub const FEATURES: &[&str] = &[
     "--no-default-features",
