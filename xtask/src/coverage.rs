@@ -40,8 +40,8 @@ pub fn coverage(table: bool) -> anyhow::Result<()> {
     ];
     let tables = packages.map(|(.., burn)| policy::rows(burn).collect::<Vec<_>>());
     let (mut known, mut missing) = (BTreeSet::new(), Vec::new());
-    for ((package, manifest, feature, _), rows) in packages.into_iter().zip(&tables) {
-        let (folder, burn) = burn_backend_of(manifest, feature)?;
+    for ((package, manifest, feature, burn), rows) in packages.into_iter().zip(&tables) {
+        let (folder, burn) = burn_backend_of(manifest, feature, burn)?;
         let traits = traits(&folder)?;
         println!("{package} on burn-backend {burn}: {} rows", rows.len());
         // A table continues that of the previous version.
@@ -87,11 +87,16 @@ fn missing(
 
 /// Where the sources of the resolved `burn-backend` are, and its version.
 pub fn burn_backend() -> anyhow::Result<(PathBuf, String)> {
-    burn_backend_of(MANIFEST, None)
+    burn_backend_of(MANIFEST, None, "0.21")
 }
 
-/// Like [`burn_backend()`], resolved for the package of a manifest, with only this feature.
-fn burn_backend_of(manifest: &str, feature: Option<&str>) -> anyhow::Result<(PathBuf, String)> {
+/// Like [`burn_backend()`], resolved for the package of a manifest, with only this feature and this version of Burn. A
+/// weak feature (`burn-0-23?/..`) names the other version, too.
+fn burn_backend_of(
+    manifest: &str,
+    feature: Option<&str>,
+    burn: &str,
+) -> anyhow::Result<(PathBuf, String)> {
     let host = env!("HOST");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     // Without a platform, cargo would want the crates of all of them.
@@ -105,7 +110,10 @@ fn burn_backend_of(manifest: &str, feature: Option<&str>) -> anyhow::Result<(Pat
         .exec()
         .context("cargo metadata")?;
     let packages = metadata.packages.iter();
-    let found = packages.filter(|package| package.name.as_str() == "burn-backend");
+    let found = packages.filter(|package| {
+        let version = package.version.to_string();
+        package.name.as_str() == "burn-backend" && version.starts_with(burn)
+    });
     let found: Vec<_> = found.collect();
     let [package] = found[..] else {
         bail!("{} versions of burn-backend are in use", found.len());
