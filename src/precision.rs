@@ -2,6 +2,7 @@
 //! autodiff, which lies between them.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Precision;
@@ -235,11 +236,11 @@ pub(crate) fn in_scope<T>(f: impl FnOnce() -> T) -> T {
     changed(|modes| modes.scopes += 1, f)
 }
 
-/// The innermost scaler scope that applies, counted from 0.
+/// The scaler scopes that apply, counted from 0, the innermost last.
 #[inline]
-pub(crate) fn innermost_scope() -> Option<usize> {
+pub(crate) fn scopes() -> Range<usize> {
     let modes = MODES.get();
-    (modes.scopes > modes.hidden_scopes).then(|| modes.scopes as usize - 1)
+    modes.hidden_scopes as usize..modes.scopes as usize
 }
 
 #[cfg(test)]
@@ -281,17 +282,17 @@ mod tests {
             let before = MODES.get();
             let caught = std::panic::catch_unwind(|| {
                 in_kernel(|| {
-                    assert_eq!((region(), innermost_scope()), (None, None));
+                    assert_eq!((region(), scopes().next_back()), (None, None));
                     assert!(!keeps_dtypes() && !is_in_backward() && !is_inspecting());
                     assert_eq!(take_seed(), None);
                     // A task in its own scope.
-                    in_scope(|| assert_eq!(innermost_scope(), Some(1)));
+                    in_scope(|| assert_eq!(scopes().next_back(), Some(1)));
                     panic!("inside the kernel")
                 })
             });
             assert!(caught.is_err());
             assert_eq!(MODES.get(), before);
-            assert_eq!(innermost_scope(), Some(0));
+            assert_eq!(scopes().next_back(), Some(0));
             assert_eq!((take_seed(), take_seed()), (Some(8.0), None));
         });
         assert_eq!(MODES.get(), Modes::NONE);

@@ -147,11 +147,8 @@ impl GradScaler {
 
     /// Gives a pass to the loop that runs it. Returns the pass if its scaler is not the loop's.
     fn given_to_loop(&self, pass: Pass) -> Option<Pass> {
-        let Some(innermost) = precision::innermost_scope() else {
-            return Some(pass);
-        };
         IN_SCOPE.with_borrow_mut(|scopes| {
-            let loops = scopes[..=innermost].iter_mut();
+            let loops = scopes[precision::scopes()].iter_mut();
             let mut loops = loops.filter_map(|scope| Some((&scope.scaler, scope.passes.as_mut()?)));
             match loops.next_back() {
                 Some((scaler, passes)) if scaler.shared.is(&self.shared) => {
@@ -169,12 +166,10 @@ impl GradScaler {
 
     /// Whether a training loop has this scaler in force here: its passes scale their loss, and check it.
     pub(crate) fn is_of_loop(&self) -> bool {
-        let innermost = precision::innermost_scope();
-        innermost.is_some_and(|innermost| {
-            IN_SCOPE.with_borrow(|scopes| {
-                let scope = &scopes[innermost];
-                scope.passes.is_some() && scope.scaler.shared.is(&self.shared)
-            })
+        IN_SCOPE.with_borrow(|scopes| {
+            let innermost = scopes[precision::scopes()].last();
+            innermost
+                .is_some_and(|scope| scope.passes.is_some() && scope.scaler.shared.is(&self.shared))
         })
     }
 }
@@ -208,6 +203,5 @@ impl ScaledLoss {
 
 /// The scaler of the innermost scope of this thread.
 pub(crate) fn in_scope() -> Option<GradScaler> {
-    let innermost = precision::innermost_scope()?;
-    IN_SCOPE.with_borrow(|scopes| Some(scopes.get(innermost)?.scaler.clone()))
+    IN_SCOPE.with_borrow(|scopes| Some(scopes[precision::scopes()].last()?.scaler.clone()))
 }

@@ -23,12 +23,13 @@ use burn_train::{
 use super::gradients::in_f32;
 use super::steps::Steps;
 use super::workers::{Item, Place, Workers};
-use crate::scaler::in_scope;
 use crate::{AmpError, GradScaler};
 
 /// One of Burn's strategies, with steps that are taken whole or not at all.
 pub(super) struct Strategy<LC: LearningComponentsTypes> {
     pub on: ExecutionStrategy<LC::Backend>,
+    /// Its devices, each with the scaler of its passes.
+    pub places: Vec<Place<LC>>,
     /// Whether losses are scaled.
     pub scales: bool,
     /// The queues from which the metrics read the step of each item.
@@ -51,7 +52,7 @@ where
         let devices = devices_of(&self.on);
         log::info!("burn-amp: the training uses {devices:?}");
         if self.scales && starting_epoch > 1 {
-            resume_scalers::<LC::Backend>(&devices);
+            resume_scalers(self.places.iter().map(|(_, scaler)| scaler));
         }
         // The model, or that of the checkpoint, was loaded before its precision was known.
         if let (model, true) = in_f32(learner.model()) {
@@ -81,8 +82,12 @@ where
             replicas: None,
             early_stopping: early_stopping.as_ref().map(|one| one.clone_box()),
         };
-        let place = |device: &Device<LC::Backend>| -> Place<LC> {
-            (device.clone(), GradScaler::of::<LC::Backend>(device))
+        let place = |device: &Device<LC::Backend>| {
+            let mut places = self.places.iter();
+            let place = places.find(|(known, _)| known == device);
+            place
+                .expect("the devices of a strategy have scalers")
+                .clone()
         };
         let optim = MultiDeviceOptim::OptimMainDevice;
         let model = match &self.on {
@@ -92,11 +97,8 @@ where
                 run(learner, places, loaders, *optim).fit(of_main)
             }
             ExecutionStrategy::SingleDevice(_) | ExecutionStrategy::MultiDevice(..) => {
-                let (device, scaler) = place(main);
-                // This thread may have a scaler in force.
-                let scaler = in_scope().unwrap_or(scaler);
                 let loaders = vec![train.to_device(main)];
-                run(learner, vec![(device, scaler)], loaders, optim).fit(of_main)
+                run(learner, vec![place(main)], loaders, optim).fit(of_main)
             }
             #[cfg(feature = "distributed")]
             ExecutionStrategy::DistributedDataParallel { devices, runtime } => {
@@ -145,18 +147,18 @@ pub(super) fn devices_of<B: Backend>(strategy: &ExecutionStrategy<B>) -> Vec<B::
 }
 
 /// Gives the scalers that a checkpoint did not restore the state of one that it did.
-fn resume_scalers<B: Backend>(devices: &[B::Device]) {
-    let scalers: Vec<_> = devices.iter().map(GradScaler::of::<B>).collect();
-    let restored = |scaler: &&GradScaler| scaler.state().steps() > 0;
-    match scalers.iter().find(restored) {
+fn resume_scalers<'a>(scalers: impl Iterator<Item = &'a GradScaler>) {
+    let is_restored = |scaler: &&GradScaler| scaler.state().steps() > 0;
+    let (restored, others): (Vec<_>, Vec<_>) = scalers.partition(is_restored);
+    match restored.first() {
         Some(restored) => {
-            let others = scalers.iter().filter(|scaler| scaler.state().steps() == 0);
-            others.for_each(|scaler| scaler.load_state(restored.state()));
+            let state = restored.state();
+            others.iter().for_each(|scaler| scaler.load_state(state));
         }
         None => log::info!(
             "burn-amp: the training resumes, and its loss scale starts over at {}. To save the loss scale in \
              checkpoints, give the Learner the schedule scaler.checkpoint_with(schedule)",
-            scalers[0].loss_scale()
+            others[0].loss_scale()
         ),
     }
 }

@@ -6,6 +6,7 @@ use burn_amp_core::{Listener, StepQueue};
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_core::module::Module;
 use burn_core::tensor::Device;
+use burn_core::tensor::backend::Backend;
 use burn_train::{
     CustomLearningStrategy, ExecutionStrategy, Interrupter, Learner, LearningComponentsTypes,
     LearningResult, SupervisedTraining, TrainingStrategy,
@@ -14,6 +15,7 @@ use burn_train::{
 use super::metrics::{self, LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
 use super::strategy::{Own, Strategy, devices_of};
 use crate::autodiff::AutodiffInner;
+use crate::scaler::in_scope;
 use crate::{AmpAutodiff, AmpConfig, AmpError, GradScaler, Precision, WhenStuck};
 
 /// Sets the precision of a [`SupervisedTraining`], after all of Burn's settings. Only a strategy comes later, with
@@ -145,7 +147,14 @@ where
             }
         }
         let scales = self.config.apply_to::<LC::Backend>(&devices)?;
-        let scalers: Vec<_> = devices.iter().map(GradScaler::of::<LC::Backend>).collect();
+        let scalers = devices.iter().map(GradScaler::of::<LC::Backend>);
+        let mut scalers: Vec<_> = scalers.collect();
+        if let TrainingStrategy::Default(on) = &strategy
+            && runs_here(on)
+            && let Some(mine) = in_scope()
+        {
+            scalers[0] = mine;
+        }
         let stop = Arc::new(StopWhenStuck(self.training.interrupter()));
         if self.config.when_stuck() == WhenStuck::Stop {
             scalers
@@ -172,6 +181,7 @@ where
         let strategy: CustomLearningStrategy<LC> = match strategy {
             TrainingStrategy::Default(on) => Arc::new(Strategy {
                 on,
+                places: devices.iter().cloned().zip(scalers).collect(),
                 scales,
                 shown: shown.into(),
             }),
@@ -186,6 +196,16 @@ where
             .launch(learner);
         let failed = failed.lock().unwrap_or_else(PoisonError::into_inner).take();
         failed.map_or(Ok(result), Err)
+    }
+}
+
+/// Whether the passes run on the thread of the caller, which may have a scaler in force.
+fn runs_here<B: Backend>(strategy: &ExecutionStrategy<B>) -> bool {
+    match strategy {
+        ExecutionStrategy::SingleDevice(_) => true,
+        ExecutionStrategy::MultiDevice(devices, _) => devices.len() == 1,
+        #[cfg(feature = "distributed")]
+        ExecutionStrategy::DistributedDataParallel { .. } => false,
     }
 }
 

@@ -217,12 +217,22 @@ fn a_step_is_whole_however_its_passes_scale_their_losses() {
 fn a_scope_around_a_launch_gives_the_training_its_scaler() {
     let _alone = alone();
     let mine = GradScaler::new(LossScaleConfig::default()).unwrap();
-    let training: Training<A, f64, Sgd> = training(&folder("launch-scope"), samples(5, &[2]));
+    let first: Training<A, f64, Sgd> = training(&folder("launch-scope"), samples(5, &[2]));
     let learner = Learner::new(Model::new(), sgd(), 0.1);
-    mine.scope(|| training.to_fp16().launch(learner)).unwrap();
+    mine.scope(|| first.to_fp16().launch(learner)).unwrap();
     assert_eq!((mine.taken_steps(), mine.skipped_steps()), (4, 1));
     let devices = GradScaler::of::<A>(&Default::default());
     assert_eq!(devices.state().steps(), 0);
+
+    // And it stops the training that is stuck.
+    let mine = GradScaler::new(LossScaleConfig::Fixed(4.0)).unwrap();
+    let all: Vec<usize> = (0..30).collect();
+    let training: Training<A, f64, Sgd> = training(&folder("launch-scope"), samples(30, &all));
+    let config = in_precision(Precision::F16).with_when_stuck(WhenStuck::Stop);
+    let learner = Learner::new(Model::new(), sgd(), 0.1);
+    mine.scope(|| training.with_amp(config).launch(learner))
+        .unwrap();
+    assert_eq!(mine.skipped_steps(), 20);
 }
 
 /// Where only the step's own region is f16.
