@@ -262,6 +262,8 @@ pub enum StuckReason {
     FixedScale,
     /// The loss itself was not finite.
     NonFiniteLoss,
+    /// The gradients were not finite, of a loss that was not scaled.
+    Unscaled,
 }
 
 pub(crate) const NOT_THE_SCALE: &str = "The loss scale is not the cause: check the inputs, the learning rate, \
@@ -285,6 +287,13 @@ impl StuckReason {
                 format!(
                     "Its gradients are not finite{colon}{gradients}. Try a smaller or a dynamic \
                      loss scale, bf16, or full_precision around the layers that overflow"
+                ),
+            ),
+            StuckReason::Unscaled => (
+                "without a loss scale".into(),
+                format!(
+                    "Its gradients are not finite{colon}{gradients}: check the inputs, the learning rate, and what \
+                     divides by zero or takes a root of it"
                 ),
             ),
             StuckReason::NonFiniteLoss => (

@@ -90,7 +90,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     /// gradient or the loss is not finite, there are no gradients, the loss scaler in force is
     /// notified, and the next optimizer step changes nothing. The check costs one read-back from the
     /// device, and an overflow costs a second one. In bf16 and FP32 this is autodiff's own backward
-    /// pass.
+    /// pass, unless [`AmpConfig::with_finite_check`](crate::AmpConfig::with_finite_check) is on.
     ///
     /// # Panics
     ///
@@ -100,8 +100,9 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     /// - With the feature `distributed`, on every replica, if their losses are not scaled alike.
     fn backward(loss: FloatTensor<Self>) -> AmpGradients<Amp<B>> {
         let device = loss.device();
-        let f16 = loss.flags().contains(TensorFlags::FROM_F16)
-            || DeviceContext::of::<AutodiffLayer<B, C>>(&device).mode == Mode::On(DType::F16);
+        let context = DeviceContext::of::<AutodiffLayer<B, C>>(&device);
+        let f16 =
+            loss.flags().contains(TensorFlags::FROM_F16) || context.mode == Mode::On(DType::F16);
         // Do not scale an untracked loss: autodiff panics for the loss itself, but not for a scaled
         // one.
         let tracked = loss.primitive.is_tracked();
@@ -110,7 +111,8 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             Some(scaled) => scaled.scaler.clone(),
             None => scaler::in_scope().unwrap_or_else(|| GradScaler::of::<B>(&device)),
         };
-        if !tracked || !f16 || !scaler.state().is_enabled() {
+        let scales = f16 && scaler.state().is_enabled();
+        if !tracked || !(scales || context.in_force.checked) {
             let loss = loss.into_primitive();
             let leaves = half_wanted().then(leaves::alive);
             let scale = (tracked && half_wanted()).then_some(1.0);
@@ -119,8 +121,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
             let copied = leaves.map(take).unwrap_or_default();
             // Of the device and not of the region: this pass may be in FP32 within a step in f16.
-            let in_force = DeviceContext::of::<AutodiffLayer<B, C>>(&device).in_force;
-            let in_f16 = in_force.precision == Precision::F16;
+            let in_f16 = context.in_force.precision == Precision::F16;
             anomaly::end_unreported(in_f16 && scaler.state().is_enabled());
             return AmpGradients {
                 tape: Some(tape),
@@ -131,12 +132,16 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             #[cfg(feature = "train")]
             Some(scaled) => {
                 let value = Self::inner(loss.clone());
-                let (grads, replicas) = scaled_backward::<B, C>(loss, scaled.scale);
-                scaled_loss::add_loss::<Amp<B>>(&scaler, &device, value);
-                scaled_loss::end_pass::<B>(&scaler, replicas, &device, scaled.scale);
-                AmpGradients::of_leaves(of_leaves::<B>(grads, Some(scaled.scale)))
+                let scale = scales.then_some(scaled.scale);
+                let (grads, replicas) = scaled_backward::<B, C>(loss, scale.unwrap_or(1.0));
+                scaled_loss::add_loss::<Amp<B>>(&scaler, &device, value, scales);
+                scaled_loss::end_pass::<B>(&scaler, replicas, &device, scale);
+                AmpGradients::of_leaves(of_leaves::<B>(grads, scale))
             }
-            _ => checked_backward::<B, C>(loss, &scaler),
+            _ => {
+                let scale = scales.then(|| scaler.state().scale());
+                checked_backward::<B, C>(loss, &scaler, scale)
+            }
         }
     }
 
@@ -383,25 +388,27 @@ fn take_gradients<B: AutodiffInner, C: CheckpointStrategy>(
     grads
 }
 
-/// The backward pass that decides by itself whether the step is taken or skipped.
+/// The backward pass that decides by itself whether the step is taken or skipped. The loss is multiplied by `scale`, if
+/// it is scaled.
 fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     loss: FloatTensor<AmpAutodiff<B, C>>,
     scaler: &GradScaler,
+    scale: Option<f32>,
 ) -> AmpGradients<Amp<B>> {
     let device = loss.device();
     let mut finite = FiniteCheck::<B>::new(device.clone());
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
-    let scale = scaler.state().scale();
-    let (mut grads, replicas) = scaled_backward::<B, C>(loss, scale);
+    let factor = scale.unwrap_or(1.0);
+    let (mut grads, replicas) = scaled_backward::<B, C>(loss, factor);
     // Without fusion each cast is a kernel: cast once for the check and the product.
     if !device::is_fused::<B>(&device) {
         grads = divided::<B>(grads, 1.0);
     }
     // Unscaling by a scale below 1 can overflow FP32.
     let mut left = scale;
-    if scale < 1.0 {
-        grads = divided::<B>(grads, scale);
-        left = 1.0;
+    if factor < 1.0 {
+        grads = divided::<B>(grads, factor);
+        left = Some(1.0);
     }
     for (_, _, grad) in &grads {
         finite.add(grad.primitive.clone());
@@ -410,7 +417,7 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     let finite = finite.read();
     let (loss_is_finite, gradients) = finite.split_first().expect("the loss was added");
     let here = StepOutcome::of(*loss_is_finite, !gradients.contains(&false));
-    let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, Some(scale), here);
+    let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, scale, here);
     let mut findings = Findings {
         anomalies: anomaly::take(),
         ..Findings::default()
@@ -420,5 +427,5 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
         findings.leaves = leaves.zip(gradients.iter().copied()).collect();
     }
     scaler.record_pass(scale, outcome, findings);
-    AmpGradients::of_leaves(of_leaves::<B>(grads, Some(left)))
+    AmpGradients::of_leaves(of_leaves::<B>(grads, left))
 }

@@ -11,12 +11,21 @@ use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::scaler::LossCheck;
 use crate::{GradScaler, StepOutcome};
 
-/// Adds the value of a scaled loss. A later check finds out whether the value is finite.
-pub(crate) fn add_loss<I: Backend>(scaler: &GradScaler, device: &I::Device, value: FloatTensor<I>) {
+/// Adds the value of a loss, `scaled` or only to be checked. A later check finds out whether the value is finite.
+pub(crate) fn add_loss<I: Backend>(
+    scaler: &GradScaler,
+    device: &I::Device,
+    value: FloatTensor<I>,
+    scaled: bool,
+) {
     let mut check = take_check::<I>(scaler, device);
     check.add(value);
     let mut pending = scaler.shared.pending();
-    pending.set_scaled();
+    if scaled {
+        pending.set_scaled();
+    } else {
+        pending.set_checked();
+    }
     pending.losses.checks.push(Box::new(check));
 }
 
@@ -46,14 +55,9 @@ pub(super) fn end_pass<B: Backend>(
     scaler: &GradScaler,
     replicas: Option<Arc<Replicas>>,
     device: &B::Device,
-    scale: f32,
+    scale: Option<f32>,
 ) {
-    agreed::<B>(
-        replicas.as_deref(),
-        device,
-        Some(scale),
-        StepOutcome::Finite,
-    );
+    agreed::<B>(replicas.as_deref(), device, scale, StepOutcome::Finite);
     let found = anomaly::take();
     let mut pending = scaler.shared.pending();
     if let Some(replicas) = replicas {

@@ -31,6 +31,7 @@ pub struct AmpConfig {
     operations: OpPrecisions,
     loss_scale: Option<LossScaleConfig>,
     when_stuck: WhenStuck,
+    finite_check: bool,
     anomaly_detection: bool,
     trials: bool,
     replica_timeout: Duration,
@@ -43,6 +44,7 @@ impl Default for AmpConfig {
             operations: OpPrecisions::default(),
             loss_scale: None,
             when_stuck: WhenStuck::Log,
+            finite_check: false,
             anomaly_detection: false,
             trials: true,
             replica_timeout: Duration::from_secs(600),
@@ -109,6 +111,17 @@ impl AmpConfig {
         self
     }
 
+    /// Sets whether the loss and the gradients of each step are checked where no loss is scaled, too: in bf16 and
+    /// FP32, and with [`LossScaleConfig::Disabled`]. A step that is not finite is then skipped and counted, and
+    /// [`GradScaler::last_step`] names its parameters, as in f16. Without the check, such a step changes the
+    /// parameters, and the log has a line once the program reads its loss. Default off: the check costs one
+    /// read-back per backward pass, as in f16. DeepSpeed's `check_grad_overflow` and
+    /// Megatron-LM's `check_for_nan_in_loss_and_grad` do so in bf16.
+    pub fn with_finite_check(mut self, finite_check: bool) -> Self {
+        self.finite_check = finite_check;
+        self
+    }
+
     /// Looks for the first operation of a step whose result is not finite, in the forward and in
     /// the backward pass. After a skipped step, [`LastStep::anomalies`](crate::LastStep::anomalies)
     /// names the operation. Default off. The counterpart of PyTorch's
@@ -140,6 +153,11 @@ impl AmpConfig {
     pub fn with_replica_timeout(mut self, replica_timeout: Duration) -> Self {
         self.replica_timeout = replica_timeout;
         self
+    }
+
+    #[cfg(feature = "train")]
+    pub(crate) fn checks(&self) -> bool {
+        self.finite_check
     }
 
     #[cfg(feature = "train")]
@@ -204,6 +222,7 @@ impl AmpConfig {
             changes_operations: !self.operations.is_empty(),
             watched: self.anomaly_detection || is_watched_by_environment(),
             tried: self.trials,
+            checked: self.finite_check,
             replica_timeout: self.replica_timeout,
         }
     }
@@ -258,6 +277,8 @@ pub(crate) struct Settings {
     pub watched: bool,
     /// Whether a trial checks an operation before it computes in half.
     pub tried: bool,
+    /// Whether a step is checked where its loss is not scaled.
+    pub checked: bool,
     #[cfg_attr(not(feature = "distributed"), allow(dead_code))]
     pub replica_timeout: Duration,
 }

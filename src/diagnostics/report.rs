@@ -144,6 +144,14 @@ impl AmpReport {
         }
     }
 
+    /// Whether no step of the scaler is known to have been scaled, as in bf16.
+    fn is_unscaled(&self) -> bool {
+        let mut skipped = self.history.skipped();
+        !self.precision.scales_loss()
+            && self.loss_scale == self.history.first_scale
+            && skipped.all(|(_, step)| step.scale == 1.0)
+    }
+
     /// All steps that the scaler counted, including skipped steps.
     pub fn steps(&self) -> u64 {
         self.taken_steps + self.skipped_steps
@@ -155,7 +163,7 @@ impl fmt::Display for AmpReport {
         let Self { history, .. } = self;
         writeln!(f, "device      {}", self.device)?;
         writeln!(f, "precision   {}: {}", self.precision, self.reason)?;
-        if !self.precision.scales_loss() && self.steps() == 0 {
+        if self.is_unscaled() {
             writeln!(f, "loss scale  none: {} needs none", self.precision)?;
         } else {
             write!(f, "loss scale  {}: ", self.loss_scale)?;
@@ -172,6 +180,8 @@ impl fmt::Display for AmpReport {
                 LossScaleConfig::Fixed(_) => writeln!(f, "fixed")?,
                 LossScaleConfig::Disabled => writeln!(f, "disabled")?,
             }
+        }
+        if self.precision.scales_loss() || self.steps() > 0 {
             let (taken, skipped) = (grouped(self.taken_steps), grouped(self.skipped_steps));
             let losses = self.non_finite_losses;
             let reasons = [

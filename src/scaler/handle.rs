@@ -76,13 +76,13 @@ struct InScope {
 /// A backward pass that was taken or skipped.
 #[cfg(feature = "train")]
 pub(crate) struct Pass {
-    /// What the loss was multiplied by.
-    pub scale: f32,
+    /// What the loss was multiplied by, if it was scaled.
+    pub scale: Option<f32>,
     pub outcome: StepOutcome,
     pub findings: Findings,
 }
 
-/// The backward passes of a training loop that scaled their loss.
+/// The backward passes of a training loop that were checked.
 #[cfg(feature = "train")]
 #[derive(Default)]
 pub(crate) struct Passes {
@@ -115,9 +115,9 @@ impl GradScaler {
         )
     }
 
-    /// Records and logs the outcome of a backward pass whose loss was multiplied by `scale`. The
+    /// Records and logs the outcome of a backward pass whose loss was multiplied by `scale`, if it was scaled. The
     /// pass itself takes or skips the step; in a training loop, its part of the step.
-    pub(crate) fn record_pass(&self, scale: f32, outcome: StepOutcome, findings: Findings) {
+    pub(crate) fn record_pass(&self, scale: Option<f32>, outcome: StepOutcome, findings: Findings) {
         #[cfg(feature = "train")]
         let Some(Pass { findings, .. }) = self.given_to_loop(Pass {
             scale,

@@ -62,7 +62,7 @@ impl GradScaler {
             return loss;
         }
         let value = loss.clone().inner().into_primitive().tensor();
-        scaled_loss::add_loss::<B::InnerBackend>(self, &device, value);
+        scaled_loss::add_loss::<B::InnerBackend>(self, &device, value, true);
         match loss.dtype() {
             DType::F16 | DType::BF16 => loss.cast(FloatDType::F32) * scale,
             _ => loss * scale,
@@ -196,7 +196,8 @@ impl GradScaler {
         let outcome = self.shared.pending().found(&scaled, &finite);
         let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
         let replicas = replicas.as_deref();
-        let outcome = agreed::<B::InnerBackend>(replicas, &found.device, Some(scale), outcome);
+        let in_use = self.shared.pending().scale_in_use();
+        let outcome = agreed::<B::InnerBackend>(replicas, &found.device, in_use, outcome);
 
         // Visit the module without holding the lock: the module's code may call this scaler.
         let is_watched = !self.shared.pending().anomalies.is_empty();

@@ -105,7 +105,7 @@ impl<LC: LearningComponentsTypes> Steps<LC> {
     /// is complete then.
     pub fn add(&mut self, passed: Vec<Passed>, lr_steps: usize) -> Shown {
         let mut own = passed.iter().flat_map(|passed| &passed.passes.own);
-        let scale = own.next().map(|pass| pass.scale);
+        let scale = own.next().map(|pass| pass.scale.unwrap_or(1.0));
         let is_skipped = passed.iter().any(|passed| passed.passes.are_skipped());
         if self.micro_batches == 0 && (self.accumulation > 1 || is_skipped) {
             self.before = Some(self.learner.clone());

@@ -113,7 +113,7 @@ where
     /// Configures the devices, registers the metrics and trains.
     ///
     /// A step that is skipped gives its learning rates back. The metrics are [`PrecisionMetric`] and, in f16, also
-    /// [`LossScaleMetric`] and [`SkippedStepsMetric`]. The loss scalers start over before a checkpoint is loaded;
+    /// [`LossScaleMetric`] and [`SkippedStepsMetric`]; the latter with [`AmpConfig::with_finite_check`] too. The loss scalers start over before a checkpoint is loaded;
     /// with [`GradScaler::checkpoint_with`] the checkpoint restores them.
     ///
     /// # Errors
@@ -169,9 +169,10 @@ where
         let shown = [(); 3].map(|()| steps());
         let mut training = self.training;
         if scales {
-            training = training
-                .metric_train_numeric(LossScaleMetric(shown[0].clone()))
-                .metric_train_numeric(SkippedStepsMetric(shown[1].clone()));
+            training = training.metric_train_numeric(LossScaleMetric(shown[0].clone()));
+        }
+        if scales || self.config.checks() {
+            training = training.metric_train_numeric(SkippedStepsMetric(shown[1].clone()));
         }
         if let Some(device) = devices.first() {
             let precision = PrecisionMetric::of::<LC::Backend>(device, shown[2].clone());

@@ -466,6 +466,41 @@ fn the_explicit_protocol_decides_together() {
     }
 }
 
+/// Where no loss is scaled, with the check.
+#[test]
+fn the_check_decides_for_all_replicas() {
+    for precision in [Precision::Bf16, Precision::F32] {
+        let model = Mlp::<B>::new();
+        let devices = devices(2, precision);
+        for device in &devices {
+            let config = AmpConfig::new().with_precision(precision);
+            let config = config.with_finite_check(true);
+            config.apply::<B>(device).unwrap();
+        }
+        let ended = replicas(ReduceOperation::Mean, &devices, move |replica| {
+            let scaler = GradScaler::of::<B>(&replica.device);
+            let mut model = replica.model(&model);
+            let mut optimizer = AdamConfig::new().init();
+            for i in 0..6 {
+                let mut loss = replica.loss(&model, i);
+                if replica.index == 1 && i % 3 == 1 {
+                    // Of a gradient that only this replica has.
+                    loss = loss + overflow(&model);
+                }
+                model = step(&mut optimizer, model, loss);
+            }
+            (
+                parameters(&model),
+                scaler.taken_steps(),
+                scaler.skipped_steps(),
+            )
+        });
+        assert_same(&ended);
+        assert_eq!((ended[0].1, ended[0].2), (4, 2), "{precision}");
+        assert!(ended[0].0.iter().all(|value| value.is_finite()));
+    }
+}
+
 /// Replicas that are faster than others must not end up in the next step's reduction.
 #[test]
 fn many_small_steps() {

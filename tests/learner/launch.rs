@@ -389,3 +389,27 @@ fn a_model_in_half_is_trained_in_fp32() {
         assert_eq!(half, widened, "{precision}");
     }
 }
+
+/// In bf16 and FP32, with the check: the step is skipped, and shown.
+#[test]
+fn a_step_that_is_not_finite_is_skipped_without_a_loss_scale() {
+    let _alone = alone();
+    for precision in [Precision::Bf16, Precision::F32] {
+        let spy = Spy::new(sgd());
+        let steps = spy.steps();
+        let watch = Watch::default();
+        let training: Training<A, _, Spy<Sgd>> =
+            training(&folder("launch-check"), samples(6, &[1, 2]));
+        let linear = || LinearLrSchedulerConfig::new(0.1, 0.01, 6).init().unwrap();
+        training
+            .renderer(watch.clone())
+            .with_amp(in_precision(precision).with_finite_check(true))
+            .launch(Learner::new(Model::new(), spy, linear()))
+            .unwrap();
+        let mut expected = linear();
+        let expected: Vec<f64> = (0..4).map(|_| expected.step()).collect();
+        assert_eq!(steps.lrs_taken(), expected);
+        assert_eq!(watch.metrics(), ["Precision", "Skipped Steps"]);
+        assert_eq!(watch.shown("Skipped Steps"), ["0", "1", "2", "2", "2", "2"]);
+    }
+}

@@ -328,14 +328,15 @@ impl<L: Default> SharedScaler<L> {
         )
     }
 
-    /// Records a backward pass that itself takes or skips the step.
-    pub fn record_pass(&self, scale: f32, outcome: StepOutcome, findings: Findings) {
+    /// Records a backward pass that itself takes or skips the step. Its loss was multiplied by `scale`, if it was
+    /// scaled.
+    pub fn record_pass(&self, scale: Option<f32>, outcome: StepOutcome, findings: Findings) {
         self.record(scale, outcome, findings);
     }
 
     /// Records the outcome of one step whose loss was multiplied by `scale`, then logs it and notifies the
     /// listeners. Another thread may have changed the current scale since.
-    fn record(&self, scale: f32, outcome: StepOutcome, findings: Findings) -> Transition {
+    fn record(&self, scale: Option<f32>, outcome: StepOutcome, findings: Findings) -> Transition {
         let recorded = {
             let shared = &mut *self.lock();
             let (scaler, history) = (&mut shared.scaler, &mut shared.history);
@@ -364,8 +365,9 @@ impl<L: Default> SharedScaler<L> {
     /// The result of the last step, also before its `update`.
     pub fn last_step(&self) -> Option<LastStep> {
         let under_way = self.pending().so_far();
-        let under_way =
-            under_way.map(|(scale, outcome, findings)| LastStep::of(scale, outcome, &findings));
+        let under_way = under_way.map(|(scale, outcome, findings)| {
+            LastStep::of(scale.unwrap_or(1.0), outcome, &findings)
+        });
         under_way.or_else(|| self.lock().last_step.clone())
     }
 
@@ -590,7 +592,7 @@ mod tests {
     fn take(scaler: &GradScaler, outcome: StepOutcome) {
         let scale = scaler.loss_scale();
         let findings = Findings::default();
-        scaler.shared.record_pass(scale, outcome, findings);
+        scaler.shared.record_pass(Some(scale), outcome, findings);
     }
 
     #[test]
@@ -610,7 +612,7 @@ mod tests {
         };
         scaler
             .shared
-            .record_pass(1.0, StepOutcome::Overflow, overflow);
+            .record_pass(Some(1.0), StepOutcome::Overflow, overflow);
         let nodes = [(7, "first".to_owned()), (8, "second".to_owned())];
         let step = scaler.shared.explained(&nodes).unwrap();
         assert_eq!(
@@ -679,7 +681,9 @@ mod tests {
             .with_stuck_after(2);
         let stuck = |scaler: &GradScaler| {
             let findings = Findings::default();
-            let recorded = scaler.shared.record(1.0, StepOutcome::Overflow, findings);
+            let recorded = scaler
+                .shared
+                .record(Some(1.0), StepOutcome::Overflow, findings);
             matches!(recorded, Transition::Stuck(_))
         };
         let first = scaler(stuck_after_two);

@@ -157,18 +157,21 @@ pub struct RecordedStep {
 }
 
 impl RecordedStep {
-    /// Records the outcome of a step whose loss was multiplied by `scale`. Another thread may have
+    /// Records the outcome of a step whose loss was multiplied by `scale`, if it was scaled. Another thread may have
     /// changed the current scale since.
     pub(super) fn of(
         scaler: &mut LossScaler,
         history: &mut ScaleHistory,
-        scale: f32,
+        scale: Option<f32>,
         outcome: StepOutcome,
         findings: &Findings,
     ) -> Self {
-        let step = LastStep::of(scale, outcome, findings);
+        let step = LastStep::of(scale.unwrap_or(1.0), outcome, findings);
         let before = *scaler;
-        let transition = scaler.update_at(scale, outcome);
+        let transition = match scale {
+            Some(scale) => scaler.update_at(scale, outcome),
+            None => scaler.update_unscaled(outcome),
+        };
         history.push(skipped(&step), scaler);
         Self {
             step,

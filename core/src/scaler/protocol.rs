@@ -49,6 +49,8 @@ pub struct PendingStep<L> {
     scale: Option<f32>,
     /// Whether any loss was scaled. If so, the gradients of the step are checked.
     scaled: bool,
+    /// Whether the gradients of the step are checked though no loss was scaled.
+    checked: bool,
     /// The losses whose checks are not read yet.
     pub losses: L,
     /// Whether any loss read so far was not finite.
@@ -127,6 +129,11 @@ impl<L: Default> PendingStep<L> {
         self.scaled = true;
     }
 
+    /// Notes that the gradients are checked where no loss is scaled.
+    pub fn set_checked(&mut self) {
+        self.checked = true;
+    }
+
     /// Whether a loss was multiplied by the scale.
     pub fn is_scaled(&self) -> bool {
         self.scaled
@@ -140,6 +147,11 @@ impl<L: Default> PendingStep<L> {
     /// The scale of the losses, if any loss was scaled.
     pub fn scale_in_use(&self) -> Option<f32> {
         self.scale.filter(|_| self.scaled)
+    }
+
+    /// What the gradients that are to be checked are multiplied by.
+    fn factor(&self) -> Option<f32> {
+        self.scale_in_use().or(self.checked.then_some(1.0))
     }
 
     /// Notes whether the losses that were checked before the gradients are finite.
@@ -202,7 +214,7 @@ impl<L: Default> PendingStep<L> {
         let (checked, left): (Vec<_>, Vec<_>) = parameters.iter().partition(is_checked);
         let is_older = |(id, _): &&Parameter| self.finite[id].losses < self.losses_given;
         let again: Vec<_> = checked.into_iter().filter(is_older).collect();
-        self.scale_in_use()
+        self.factor()
             .filter(|_| !left.is_empty() || !again.is_empty())
             .map(|scale| ToCheck { scale, left, again })
     }
@@ -255,7 +267,7 @@ impl<L: Default> PendingStep<L> {
 
     /// Ends the step. Returns its scale, its outcome and its findings. `None` if no gradient was checked,
     /// because nothing was scaled.
-    pub fn update(&mut self) -> Result<Option<(f32, StepOutcome, Findings)>, AmpError> {
+    pub fn update(&mut self) -> Result<Option<(Option<f32>, StepOutcome, Findings)>, AmpError> {
         self.check_update()?;
         Ok(std::mem::take(self).so_far())
     }
@@ -270,7 +282,7 @@ impl<L: Default> PendingStep<L> {
 
     /// The scale of the step that was taken or skipped, and its outcome and findings so far. `None` before, and
     /// if no gradient was checked.
-    pub(super) fn so_far(&self) -> Option<(f32, StepOutcome, Findings)> {
+    pub(super) fn so_far(&self) -> Option<(Option<f32>, StepOutcome, Findings)> {
         if self.stepped.is_empty() || self.finite.is_empty() {
             return None;
         }
@@ -281,7 +293,7 @@ impl<L: Default> PendingStep<L> {
             anomalies: self.anomalies.clone(),
             ..Findings::default()
         };
-        Some((self.scale?, outcome, findings))
+        Some((self.scale_in_use(), outcome, findings))
     }
 
     /// The part that a record saves. The checks of the losses must have been read.
@@ -386,7 +398,7 @@ mod tests {
         assert_eq!((step.losses_given(), step.scale_given()), (2, Some(8.0)));
         assert_eq!(unscale(&mut step, &model, &[true, true, true]), Some(8.0));
         assert!(step.step(&model));
-        assert_eq!(step.update().unwrap().unwrap().0, 8.0);
+        assert_eq!(step.update().unwrap().unwrap().0, Some(8.0));
         assert_eq!(step.losses_given(), 0);
         assert_eq!(step.scale(&fixed(2.0)), 2.0);
     }

@@ -161,6 +161,16 @@ impl LossScaler {
         kept.unwrap_or_else(|reason| self.stuck(reason))
     }
 
+    /// Records the outcome of a step whose loss was not scaled: the scale stays.
+    pub(super) fn update_unscaled(&mut self, outcome: StepOutcome) -> Transition {
+        self.count(outcome);
+        match outcome {
+            StepOutcome::Finite => Transition::Kept,
+            StepOutcome::Overflow => self.stuck(StuckReason::Unscaled),
+            StepOutcome::NonFiniteLoss => self.stuck(StuckReason::NonFiniteLoss),
+        }
+    }
+
     /// Restarts the count towards [`Transition::Stuck`], which is reported once. For a new run that continues
     /// from this state.
     #[doc(hidden)]
@@ -170,17 +180,18 @@ impl LossScaler {
 
     /// Restarts the count if it was reported: a run that continues from this state is reported itself.
     pub(super) fn forget_reported(&mut self) {
-        if self.stuck_after().is_some_and(|n| self.state.stuck >= n) {
+        if self.state.stuck >= self.stuck_after() {
             self.forget_stuck();
         }
     }
 
     /// How many skipped steps in a row, that leave the scale as it is, make a run stuck.
-    fn stuck_after(&self) -> Option<u32> {
+    fn stuck_after(&self) -> u32 {
         match self.state.config {
-            LossScaleConfig::Dynamic(dynamic) => Some(dynamic.stuck_after),
-            LossScaleConfig::Fixed(_) => Some(DynamicLossScale::default().stuck_after),
-            LossScaleConfig::Disabled => None,
+            LossScaleConfig::Dynamic(dynamic) => dynamic.stuck_after,
+            LossScaleConfig::Fixed(_) | LossScaleConfig::Disabled => {
+                DynamicLossScale::default().stuck_after
+            }
         }
     }
 
@@ -225,11 +236,8 @@ impl LossScaler {
 
     /// Counts a skipped step that leaves the scale as it is.
     fn stuck(&mut self, reason: StuckReason) -> Transition {
-        let Some(stuck_after) = self.stuck_after() else {
-            return Transition::Kept;
-        };
         self.state.stuck = self.state.stuck.saturating_add(1);
-        if self.state.stuck == stuck_after {
+        if self.state.stuck == self.stuck_after() {
             Transition::Stuck(reason)
         } else {
             Transition::Kept
