@@ -10,6 +10,7 @@ use burn::prelude::*;
 use burn_amp::{
     AmpAutodiff, AmpConfig, AmpError, AmpReport, GradScaler, LossScaleConfig,
     MixedPrecisionTrainerConfig, Precision, StepOutcome, StuckReason, Transition, WhenStuck,
+    with_precision,
 };
 
 use checked::{Checked, CheckedDevice};
@@ -216,7 +217,7 @@ fn a_trainer_skips_such_a_window() {
     assert!(!windows([f32::NAN, 1.0]).unwrap().stepped());
     assert!(windows([1.0, 1.0]).unwrap().stepped());
     let ends = (0..20).map(|_| windows([1.0, f32::NAN])).last().unwrap();
-    let reason = StuckReason::NonFiniteLoss;
+    let reason = StuckReason::Unscaled;
     assert!(
         matches!(ends, Err(AmpError::Stuck { reason: of, .. }) if of == reason),
         "{ends:?}"
@@ -237,4 +238,37 @@ fn a_run_whose_gradients_are_never_finite_says_so() {
     });
     let stuck = transitions.position(|t| t == Transition::Stuck(StuckReason::Unscaled));
     assert_eq!(stuck, Some(19));
+}
+
+#[test]
+fn the_report_shows_a_scale_once_a_step_was_scaled() {
+    let device = device(Precision::Bf16, LossScaleConfig::Disabled, true);
+    let model = Mlp::<A>::new().fork(&device);
+    let report = || AmpReport::of::<A>(&device).unwrap().to_string();
+    drop(loss(&model, 0, Fault::Gradient).backward());
+    assert!(report().contains("loss scale  none"), "{}", report());
+    assert!(report().contains("0 taken, 1 skipped"), "{}", report());
+    let scaler = GradScaler::new(LossScaleConfig::Fixed(8.0)).unwrap();
+    with_precision(Precision::F16, || {
+        scaler.scope(|| drop(batch_loss(&model, 0).backward()))
+    });
+    let own = AmpReport::of::<A>(&device)
+        .unwrap()
+        .with_scaler(&scaler)
+        .to_string();
+    assert!(own.contains("loss scale  8: fixed"), "{own}");
+}
+
+/// The checks of many losses are read and freed, as those of scaled losses.
+#[test]
+fn a_long_window_frees_its_checks() {
+    let device = device(Precision::Bf16, LossScaleConfig::Disabled, true);
+    let scaler = GradScaler::of::<A>(&device);
+    let leaf = Tensor::<A, 1>::ones([1], &device).require_grad();
+    let reads = || AmpReport::of::<A>(&device).unwrap().read_backs;
+    let before = reads();
+    for _ in 0..1000 {
+        drop(scaler.scale(leaf.clone().sum()).backward());
+    }
+    assert_eq!(reads() - before, 1);
 }

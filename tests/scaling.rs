@@ -335,6 +335,7 @@ proptest! {
                 Transition::BackedOff => prop_assert!(scale < before.scale()),
                 Transition::Stuck(reason) => {
                     let expected = match (outcomes[step], config) {
+                        (_, LossScaleConfig::Disabled) => StuckReason::Unscaled,
                         (NonFiniteLoss, _) => StuckReason::NonFiniteLoss,
                         (_, LossScaleConfig::Dynamic(_)) => StuckReason::MinimumScale,
                         (_, _) => StuckReason::FixedScale,

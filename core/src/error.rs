@@ -262,9 +262,13 @@ pub enum StuckReason {
     FixedScale,
     /// The loss itself was not finite.
     NonFiniteLoss,
-    /// The gradients were not finite, of a loss that was not scaled.
+    /// The loss was not scaled, and the loss or its gradients were not finite.
     Unscaled,
 }
+
+/// What to look at where no scale takes part.
+pub(crate) const UNSCALED: &str = "Check the inputs, the learning rate, and what divides by zero or takes a root or \
+     a logarithm of it; AmpConfig::with_anomaly_detection(true) names the operation";
 
 pub(crate) const NOT_THE_SCALE: &str = "The loss scale is not the cause: check the inputs, the learning rate, \
      and the forward pass for values beyond 65504, which f16 cannot hold. For such values try bf16, or \
@@ -291,10 +295,7 @@ impl StuckReason {
             ),
             StuckReason::Unscaled => (
                 "without a loss scale".into(),
-                format!(
-                    "Its gradients are not finite{colon}{gradients}: check the inputs, the learning rate, and what \
-                     divides by zero or takes a root of it"
-                ),
+                format!("Its loss or gradients are not finite{colon}{gradients}. {UNSCALED}"),
             ),
             StuckReason::NonFiniteLoss => (
                 "because its loss is not finite".into(),

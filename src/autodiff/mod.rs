@@ -133,9 +133,10 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             Some(scaled) => {
                 let value = Self::inner(loss.clone());
                 let scale = scales.then_some(scaled.scale);
-                let (grads, replicas) = scaled_backward::<B, C>(loss, scale.unwrap_or(1.0));
+                let factor = scale.unwrap_or(1.0);
+                let (grads, replicas) = scaled_backward::<B, C>(loss, factor);
                 scaled_loss::add_loss::<Amp<B>>(&scaler, &device, value, scales);
-                scaled_loss::end_pass::<B>(&scaler, replicas, &device, scale);
+                scaled_loss::end_pass::<B>(&scaler, replicas, &device, factor);
                 AmpGradients::of_leaves(of_leaves::<B>(grads, scale))
             }
             _ => {
@@ -417,7 +418,7 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     let finite = finite.read();
     let (loss_is_finite, gradients) = finite.split_first().expect("the loss was added");
     let here = StepOutcome::of(*loss_is_finite, !gradients.contains(&false));
-    let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, scale, here);
+    let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, Some(factor), here);
     let mut findings = Findings {
         anomalies: anomaly::take(),
         ..Findings::default()

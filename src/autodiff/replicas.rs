@@ -40,7 +40,7 @@ enum Failure {
     Ended(String),
     /// These replicas were silent for this long.
     Silent(Vec<String>, Duration),
-    /// Two losses of a round have these different scales. Later rounds can still have outcomes.
+    /// Two losses of a round have these different factors. Later rounds can still have outcomes.
     Different(Option<f32>, Option<f32>),
 }
 
@@ -59,13 +59,15 @@ impl Failure {
                 names.join(", ")
             ),
             Failure::Different(one, other) => {
-                let [one, other] = [one, other].map(|scale| match scale {
-                    Some(scale) => format!("scaled by {scale}"),
-                    None => "not scaled".into(),
+                let [one, other] = [one, other].map(|factor| match factor {
+                    Some(1.0) => "checked and not scaled".into(),
+                    Some(factor) => format!("scaled by {factor}"),
+                    None => "not checked".into(),
                 });
                 format!(
                     "the loss of one replica is {one}, and the loss of another is {other}: their \
-                     gradients do not add up. Give all devices the same precision and loss scale"
+                     gradients do not add up. Give all devices the same precision, loss scale and \
+                     finite check"
                 )
             }
         }
@@ -75,19 +77,19 @@ impl Failure {
 /// A replica's vote on a backward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Vote {
-    /// The factor on the replica's loss, if the loss was scaled.
-    scale: Option<f32>,
+    /// The factor on the replica's loss, 1 where it is only checked; `None` where nothing is checked.
+    factor: Option<f32>,
     outcome: StepOutcome,
 }
 
 impl Vote {
     /// Combines two votes: a value is finite only if it is finite on every replica.
     fn and(self, other: Self) -> Result<Self, Failure> {
-        if self.scale != other.scale {
-            return Err(Failure::Different(self.scale, other.scale));
+        if self.factor != other.factor {
+            return Err(Failure::Different(self.factor, other.factor));
         }
         Ok(Self {
-            scale: self.scale,
+            factor: self.factor,
             outcome: self.outcome.max(other.outcome),
         })
     }
@@ -159,12 +161,12 @@ impl Replicas {
     }
 }
 
-/// The outcome that the replicas agree on, for a pass whose loss was multiplied by `scale`, if it was
-/// scaled. Without replicas, `outcome` itself.
+/// The outcome that the replicas agree on, for a pass that is checked and whose loss was multiplied by `factor`, or
+/// for one that is not checked. Without replicas, `outcome` itself.
 pub(crate) fn agreed<B: Backend>(
     replicas: Option<&Replicas>,
     device: &B::Device,
-    scale: Option<f32>,
+    factor: Option<f32>,
     outcome: StepOutcome,
 ) -> StepOutcome {
     let Some(replicas) = replicas else {
@@ -173,7 +175,7 @@ pub(crate) fn agreed<B: Backend>(
     let timeout = DeviceState::of::<B>(device)
         .in_force::<B>(device)
         .replica_timeout;
-    let vote = Vote { scale, outcome };
+    let vote = Vote { factor, outcome };
     replicas
         .agree(&device::name::<B>(device), timeout, vote)
         .outcome
@@ -288,7 +290,7 @@ mod tests {
 
     fn vote(loss_is_finite: bool, gradients_are_finite: bool) -> Vote {
         Vote {
-            scale: Some(8.0),
+            factor: Some(8.0),
             outcome: StepOutcome::of(loss_is_finite, gradients_are_finite),
         }
     }
@@ -380,7 +382,7 @@ mod tests {
         let votes = [
             vote(true, true),
             Vote {
-                scale: Some(4.0),
+                factor: Some(4.0),
                 ..vote(true, true)
             },
         ];
@@ -388,6 +390,16 @@ mod tests {
             let message = told.unwrap_err();
             assert!(message.contains("do not add up"), "{message}");
             assert!(message.contains('8') && message.contains('4'), "{message}");
+        }
+        let votes = [None, Some(1.0)].map(|factor| Vote {
+            factor,
+            ..vote(true, true)
+        });
+        for told in told(&replicas, &votes) {
+            let message = told.unwrap_err();
+            let both =
+                message.contains("not checked") && message.contains("checked and not scaled");
+            assert!(both && message.contains("finite check"), "{message}");
         }
         assert_eq!(
             told(&replicas, &[vote(true, true); 2]),

@@ -55,9 +55,10 @@ pub(super) fn end_pass<B: Backend>(
     scaler: &GradScaler,
     replicas: Option<Arc<Replicas>>,
     device: &B::Device,
-    scale: Option<f32>,
+    factor: f32,
 ) {
-    agreed::<B>(replicas.as_deref(), device, scale, StepOutcome::Finite);
+    let outcome = StepOutcome::Finite;
+    agreed::<B>(replicas.as_deref(), device, Some(factor), outcome);
     let found = anomaly::take();
     let mut pending = scaler.shared.pending();
     if let Some(replicas) = replicas {

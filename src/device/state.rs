@@ -167,13 +167,13 @@ impl DeviceState {
         &self.trials[usize::from(half == DType::BF16)]
     }
 
-    /// Logs, once, that a program read a loss that is not finite. Where the loss is scaled, the check of each step
-    /// reports such a loss; elsewhere nothing is checked.
+    /// Logs, once, that a program read a loss that is not finite. Where each step is checked, the check
+    /// reports such a loss.
     pub(crate) fn report_lost<B: Backend>(&self, device: &B::Device, loss: f32) {
-        if !self.lost.swap(true, Ordering::Relaxed) {
+        if !self.in_force::<B>(device).checked && !self.lost.swap(true, Ordering::Relaxed) {
             log::warn!(
-                "burn-amp: the program read {loss} on {}, a number with a gradient, such as a loss. Only f16 checks \
-                 losses and gradients and skips a step: in bf16 and FP32 such a step changes the parameters. \
+                "burn-amp: the program read {loss} on {}, a number with a gradient, such as a loss. In bf16 and FP32 \
+                 such a step changes the parameters, unless AmpConfig::with_finite_check(true) skips it, as f16 does. \
                  AmpConfig::with_anomaly_detection(true) names the first operation whose result is not finite; the \
                  guide's page on troubleshooting has more",
                 name::<B>(device)

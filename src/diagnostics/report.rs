@@ -52,12 +52,14 @@ pub struct AmpReport {
     pub precision: Precision,
     /// Why this precision is in force.
     pub reason: String,
+    /// Whether the precision scales losses, or the loss of a step so far was scaled, as in a region.
+    pub scales_loss: bool,
     /// How losses are scaled in f16.
     pub loss_scaling: LossScaleConfig,
     /// The factor on the next loss in f16; 1 if loss scaling is disabled.
     pub loss_scale: f32,
     /// Steps whose gradients were checked and finite. In bf16 and FP32 nothing is checked, and no
-    /// step is counted.
+    /// step is counted, without [`AmpConfig::with_finite_check`](crate::AmpConfig::with_finite_check).
     pub taken_steps: u64,
     /// Skipped steps, for any reason.
     pub skipped_steps: u64,
@@ -110,6 +112,7 @@ impl AmpReport {
             device: device::name::<B>(device),
             precision,
             reason: why.into(),
+            scales_loss: false,
             loss_scaling: LossScaleConfig::Disabled,
             loss_scale: 1.0,
             taken_steps: 0,
@@ -133,6 +136,7 @@ impl AmpReport {
     pub fn with_scaler(self, scaler: &GradScaler) -> Self {
         let state = scaler.state();
         Self {
+            scales_loss: self.precision.scales_loss() || scaler.shared.has_scaled(),
             loss_scaling: *state.config(),
             loss_scale: state.scale(),
             taken_steps: state.taken_steps(),
@@ -142,14 +146,6 @@ impl AmpReport {
             history: scaler.history(),
             ..self
         }
-    }
-
-    /// Whether no step of the scaler is known to have been scaled, as in bf16.
-    fn is_unscaled(&self) -> bool {
-        let mut skipped = self.history.skipped();
-        !self.precision.scales_loss()
-            && self.loss_scale == self.history.first_scale
-            && skipped.all(|(_, step)| step.scale == 1.0)
     }
 
     /// All steps that the scaler counted, including skipped steps.
@@ -163,7 +159,7 @@ impl fmt::Display for AmpReport {
         let Self { history, .. } = self;
         writeln!(f, "device      {}", self.device)?;
         writeln!(f, "precision   {}: {}", self.precision, self.reason)?;
-        if self.is_unscaled() {
+        if !self.scales_loss {
             writeln!(f, "loss scale  none: {} needs none", self.precision)?;
         } else {
             write!(f, "loss scale  {}: ", self.loss_scale)?;
@@ -181,7 +177,7 @@ impl fmt::Display for AmpReport {
                 LossScaleConfig::Disabled => writeln!(f, "disabled")?,
             }
         }
-        if self.precision.scales_loss() || self.steps() > 0 {
+        if self.scales_loss || self.steps() > 0 {
             let (taken, skipped) = (grouped(self.taken_steps), grouped(self.skipped_steps));
             let losses = self.non_finite_losses;
             let reasons = [

@@ -126,7 +126,7 @@ impl GradScaler {
         }) else {
             return;
         };
-        self.shared.record_pass(scale, outcome, findings);
+        self.shared.record(scale, outcome, findings);
     }
 }
 

@@ -87,7 +87,7 @@ impl GradScaler {
     /// peer after the reduction, and [`step`](GradScaler::step) checks the reduced values.
     /// Therefore:
     ///
-    /// - all peers must have the same precision: where nothing is scaled, nothing is checked;
+    /// - all peers must have the same precision and finite check;
     /// - [`unscale`](GradScaler::unscale), for example to clip, comes after the reduction: the step
     ///   uses its check;
     /// - `scale(loss).backward()` does not get the model, so it cannot report a non-finite loss to the
@@ -196,8 +196,8 @@ impl GradScaler {
         let outcome = self.shared.pending().found(&scaled, &finite);
         let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
         let replicas = replicas.as_deref();
-        let in_use = self.shared.pending().scale_in_use();
-        let outcome = agreed::<B::InnerBackend>(replicas, &found.device, in_use, outcome);
+        let factor = Some(to_check.scale);
+        let outcome = agreed::<B::InnerBackend>(replicas, &found.device, factor, outcome);
 
         // Visit the module without holding the lock: the module's code may call this scaler.
         let is_watched = !self.shared.pending().anomalies.is_empty();

@@ -2,7 +2,7 @@
 
 use std::mem::take;
 
-use burn_amp_core::{Findings, ShownStep};
+use burn_amp_core::ShownStep;
 use burn_backend::Device as _;
 use burn_core::module::AutodiffModule;
 use burn_core::tensor::Device;
@@ -104,8 +104,9 @@ impl<LC: LearningComponentsTypes> Steps<LC> {
     /// Adds what the passes of a micro-batch gave, and moves the schedule by `lr_steps`. Takes or skips the step that
     /// is complete then.
     pub fn add(&mut self, passed: Vec<Passed>, lr_steps: usize) -> Shown {
-        let mut own = passed.iter().flat_map(|passed| &passed.passes.own);
-        let scale = own.next().map(|pass| pass.scale.unwrap_or(1.0));
+        let own = passed.iter().flat_map(|passed| &passed.passes.own);
+        let scale = own.max_by_key(|pass| pass.scale.is_some());
+        let scale = scale.map(|pass| pass.scale.unwrap_or(1.0));
         let is_skipped = passed.iter().any(|passed| passed.passes.are_skipped());
         if self.micro_batches == 0 && (self.accumulation > 1 || is_skipped) {
             self.before = Some(self.learner.clone());
@@ -154,10 +155,11 @@ impl<LC: LearningComponentsTypes> Steps<LC> {
             for (part, passes) in self.parts.iter().zip(passes) {
                 if let Some(mut pass) = passes.own.into_iter().reduce(worse) {
                     if !is_taken {
-                        name::<LC::Backend, _>(&mut pass.findings, &model);
+                        let nodes = gradients::nodes::<LC::Backend, _>(&model);
+                        pass.findings.name(&nodes);
                     }
                     let shared = &part.scaler.shared;
-                    shared.record_pass(pass.scale, outcome, pass.findings);
+                    shared.record(pass.scale, outcome, pass.findings);
                 }
             }
         }
@@ -209,20 +211,14 @@ fn severity(outcome: &StepOutcome) -> u8 {
     }
 }
 
-/// The worse of two passes, with the anomalies of both.
+/// The worse of two passes, with the anomalies of both. Of two alike, the one whose loss was scaled: the step counts
+/// for its scale.
 fn worse(one: Pass, other: Pass) -> Pass {
-    let is_worse = severity(&other.outcome) > severity(&one.outcome);
+    let rank = |pass: &Pass| (severity(&pass.outcome), pass.scale.is_some());
+    let is_worse = rank(&other) > rank(&one);
     let (mut worse, better) = if is_worse { (other, one) } else { (one, other) };
     worse.findings.anomalies.extend(better.findings.anomalies);
     worse
-}
-
-/// Names the parameters of a module.
-fn name<B: AutodiffBackend, M: AutodiffModule<B>>(findings: &mut Findings, model: &M) {
-    let nodes = gradients::nodes::<B, M>(model);
-    let of = |(node, path): &(u64, String)| Some((path.clone(), findings.leaves.remove(node)?));
-    findings.parameters.extend(nodes.iter().filter_map(of));
-    findings.anomalies.iter_mut().for_each(|a| a.place(&nodes));
 }
 
 impl<M> Default for Sum<M> {
@@ -257,6 +253,43 @@ impl<M> Sum<M> {
         match take(&mut self.passes) {
             0 | 1 => take(&mut self.single),
             _ => self.sum.grads(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_amp_core::Findings;
+
+    use super::*;
+    use StepOutcome::{Finite, NonFiniteLoss, Overflow};
+
+    /// A step of scaled and unscaled passes moves the scale by what was scaled.
+    #[test]
+    fn of_two_passes_the_worse_one_counts_and_of_two_alike_the_scaled_one() {
+        let pass = |(scale, outcome)| Pass {
+            scale,
+            outcome,
+            findings: Findings::default(),
+        };
+        for (one, other, expected) in [
+            ((None, Finite), (Some(8.0), Finite), (Some(8.0), Finite)),
+            ((None, Overflow), (Some(8.0), Finite), (None, Overflow)),
+            (
+                (None, Overflow),
+                (Some(8.0), Overflow),
+                (Some(8.0), Overflow),
+            ),
+            (
+                (Some(8.0), NonFiniteLoss),
+                (None, Overflow),
+                (None, Overflow),
+            ),
+        ] {
+            for (one, other) in [(one, other), (other, one)] {
+                let worse = worse(pass(one), pass(other));
+                assert_eq!((worse.scale, worse.outcome), expected);
+            }
         }
     }
 }

@@ -305,8 +305,8 @@ impl<LC: LearningComponentsTypes> Training<LC> {
 /// A strategy of the user's own, which takes its steps itself.
 pub(super) struct Own<LC: LearningComponentsTypes> {
     pub strategy: CustomLearningStrategy<LC>,
-    /// Whether losses are scaled.
-    pub scales: bool,
+    /// Whether steps are checked.
+    pub checks: bool,
     /// The error that stopped the training.
     pub failed: Arc<Mutex<Option<AmpError>>>,
 }
@@ -320,7 +320,7 @@ impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC> for Own<LC> {
         components: TrainingComponents<LC>,
     ) -> LearningResult<LC::InferenceModel> {
         match components.grad_accumulation {
-            Some(micro_batches) if self.scales && micro_batches > 1 => {
+            Some(micro_batches) if self.checks && micro_batches > 1 => {
                 let failed = self.failed.lock();
                 *failed.unwrap_or_else(PoisonError::into_inner) =
                     Some(AmpError::PartialBatch { micro_batches });

@@ -113,8 +113,8 @@ where
     /// Configures the devices, registers the metrics and trains.
     ///
     /// A step that is skipped gives its learning rates back. The metrics are [`PrecisionMetric`] and, in f16, also
-    /// [`LossScaleMetric`] and [`SkippedStepsMetric`]; the latter with [`AmpConfig::with_finite_check`] too. The loss scalers start over before a checkpoint is loaded;
-    /// with [`GradScaler::checkpoint_with`] the checkpoint restores them.
+    /// [`LossScaleMetric`] and [`SkippedStepsMetric`]; the latter with [`AmpConfig::with_finite_check`] too. The loss
+    /// scalers start over before a checkpoint is loaded; with [`GradScaler::checkpoint_with`] the checkpoint restores them.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ where
     ///
     /// - those of [`AmpConfig::apply`], when a device does not support the precision, or a given loss
     ///   scale has no effect. Every device is unchanged then;
-    /// - [`AmpError::PartialBatch`] when losses are scaled, and a strategy of your own adds up micro-batches.
+    /// - [`AmpError::PartialBatch`] when losses are scaled or checked, and a strategy of your own adds up micro-batches.
     ///
     /// # Panics
     ///
@@ -171,7 +171,8 @@ where
         if scales {
             training = training.metric_train_numeric(LossScaleMetric(shown[0].clone()));
         }
-        if scales || self.config.checks() {
+        let checks = scales || self.config.checks();
+        if checks {
             training = training.metric_train_numeric(SkippedStepsMetric(shown[1].clone()));
         }
         if let Some(device) = devices.first() {
@@ -188,7 +189,7 @@ where
             }),
             TrainingStrategy::Custom(strategy) => Arc::new(Own {
                 strategy,
-                scales,
+                checks,
                 failed: failed.clone(),
             }),
         };

@@ -158,6 +158,8 @@ fn a_strategy_of_ones_own_does_not_accumulate_in_f16() {
     assert_eq!(error, AmpError::PartialBatch { micro_batches });
     assert_eq!(launch(f16, 1), Ok(2 * 3));
     launch(in_precision(Precision::Bf16), 3).unwrap();
+    let checked = in_precision(Precision::Bf16).with_finite_check(true);
+    assert_eq!(launch(checked, micro_batches), Err(error));
     launch(f16.with_loss_scale(LossScaleConfig::Disabled), 3).unwrap();
 }
 

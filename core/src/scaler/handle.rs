@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::left::LeftSteps;
 use super::protocol::MANY_LOSSES;
+use super::step::named;
 use super::{
     Findings, LastStep, LossScaler, PendingStep, RecordedStep, ScaleHistory, StepOutcome,
     Transition,
@@ -50,6 +51,8 @@ pub struct Shared<L> {
     generation: u64,
     /// Whether the device of the scaler computes in a precision that needs no loss scale.
     unscaled: bool,
+    /// Whether a step was recorded whose loss was scaled.
+    has_scaled: bool,
     /// Gradients of the last step whose parameters are not named yet, by leaf node.
     leaves: HashMap<u64, bool>,
     listeners: Vec<Weak<dyn Listener>>,
@@ -328,20 +331,20 @@ impl<L: Default> SharedScaler<L> {
         )
     }
 
-    /// Records a backward pass that itself takes or skips the step. Its loss was multiplied by `scale`, if it was
-    /// scaled.
-    pub fn record_pass(&self, scale: Option<f32>, outcome: StepOutcome, findings: Findings) {
-        self.record(scale, outcome, findings);
-    }
-
-    /// Records the outcome of one step whose loss was multiplied by `scale`, then logs it and notifies the
-    /// listeners. Another thread may have changed the current scale since.
-    fn record(&self, scale: Option<f32>, outcome: StepOutcome, findings: Findings) -> Transition {
+    /// Records the outcome of one step whose loss was multiplied by `scale`, if it was scaled, then logs it and
+    /// notifies the listeners. Another thread may have changed the current scale since.
+    pub fn record(
+        &self,
+        scale: Option<f32>,
+        outcome: StepOutcome,
+        findings: Findings,
+    ) -> Transition {
         let recorded = {
             let shared = &mut *self.lock();
             let (scaler, history) = (&mut shared.scaler, &mut shared.history);
             let recorded = RecordedStep::of(scaler, history, scale, outcome, &findings);
             shared.leaves = findings.leaves;
+            shared.has_scaled |= scale.is_some();
             shared.last_step = Some(recorded.step.clone());
             shared.last_number = shared.scaler.steps();
             recorded
@@ -362,6 +365,11 @@ impl<L: Default> SharedScaler<L> {
         }
     }
 
+    /// Whether a step was recorded whose loss was scaled.
+    pub fn has_scaled(&self) -> bool {
+        self.lock().has_scaled
+    }
+
     /// The result of the last step, also before its `update`.
     pub fn last_step(&self) -> Option<LastStep> {
         let under_way = self.pending().so_far();
@@ -376,9 +384,7 @@ impl<L: Default> SharedScaler<L> {
     pub fn explained(&self, nodes: &[(u64, String)]) -> Option<LastStep> {
         let shared = &mut *self.lock();
         let step = shared.last_step.as_mut()?;
-        let leaves = &mut shared.leaves;
-        let of = |(node, path): &(u64, String)| Some((path.clone(), leaves.remove(node)?));
-        let named: Vec<_> = nodes.iter().filter_map(of).collect();
+        let named = named(&mut shared.leaves, nodes);
         if !named.is_empty() {
             step.name(&named);
             step.anomalies.iter_mut().for_each(|a| a.place(nodes));
@@ -592,7 +598,7 @@ mod tests {
     fn take(scaler: &GradScaler, outcome: StepOutcome) {
         let scale = scaler.loss_scale();
         let findings = Findings::default();
-        scaler.shared.record_pass(Some(scale), outcome, findings);
+        scaler.shared.record(Some(scale), outcome, findings);
     }
 
     #[test]
@@ -612,7 +618,7 @@ mod tests {
         };
         scaler
             .shared
-            .record_pass(Some(1.0), StepOutcome::Overflow, overflow);
+            .record(Some(1.0), StepOutcome::Overflow, overflow);
         let nodes = [(7, "first".to_owned()), (8, "second".to_owned())];
         let step = scaler.shared.explained(&nodes).unwrap();
         assert_eq!(

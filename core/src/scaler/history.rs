@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{Findings, LastStep, LossScaler, StepOutcome, Transition};
-use crate::error::{AmpError, NOT_THE_SCALE, StuckReason};
+use crate::error::{AmpError, NOT_THE_SCALE, StuckReason, UNSCALED};
 use crate::words::counted;
 
 /// The number of entries kept. A healthy training run adds one or two per growth interval, so the
@@ -152,6 +152,8 @@ pub struct RecordedStep {
     pub step: LastStep,
     /// How the step changed the scale.
     pub transition: Transition,
+    /// Whether the loss was scaled.
+    is_scaled: bool,
     before: LossScaler,
     pub(super) after: LossScaler,
 }
@@ -176,6 +178,7 @@ impl RecordedStep {
         Self {
             step,
             transition,
+            is_scaled: scale.is_some(),
             before,
             after: *scaler,
         }
@@ -205,6 +208,18 @@ impl RecordedStep {
                 step = steps, scale = scale, skipped_in_a_row = before;
                 "burn-amp: step taken at loss scale {scale}, after {before} skipped steps in a row"
             ),
+            StepOutcome::Overflow if !self.is_scaled && in_a_row.is_power_of_two() => log::warn!(
+                step = steps, gradients = gradients, skipped_in_a_row = in_a_row;
+                "burn-amp: {of}{named} not finite; step skipped, {in_a_row} in a row. {UNSCALED}",
+                of = gradients_of(gradients)
+            ),
+            StepOutcome::NonFiniteLoss if !self.is_scaled && losses.is_power_of_two() => {
+                log::warn!(
+                    step = steps, losses = losses;
+                    "burn-amp: the loss is not finite{named}; step skipped (non-finite losses so far: {losses}). {UNSCALED}"
+                )
+            }
+            StepOutcome::Overflow | StepOutcome::NonFiniteLoss if !self.is_scaled => {}
             StepOutcome::Overflow if in_a_row.is_power_of_two() => log::debug!(
                 step = steps, scale = scale, new_scale = new_scale, gradients = gradients,
                 skipped_in_a_row = in_a_row;

@@ -127,7 +127,7 @@ macro_rules! scaler_metrics {
         $crate::scaler_metrics! { @one
             /// How many steps were skipped up to this step; see [`LossScaleMetric`]. Devices that train together skip
             /// a step together, and it counts once.
-            SkippedStepsMetric "Skipped Steps" "Steps skipped so far because gradients overflowed"
+            SkippedStepsMetric "Skipped Steps" "Steps skipped so far because their loss or gradients were not finite"
             [0.0, |step| step.skipped as f64] $metric $numeric
         }
     };
@@ -196,7 +196,7 @@ mod tests {
         let skipped = move || counted.lock().scaler.skipped_steps();
         let queue = StepQueue::follow([&scaler], skipped);
         assert_eq!(queue.text("bf16"), "bf16");
-        let pass = |outcome| scaler.record_pass(Some(8.0), outcome, Findings::default());
+        let pass = |outcome| drop(scaler.record(Some(8.0), outcome, Findings::default()));
         pass(StepOutcome::Finite);
         pass(StepOutcome::Overflow);
         let shown = |skipped| {

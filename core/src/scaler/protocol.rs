@@ -22,7 +22,7 @@ pub(super) const MANY_LOSSES: u32 = 1000;
 /// unscale(grads):   NothingScaled     if no loss was given
 ///                   ForeignGradients  if there are none, or some are not the model's
 ///                   AlreadyUnscaled   if one of them was given to unscale or step
-///                   if a loss was scaled: for each gradient that is not unscaled yet
+///                   if a loss was scaled or checked: for each gradient that is not unscaled yet
 ///                       grad / S
 ///                       finite[id] = whether it is finite, here and on all replicas
 /// step(grads):      NothingScaled, ForeignGradients as above
@@ -102,6 +102,8 @@ impl<'a> ToCheck<'a> {
 pub struct PendingStepRecord {
     losses_given: u32,
     scale: Option<f32>,
+    #[serde(default)]
+    checked: bool,
     non_finite_loss: bool,
 }
 
@@ -121,7 +123,7 @@ impl<L: Default> PendingStep<L> {
     /// The number of losses at every 1,000 losses of a step.
     pub(super) fn many_losses(&self) -> Option<u32> {
         let given = self.losses_given;
-        (self.scaled && given.is_multiple_of(MANY_LOSSES)).then_some(given)
+        (self.factor().is_some() && given.is_multiple_of(MANY_LOSSES)).then_some(given)
     }
 
     /// Notes that a loss was multiplied by the scale.
@@ -301,6 +303,7 @@ impl<L: Default> PendingStep<L> {
         PendingStepRecord {
             losses_given: self.losses_given,
             scale: self.scale_in_use(),
+            checked: self.checked,
             non_finite_loss: self.non_finite_loss,
         }
     }
@@ -320,6 +323,7 @@ impl<L: Default> PendingStep<L> {
             losses_given: record.losses_given,
             scale,
             scaled: scale.is_some(),
+            checked: record.checked,
             non_finite_loss: record.non_finite_loss,
             ..Self::default()
         };

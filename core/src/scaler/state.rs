@@ -85,7 +85,7 @@ impl LossScaler {
         &self.state.config
     }
 
-    /// Whether the loss is scaled and gradients are checked.
+    /// Whether the loss is scaled.
     pub fn is_enabled(&self) -> bool {
         self.state.config != LossScaleConfig::Disabled
     }
@@ -149,6 +149,9 @@ impl LossScaler {
     /// this overflow is only counted.
     #[doc(hidden)]
     pub fn update_at(&mut self, scale: f32, outcome: StepOutcome) -> Transition {
+        if !self.is_enabled() {
+            return self.update_unscaled(outcome);
+        }
         self.count(outcome);
         let kept = match (self.state.config, outcome) {
             (LossScaleConfig::Dynamic(dynamic), StepOutcome::Finite) => Ok(self.finite(&dynamic)),
@@ -166,8 +169,7 @@ impl LossScaler {
         self.count(outcome);
         match outcome {
             StepOutcome::Finite => Transition::Kept,
-            StepOutcome::Overflow => self.stuck(StuckReason::Unscaled),
-            StepOutcome::NonFiniteLoss => self.stuck(StuckReason::NonFiniteLoss),
+            StepOutcome::Overflow | StepOutcome::NonFiniteLoss => self.stuck(StuckReason::Unscaled),
         }
     }
 
@@ -391,7 +393,11 @@ mod tests {
                 &[NonFiniteLoss, NonFiniteLoss, NonFiniteLoss, Finite],
                 None,
             ),
-            (disabled, &[NonFiniteLoss, Overflow], None),
+            (
+                disabled,
+                &[NonFiniteLoss, Overflow],
+                Some((20, StuckReason::Unscaled)),
+            ),
         ];
         for (mut scaler, outcomes, expected) in cases {
             let mut stuck = Vec::new();

@@ -11,7 +11,7 @@ use super::StepOutcome;
 /// The result of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LastStep {
-    /// The scale that the loss was multiplied by.
+    /// The scale that the loss was multiplied by; 1 if it was not scaled.
     pub scale: f32,
     /// How the step ended.
     pub outcome: StepOutcome,
@@ -52,6 +52,24 @@ impl Findings {
             .filter(|finite| !**finite)
             .count()
     }
+}
+
+impl Findings {
+    /// Names the parameters that are a module's, and places the anomalies at them. `nodes` holds the module's nodes
+    /// and paths, in module order.
+    pub fn name(&mut self, nodes: &[(u64, String)]) {
+        self.parameters.extend(named(&mut self.leaves, nodes));
+        self.anomalies.iter_mut().for_each(|a| a.place(nodes));
+    }
+}
+
+/// Takes a module's parameters out of `leaves`: the path of each, and whether its gradient is finite.
+pub(super) fn named(
+    leaves: &mut HashMap<u64, bool>,
+    nodes: &[(u64, String)],
+) -> Vec<(String, bool)> {
+    let of = |(node, path): &(u64, String)| Some((path.clone(), leaves.remove(node)?));
+    nodes.iter().filter_map(of).collect()
 }
 
 impl LastStep {
