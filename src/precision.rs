@@ -18,6 +18,8 @@ struct Modes {
     /// Whether the lower layer demotes nothing. Burn's autodiff between the two layers has no argument
     /// for it.
     keep_dtypes: bool,
+    /// Whether Burn creates or loads a parameter.
+    creates_parameter: bool,
     /// Whether a backward pass is running. Burn runs a backward pass on the calling thread.
     in_backward: bool,
     /// The gradient that the backward pass starts with, until autodiff takes it.
@@ -36,6 +38,7 @@ impl Modes {
         region: None,
         regions: 0,
         keep_dtypes: false,
+        creates_parameter: false,
         in_backward: false,
         seed: None,
         around_step: None,
@@ -188,6 +191,17 @@ pub(crate) fn keep_dtypes<T>(f: impl FnOnce() -> T) -> T {
 #[inline]
 pub(crate) fn keeps_dtypes() -> bool {
     MODES.get().keep_dtypes
+}
+
+/// Runs `f`, in which Burn creates or loads a parameter: what is created is learned, and is computed in FP32.
+pub(crate) fn creating_parameter<T>(f: impl FnOnce() -> T) -> T {
+    changed(|modes| modes.creates_parameter = true, f)
+}
+
+/// Whether the current thread is inside [`creating_parameter`].
+#[inline]
+pub(crate) fn creates_parameter() -> bool {
+    MODES.get().creates_parameter
 }
 
 /// Runs `pass`, marked as a backward pass, in the dtypes of the forward pass. It starts with the

@@ -1058,7 +1058,7 @@ fn mixed_precision_does_the_steps_of_the_protocol() {
 
 fn forward_dtype(mixed: &MixedPrecision) -> DType {
     let x = values::<A, 2>([4, 4], 1);
-    mixed.forward_context(|| x.clone().matmul(x).dtype())
+    mixed.forward_context(|| x.clone().matmul(x.require_grad()).dtype())
 }
 
 #[test]
@@ -1077,7 +1077,7 @@ fn mixed_precision_runs_the_forward_pass_in_its_precision() {
         assert_eq!(mixed.forward_context(|| forward_dtype(&auto)), dtype);
         // A tensor that the policy made half is returned in FP32, with its values.
         let x = values::<A, 2>([4, 4], 1);
-        let product = mixed.forward_context(|| x.clone().matmul(x));
+        let product = mixed.forward_context(|| x.clone().matmul(x.require_grad()));
         let output = mixed.convert_output(product.clone());
         assert_eq!(output.dtype(), DType::F32);
         assert_eq!(data(output), data(product));

@@ -1,5 +1,5 @@
-//! `burn::tensor::linalg` composes its functions of products, which run in half, and image metrics are composed of
-//! convolutions. In `full_precision` they are Burn's own in FP32.
+//! `burn::tensor::linalg` composes its functions of products, and image metrics are composed of convolutions. They run
+//! in half on what is learned; on data, and in `full_precision`, they are Burn's own in FP32.
 
 mod common;
 
@@ -18,9 +18,12 @@ fn square<B: Backend>() -> Tensor<B, 2> {
     values::<B, 2>([4, 4], 1) + Tensor::eye(4, &Default::default()) * 2.0
 }
 
+fn image<B: Backend>() -> Tensor<B, 4> {
+    values::<B, 4>([1, 1, 12, 12], 6) * 0.01 + 0.7
+}
+
 /// The variances of windows of an image, as SSIM computes them: a mean of squares less the square of a mean.
-fn variances<B: Backend>() -> Tensor<B, 4> {
-    let image = values::<B, 4>([1, 1, 12, 12], 6) * 0.01 + 0.7;
+fn variances<B: Backend>(image: Tensor<B, 4>) -> Tensor<B, 4> {
     let window = Tensor::ones([1, 1, 3, 3], &Default::default()) / 9.0;
     let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
     let mean = |image| conv2d(image, window.clone(), None, options.clone());
@@ -71,7 +74,7 @@ fn results<B: Backend>() -> Vec<(&'static str, Vec<f32>)> {
             floats(linalg::vector_norm(left.clone(), 2.0, 1)),
         ),
         ("trace", data(linalg::trace::<B, 2, 1>(square))),
-        ("variances", data(variances::<B>())),
+        ("variances", data(variances::<B>(image()))),
         ("l2_norm", floats(linalg::l2_norm(right, 1))),
     ]
 }
@@ -99,26 +102,42 @@ fn in_full_precision_it_is_burns_own() {
     }
 }
 
-/// The guide's statement: without `full_precision` the products run in half.
+/// Nothing learned takes part.
 #[test]
-fn without_it_the_products_run_in_half() {
-    let exact = linalg::det::<Flex, 3, 2, 1>(square::<Flex>().unsqueeze());
-    let exact = data(exact);
+fn on_data_it_is_burns_own() {
+    let inference = results::<Flex>();
+    let training = results::<Autodiff<Flex>>();
     for precision in HALVES {
-        let half = with_precision(precision, || {
-            data(linalg::det::<Amp<Flex>, 3, 2, 1>(square().unsqueeze()))
+        with_precision(precision, || {
+            assert_same(results::<Amp<Flex>>(), &inference);
+            assert_same(results::<AmpAutodiff<Flex>>(), &training);
         });
+    }
+}
+
+/// The guide's statement: of what is learned the products run in half.
+#[test]
+fn of_what_is_learned_the_products_run_in_half() {
+    fn product<B: Backend>() -> Vec<f32> {
+        let learned = values::<B, 2>([6, 9], 2).set_require_grad(false);
+        data(linalg::matvec::<B, 2, 1, _>(learned, values([9], 5)))
+    }
+    let exact = product::<Flex>();
+    for precision in HALVES {
+        let half = with_precision(precision, product::<Amp<Flex>>);
         let error = relative_error(&half, &exact);
         assert!(error > roundoff(precision) / 64.0, "{precision}: {error}");
     }
 }
 
-/// The guide's statement: what cancels in FP32 is lost in half.
+/// The guide's statement: what cancels in FP32 is lost in half, for an image that a model made.
 #[test]
-fn without_it_a_variance_is_lost() {
-    let exact = data(variances::<Flex>());
+fn a_variance_of_what_is_learned_is_lost() {
+    let exact = data(variances::<Flex>(image()));
     for precision in HALVES {
-        let half = with_precision(precision, || data(variances::<Amp<Flex>>()));
+        let half = with_precision(precision, || {
+            data(variances::<Amp<Flex>>(image().set_require_grad(false)))
+        });
         let error = relative_error(&half, &exact);
         assert!(error > 0.5, "{precision}: {error}");
     }

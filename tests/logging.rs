@@ -1,5 +1,7 @@
 //! The lines of the log. One test, in a process of its own: there is one logger for all.
 
+mod common;
+
 use std::sync::Mutex;
 
 use burn::backend::{Autodiff, Flex, NdArray};
@@ -16,6 +18,8 @@ use burn_amp::{
 };
 use log::kv::{self, Key, Value, VisitSource};
 use log::{Level, Log, Metadata, Record};
+
+use common::activation;
 
 type B = AmpAutodiff<Flex>;
 
@@ -106,10 +110,8 @@ fn the_log_is_told_once_and_why() {
         let logits = Tensor::<B, 1>::from_data([7.0, -7.0], &device);
         let targets = Tensor::from_data([0, 1], &device);
         with_precision(Precision::Bf16, || {
-            let logits =
-                (logits.unsqueeze::<2>().transpose()).matmul(Tensor::ones([1, 1], &device));
             let loss = config.init(&device);
-            loss.forward(from(logits.flatten(0, 1)), targets)
+            loss.forward(from(activation(logits)), targets)
                 .into_scalar()
         })
     };
@@ -224,6 +226,34 @@ fn the_log_is_told_once_and_why() {
             "{widened}"
         );
     }
+
+    // A loss that is not finite, of a step that is checked.
+    let config = AmpConfig::new().with_precision(Precision::Bf16);
+    config
+        .with_finite_check(true)
+        .apply::<B>(&Default::default())
+        .unwrap();
+    self::lines();
+    let x = Tensor::<B, 1>::ones([1], &Default::default()).require_grad();
+    let loss = x.clone() / 0.0;
+    let _: f32 = loss.clone().into_scalar();
+    assert_eq!(self::lines(), []);
+    drop(loss.backward());
+    drop((x.sqrt() * 0.0).sqrt().backward());
+    let [(Level::Warn, of_loss), (Level::Warn, of_gradient)] = &self::lines()[..] else {
+        panic!("two lines")
+    };
+    assert!(of_loss.starts_with(
+        "burn-amp: the loss is not finite; step skipped (non-finite losses so far: 1). Check"
+    ));
+    assert!(of_gradient.starts_with(
+        "burn-amp: 1 gradient not finite; step skipped, 2 in a row. Check the inputs"
+    ));
+    AmpConfig::new()
+        .with_precision(Precision::F32)
+        .apply::<B>(&Default::default())
+        .unwrap();
+    self::lines();
 
     // A loss that is not finite, and that no step checks: one line, when the program reads it.
     let lost = |precision: Precision| {

@@ -114,7 +114,7 @@ fn layer_norm<B: Backend>(x: Tensor<B, 2>) -> Tensor<B, 2> {
 fn half<B: Backend>(x: Tensor<B, 2>) -> Tensor<B, 2> {
     let columns = x.dims()[1];
     let eye = Tensor::<B, 2, Int>::eye(columns, &x.device()).float();
-    x.matmul(eye)
+    x.matmul(eye.set_require_grad(false))
 }
 
 /// A result's dtype and values, and the gradient of its weighted sum.

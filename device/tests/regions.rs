@@ -362,3 +362,17 @@ fn in_f64_a_region_changes_nothing() {
     let through = full_precision(x, |x| x).into_data();
     assert_eq!(through.iter::<f64>().collect::<Vec<_>>(), values);
 }
+
+/// A product that sums nothing rounds nothing: positions times a row of frequencies.
+#[test]
+fn an_outer_product_of_fp32_stays_fp32() {
+    let outer = |device: &Device| {
+        let positions = Tensor::<1>::from_data([3001.0, 70_001.0], device).reshape([2, 1]);
+        let frequencies = Tensor::<1>::from_data([1.0, 0.1, 0.01], device).reshape([1, 3]);
+        positions.matmul(frequencies).into_data()
+    };
+    let expected = outer(&Device::flex());
+    for precision in [Precision::F16, Precision::Bf16] {
+        assert_eq!(outer(&flex(precision).unwrap()), expected, "{precision}");
+    }
+}

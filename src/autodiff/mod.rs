@@ -195,7 +195,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         if dtype == inner.dtype() {
             inner.with_flags(flags)
         } else {
-            AmpTensor::plain(inner.into_dtype(dtype))
+            AmpTensor::new(inner.into_dtype(dtype), TensorFlags::LEARNED)
         }
     }
 
@@ -210,7 +210,8 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
 
     /// A parameter computed from gradients is not itself a gradient.
     fn from_inner(tensor: AmpTensor<B>) -> FloatTensor<Self> {
-        let below = tensor.flags() & (TensorFlags::DEMOTED | TensorFlags::WEIGHT);
+        let below = TensorFlags::DEMOTED | TensorFlags::WEIGHT | TensorFlags::LEARNED;
+        let below = tensor.flags() & below;
         let flags = below | tensor.flags() & TensorFlags::USED_IN_HALF;
         let tensor = AutodiffLayer::<B, C>::from_inner(tensor.with_flags(below));
         AmpTensor::new(tensor, flags)

@@ -5,6 +5,7 @@ use burn_backend::tensor::Device;
 use burn_backend::{DType, DeviceOps, TensorData};
 
 use crate::call::{assert_one_autodiff, delegate, delegate_on_device};
+use crate::precision::creating_parameter;
 use crate::tensor::Side;
 use crate::{Amp, AmpTensor};
 
@@ -36,6 +37,7 @@ impl<B: Backend, S: Side<B>> Backend for Amp<B, S> {
         B::ad_enabled(device.inner())
     }
 
+    /// `func` creates a parameter: Burn calls this for nothing else.
     fn memory_persistent_allocations<
         Output: Send,
         Input: Send,
@@ -45,6 +47,7 @@ impl<B: Backend, S: Side<B>> Backend for Amp<B, S> {
         input: Input,
         func: Func,
     ) -> Output {
+        let func = move |input| creating_parameter(|| func(input));
         B::memory_persistent_allocations(device.inner(), input, func)
     }
 

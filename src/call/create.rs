@@ -48,7 +48,7 @@ pub(crate) fn create<B: Backend, S: Side<B>>(
     } else {
         below::<B, S, _>(|| make(device, dtype))
     };
-    AmpTensor::new(made, flags)
+    AmpTensor::created(made).and(flags)
 }
 
 /// Creates a tensor below this layer. What the program asked for is decided here: a layer below autodiff creates what it
@@ -80,9 +80,8 @@ pub(crate) fn of_program<B: Backend>(
 
 /// Flags an FP32 tensor of one value that fits in both half dtypes: it follows half operands.
 pub(crate) fn constant<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
-    let flags = tensor.flags() | TensorFlags::CONSTANT;
     match tensor.dtype() {
-        DType::F32 => tensor.with_flags(flags),
+        DType::F32 => tensor.and(TensorFlags::CONSTANT),
         _ => tensor,
     }
 }

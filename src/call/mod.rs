@@ -15,9 +15,9 @@ use burn_backend::{Backend, DType, TensorMetadata};
 use crate::device::{self, DeviceContext};
 use crate::diagnostics::anomaly;
 use crate::policy::{Decision, Mode, Op, Operand, Site, is_half};
-use crate::precision::{half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
+use crate::precision::{creates_parameter, half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
-use crate::tensor::{AmpTensor, Side, Step};
+use crate::tensor::{AmpTensor, Side, Step, learned};
 
 pub(crate) use create::{assert_one_autodiff, below, constant, create, in_use, of_program};
 pub(crate) use plain::*;
@@ -54,12 +54,13 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             anomaly::scalars(scalars);
         }
         let layer = Layer {
-            mode: match keeps_dtypes() {
+            mode: match keeps_dtypes() || creates_parameter() {
                 true => Mode::KeepDtypes,
                 false => context.mode,
             },
             is_kernel: !S::RECORDS,
             support: context.in_force.support,
+            data_in_half: context.in_force.data_in_half,
             declared: None,
             changed: match context.mode {
                 Mode::On(_) => context.changed(&op),
@@ -68,6 +69,9 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         };
         let decision = decide(&op, operands, scalars, &layer, &at);
         decision.log(&op);
+        if decision.is_of_data {
+            context.count_data();
+        }
         if !S::RECORDS && op.is_backward() && !keeps_dtypes() {
             foreign_pass::<B>(&op, &decision, operands, &at.device);
         }
@@ -217,6 +221,11 @@ impl<B: Backend, S: Side<B>> Site<DType> for At<'_, B, S> {
         self.tensors[operand].shape().num_elements()
     }
 
+    fn inner_dimension(&self) -> usize {
+        let shape = self.tensors[0].shape();
+        shape.last().copied().unwrap_or(1)
+    }
+
     fn is_tracked(&self, operand: usize) -> Option<bool> {
         Some(S::is_tracked(&self.tensors[operand].primitive))
     }
@@ -272,7 +281,9 @@ pub(crate) fn checked<B: Backend, S: Side<B>, const N: usize, const M: usize>(
 ) -> [AmpTensor<B, S>; M] {
     const { assert!(N > 0, "an operation needs an operand") };
     if !half_wanted() {
-        return run(operands.map(AmpTensor::into_primitive)).map(AmpTensor::plain);
+        let learned = learned(&operands);
+        let results = run(operands.map(AmpTensor::into_primitive));
+        return results.map(|result| AmpTensor::new(result, learned));
     }
     by_policy(|| {
         let call = Call::new(op, operands.each_ref());
@@ -312,8 +323,11 @@ macro_rules! own_ops {
                 // Nothing is deferred in such a process.
                 // Drop first: an operation with nothing left to drop writes its result straight to its
                 // destination. Drop field by field: moving the whole tensor would copy it.
+                #[allow(unused_variables)]
+                let learned = $crate::tensor::TensorFlags::LEARNED
+                    & ($crate::tensor::TensorFlags::empty() $($(| $t.flags)?)+ $($(| $crate::tensor::learned(&$o))?)+);
                 $($(drop($t.shared.into_inner());)?)+
-                burn_amp_core::wrapped!($out, ($crate::AmpTensor::plain), B::$op($(
+                burn_amp_core::wrapped!($out, ((|primitive| $crate::AmpTensor::new(primitive, learned))), B::$op($(
                     $($t.primitive)?
                     $($o.map($crate::AmpTensor::into_primitive))?
                     $($s)?

@@ -31,6 +31,7 @@ pub struct AmpConfig {
     operations: OpPrecisions,
     loss_scale: Option<LossScaleConfig>,
     when_stuck: WhenStuck,
+    data_in_half: bool,
     finite_check: bool,
     anomaly_detection: bool,
     trials: bool,
@@ -44,6 +45,7 @@ impl Default for AmpConfig {
             operations: OpPrecisions::default(),
             loss_scale: None,
             when_stuck: WhenStuck::Log,
+            data_in_half: false,
             finite_check: false,
             anomaly_detection: false,
             trials: true,
@@ -95,6 +97,19 @@ impl AmpConfig {
     pub fn with_op(mut self, op: &str, precision: OpPrecision) -> Result<Self, AmpError> {
         self.operations = self.operations.with(BURN, op, precision)?;
         Ok(self)
+    }
+
+    /// Sets whether a contraction, such as a product of matrices, runs in half although nothing learned takes part.
+    /// Default off. Learned is a parameter, frozen or not; a tensor that requires a gradient; and what is computed
+    /// from one. Anything else is data, such as positions, indices, targets or a filter bank: its values may be
+    /// beyond half, and need all their bits. PyTorch's `autocast` stands around a model's forward pass; a precision
+    /// of burn-amp's is a device's, and reaches batchers, constructors and metrics as well.
+    ///
+    /// For programs that hold their weights in plain tensors and not in a `Param`, on [`Amp<B>`](crate::Amp) alone
+    /// or on [`AmpAutodiff<B>`](crate::AmpAutodiff). `tensor.set_require_grad(false)` marks a single tensor as learned.
+    pub fn with_data_in_half(mut self, data_in_half: bool) -> Self {
+        self.data_in_half = data_in_half;
+        self
     }
 
     /// Sets how the loss is scaled in f16. Default [`DynamicLossScale`](crate::DynamicLossScale) with its defaults.
@@ -223,6 +238,7 @@ impl AmpConfig {
             watched: self.anomaly_detection || is_watched_by_environment(),
             tried: self.trials,
             checked: self.finite_check,
+            data_in_half: self.data_in_half,
             replica_timeout: self.replica_timeout,
         }
     }
@@ -279,6 +295,8 @@ pub(crate) struct Settings {
     pub tried: bool,
     /// Whether a step is checked where its loss is not scaled.
     pub checked: bool,
+    /// Whether a contraction in which nothing learned takes part is demoted, too.
+    pub data_in_half: bool,
     #[cfg_attr(not(feature = "distributed"), allow(dead_code))]
     pub replica_timeout: Duration,
 }

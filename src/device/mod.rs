@@ -111,6 +111,12 @@ impl DeviceContext {
         }
     }
 
+    /// Counts a contraction of data, which stays FP32.
+    #[cold]
+    pub(crate) fn count_data(&self) {
+        self.state.statistics().contraction_of_data();
+    }
+
     /// The precision that the configuration gives an operation in the place of the table's.
     #[inline]
     pub(crate) fn changed(&self, op: &Op) -> Option<OpPrecision> {

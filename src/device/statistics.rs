@@ -1,4 +1,5 @@
-//! Counts the work that automatic mixed precision adds to a device: casts and read-backs.
+//! Counts the work that automatic mixed precision adds to a device, casts and read-backs, and the contractions that stay
+//! FP32 although half is in force.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +16,7 @@ pub(crate) struct CastStatistics {
     /// Casts to FP32 or wider.
     pub from_half: Counter,
     read_backs: AtomicU64,
+    contractions_of_data: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +43,11 @@ impl CastStatistics {
         self.read_backs.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a contraction of data, which stays FP32.
+    pub(crate) fn contraction_of_data(&self) {
+        self.contractions_of_data.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Resets all counters to zero.
     pub(crate) fn reset(&self) {
         for counter in [&self.to_half, &self.from_half] {
@@ -48,10 +55,15 @@ impl CastStatistics {
             counter.bytes.store(0, Ordering::Relaxed);
         }
         self.read_backs.store(0, Ordering::Relaxed);
+        self.contractions_of_data.store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn read_backs(&self) -> u64 {
         self.read_backs.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn contractions_of_data(&self) -> u64 {
+        self.contractions_of_data.load(Ordering::Relaxed)
     }
 }
 

@@ -84,6 +84,9 @@ pub struct AmpReport {
     pub casts_to_half: Casts,
     /// Casts of tensors to FP32 or F64, since the device was configured.
     pub casts_from_half: Casts,
+    /// Contractions that stayed FP32 because nothing learned took part, since the device was configured. See
+    /// [`AmpConfig::with_data_in_half`](crate::AmpConfig::with_data_in_half).
+    pub contractions_of_data: u64,
     /// How often a check of gradients or losses was read back since the device was configured. The
     /// host waits for the device at each read-back.
     pub read_backs: u64,
@@ -127,6 +130,7 @@ impl AmpReport {
             half_here: trials.map(TrialResults::half_here).unwrap_or_default(),
             casts_to_half: statistics.to_half.casts(),
             casts_from_half: statistics.from_half.casts(),
+            contractions_of_data: statistics.contractions_of_data(),
             read_backs: statistics.read_backs(),
         };
         Ok(unscaled.with_scaler(&GradScaler::of::<B>(device)))
@@ -216,6 +220,13 @@ impl fmt::Display for AmpReport {
             f,
             "casts       {to} to f16 or bf16, {from} to FP32 or wider"
         )?;
+        let of_data = self.contractions_of_data;
+        if let Some(of_data) = counted(of_data, "contraction", "contractions") {
+            writeln!(
+                f,
+                "data        {of_data} in FP32: nothing learned took part"
+            )?;
+        }
         write!(f, "read-backs  {}", grouped(self.read_backs))
     }
 }

@@ -24,7 +24,7 @@ use crate::policy::{
     self, HalfSupport, Mode, follows_half, holds, holds_exactly, is_half, largest_within,
 };
 use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
-use crate::tensor::{Side, TensorFlags, converted};
+use crate::tensor::{Side, TensorFlags, converted, learned};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
@@ -32,7 +32,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
 
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
         in_use::<B, S>(device);
-        AmpTensor::plain(in_kernel(|| B::float_from_data(data, device.inner())))
+        AmpTensor::created(in_kernel(|| B::float_from_data(data, device.inner())))
     }
 
     fn float_random(
@@ -55,7 +55,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         let flags = flags | by_policy;
         if !is_half(DType::from(dtype)) || is_binary && support == HalfSupport::Arithmetic {
             let draw = || B::float_random(shape, distribution, device, dtype);
-            return AmpTensor::new(below::<B, S, _>(draw), flags);
+            return AmpTensor::created(below::<B, S, _>(draw)).and(flags);
         }
         let largest = match distribution {
             Distribution::Default => largest_within(asked, 0.0, 1.0),
@@ -70,7 +70,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             }
         };
         let drawn = below::<B, S, _>(draw);
-        AmpTensor::new(converted::<B, S>(drawn, asked), flags)
+        AmpTensor::created(converted::<B, S>(drawn, asked)).and(flags)
     }
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -113,8 +113,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         } else {
             TensorFlags::empty()
         };
-        let flags = made.flags() | filled;
-        let made = made.with_flags(flags);
+        let made = made.and(filled);
         if follows_half::<DType>(fill_value.elem()) {
             constant(made)
         } else {
@@ -209,7 +208,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             tensor
         };
         if require_grad && B::float_is_require_grad(&tensor.primitive) {
-            return tensor;
+            return tensor.and(TensorFlags::LEARNED);
         }
         let is_used_in_half = tensor.flags().contains(TensorFlags::USED_IN_HALF);
         // A parameter in FP32 is data.
@@ -217,7 +216,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             true => TensorFlags::DEMOTED | TensorFlags::WEIGHT,
             false => TensorFlags::WEIGHT,
         };
-        let flags = tensor.flags() & kept;
+        let flags = tensor.flags() & kept | TensorFlags::LEARNED;
         let primitive = B::float_set_require_grad(tensor.into_primitive(), require_grad);
         let wanted = B::float_is_require_grad(&primitive);
         if wanted && is_used_in_half {
@@ -266,8 +265,9 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     #[inline(never)]
     fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
         if !half_wanted() {
+            let learned = learned(&tensors);
             let tensors = tensors.into_iter().map(AmpTensor::into_primitive);
-            return AmpTensor::plain(B::float_cat(tensors.collect(), dim));
+            return AmpTensor::new(B::float_cat(tensors.collect(), dim), learned);
         }
         by_policy(|| {
             let operands: Vec<_> = tensors.iter().map(AmpTensor::operand).collect();

@@ -11,7 +11,7 @@ use burn_backend::{
 
 use crate::call::{Call, by_policy, create, delegate, delegate_on_device, float_ops, in_use, op};
 use crate::precision::{half_wanted, in_kernel};
-use crate::tensor::Side;
+use crate::tensor::{Side, TensorFlags};
 use crate::{Amp, AmpTensor};
 
 /// Operations that return a quantized tensor or, if the scheme does not propagate, a float tensor.
@@ -49,7 +49,7 @@ impl<B: Backend, S: Side<B>> QTensorOps<Self> for Amp<B, S> {
 
     fn dequantize(tensor: QuantizedTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let device = B::q_device(&tensor);
-        create(&device, dtype, |_, dtype| B::dequantize(tensor, dtype))
+        create(&device, dtype, |_, dtype| B::dequantize(tensor, dtype)).and(TensorFlags::LEARNED)
     }
 
     async fn q_into_data(tensor: QuantizedTensor<Self>) -> Result<TensorData, ExecutionError> {
@@ -87,10 +87,12 @@ impl<B: Backend, S: Side<B>> QTensorOps<Self> for Amp<B, S> {
     burn_amp_core::dequantizing_operations! { dequantizing_ops }
 }
 
-/// Wraps a result of the backend below.
+/// Wraps a result of the backend below. What is quantized is a weight.
 fn raised<B: Backend, S: Side<B>>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Amp<B, S>> {
     match tensor {
         TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
-        TensorPrimitive::Float(tensor) => TensorPrimitive::Float(AmpTensor::plain(tensor)),
+        TensorPrimitive::Float(tensor) => {
+            TensorPrimitive::Float(AmpTensor::new(tensor, TensorFlags::LEARNED))
+        }
     }
 }

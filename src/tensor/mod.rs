@@ -13,7 +13,7 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::device::DeviceState;
 use crate::policy::{Operand, SMALL, is_half};
-use crate::precision::{half_wanted, in_kernel, keep_dtypes};
+use crate::precision::{creates_parameter, half_wanted, in_kernel, keep_dtypes};
 use crate::scaler::ScaledLoss;
 
 mod amp;
@@ -36,7 +36,7 @@ pub use side::{Above, Below, Checkpoint, Operands, Side, Step};
 /// Clones share the data and its copies in other dtypes (the cast cache).
 pub struct AmpTensor<B: Backend, S = Below> {
     pub(crate) primitive: FloatTensor<B>,
-    flags: TensorFlags,
+    pub(crate) flags: TensorFlags,
     /// How many gradients a half gradient is the sum of.
     terms: u8,
     /// What the operations that read the tensor do first.
@@ -80,10 +80,21 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         }
     }
 
-    /// A tensor as the user created it: no flags.
+    /// A tensor that the policy knows nothing of.
     #[inline(always)]
     pub(crate) fn plain(primitive: FloatTensor<B>) -> Self {
         Self::new(primitive, TensorFlags::empty())
+    }
+
+    /// A tensor as the user created it. What is created for a parameter is one, although a frozen parameter shows
+    /// itself in no other way.
+    #[inline(always)]
+    pub(crate) fn created(primitive: FloatTensor<B>) -> Self {
+        let flags = match creates_parameter() {
+            true => TensorFlags::LEARNED,
+            false => TensorFlags::empty(),
+        };
+        Self::new(primitive, flags)
     }
 
     /// The tensor in FP32 or wider. Each operation that reads the tensor casts by itself: with fusion the
@@ -159,6 +170,13 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
     #[inline(always)]
     pub(crate) fn with_flags(self, flags: TensorFlags) -> Self {
         Self { flags, ..self }
+    }
+
+    /// The tensor with these flags as well.
+    #[inline(always)]
+    pub(crate) fn and(self, flags: TensorFlags) -> Self {
+        let flags = self.flags | flags;
+        self.with_flags(flags)
     }
 
     /// The same values in another tensor of the backend's: the policy knows the same of them.
@@ -406,6 +424,15 @@ impl<B: Backend, S: Side<B>> TensorMetadata for AmpTensor<B, S> {
     fn rank(&self) -> usize {
         self.primitive.rank()
     }
+}
+
+/// The flag of what is computed from these tensors, if one of them is learned.
+#[inline(always)]
+pub(crate) fn learned<'a, B: Backend, S: Side<B>>(
+    tensors: impl IntoIterator<Item = &'a AmpTensor<B, S>>,
+) -> TensorFlags {
+    let flags = tensors.into_iter().map(|tensor| tensor.flags);
+    flags.collect::<TensorFlags>() & TensorFlags::LEARNED
 }
 
 /// The dtype of a tensor in `dtype` after [`at_least_f32`].

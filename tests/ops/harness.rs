@@ -67,13 +67,7 @@ pub fn fp32<B: Backend, const D: usize>(values: &[f64], shape: [usize; D]) -> Te
     tensor(values, shape, DType::F32)
 }
 
-/// An FP32 tensor as an activation: the result of a contraction with one, exact.
-pub fn activation<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
-    let shape = x.shape();
-    let one = fp32::<B, 2>(&[1.0], [1, 1]);
-    let column = x.reshape([shape.num_elements(), 1]);
-    column.matmul(one).reshape(shape)
-}
+pub use crate::common::activation;
 
 pub fn values<B: Backend, const D: usize>(x: Tensor<B, D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()

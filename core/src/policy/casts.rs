@@ -115,6 +115,9 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             None => {}
         }
         let class = self.op.class;
+        if self.is_of_data() {
+            return Class::Promote;
+        }
         let Some((other, case)) = self.op.otherwise else {
             return class;
         };
@@ -132,8 +135,24 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Case::OnlyContracts => self.by_class(class).only_contracts(class),
             Case::WithoutAutodiff => self.layer.is_kernel,
             Case::Accumulates => false,
+            Case::OneTerm => {
+                let is_wide = |o: &Operand<D>| o.dtype == D::F32;
+                self.operands.iter().all(is_wide) && self.site.inner_dimension() == 1
+            }
         };
         if holds { other } else { class }
+    }
+
+    /// Whether a contraction would round FP32 data: nothing learned takes part.
+    pub(super) fn is_of_data(&self) -> bool {
+        let is_wide = |o: &Operand<D>| o.dtype == D::F32;
+        matches!(self.mode, Mode::On(_))
+            && self.op.class == Class::LowerPrecision
+            && self.changed.is_none()
+            && !self.layer.data_in_half
+            && !self.any.contains(TensorFlags::LEARNED)
+            && !self.op.is_backward()
+            && self.operands.iter().all(is_wide)
     }
 
     fn computes_in(&self, dtype: D) -> bool {

@@ -48,6 +48,8 @@ pub struct Layer<D> {
     pub is_kernel: bool,
     /// What the device supports.
     pub support: Support,
+    /// Whether a contraction in which nothing [learned](TensorFlags::LEARNED) takes part is demoted, too.
+    pub data_in_half: bool,
     /// The dtype of operands and result in the user's program; `None` if this is the real dtype.
     pub declared: Option<D>,
     /// The precision that the configuration gives the operation, instead of the table's precision.
@@ -62,6 +64,9 @@ pub trait Site<D> {
 
     /// The number of elements of an operand, by its place.
     fn elements(&self, operand: usize) -> usize;
+
+    /// The inner dimension of a product of matrices: the last dimension of the first operand.
+    fn inner_dimension(&self) -> usize;
 
     /// Whether a gradient flows to an operand, by its place; `None` if autodiff runs elsewhere.
     fn is_tracked(&self, operand: usize) -> Option<bool>;
@@ -89,6 +94,8 @@ pub struct Decision<D> {
     /// Whether the FP32 values of a half result are kept for a formula that sums in FP32. This saves a cast
     /// and a rounding.
     pub keeps_wide: bool,
+    /// Whether the operation is a contraction that stays FP32 because nothing learned takes part.
+    pub is_of_data: bool,
     /// Whether the operation is the logarithm of one minus a sigmoid in half.
     pub is_log_of_one_minus_sigmoid: bool,
 }
@@ -97,6 +104,16 @@ impl<D> Decision<D> {
     /// Logs, once in a process, what the user should know of this operation.
     pub fn log(&self, op: &Op) {
         static LOGGED: Once = Once::new();
+        static OF_DATA: Once = Once::new();
+        if self.is_of_data {
+            OF_DATA.call_once(|| {
+                log::info!(
+                    "burn-amp: {} of data stays FP32: nothing learned takes part. If these tensors are weights that a \
+                     program does not hold in a Param, AmpConfig::with_data_in_half(true) runs them in half",
+                    op.name
+                );
+            });
+        }
         if !self.is_log_of_one_minus_sigmoid {
             return;
         }
@@ -119,6 +136,8 @@ impl<D> Decision<D> {
 ///   changes the class in the forward pass, where its half dtype is in force: the backward pass follows the
 ///   dtypes of the forward pass, and the steps of a formula follow the table. A change to half does not apply
 ///   where the device does not compute in half or where half does not hold a scalar.
+/// - A contraction of FP32 data, in which nothing learned takes part, is no contraction to the policy: its values
+///   may be of any size and need all their bits, as positions, indices or covariances do.
 /// - Casts follow from class, mode and dtypes. A device that is exact in an operation that the class widens
 ///   gets no casts. A device that is not exact in half computes in FP32, from operands that are rounded to
 ///   half, and returns half: the values of an exact device.
@@ -208,6 +227,7 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
             keeps_dtypes: self.mode != Mode::Off && !self.layer.is_kernel,
             only_contracts: false,
             keeps_wide: false,
+            is_of_data: false,
             is_log_of_one_minus_sigmoid: false,
         }
     }
@@ -227,6 +247,7 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
             records_in: self.records_in(),
             only_contracts: by_class.only_contracts(class),
             keeps_wide: is_inside && casts.result.is_some_and(is_half),
+            is_of_data: self.is_of_data(),
             is_log_of_one_minus_sigmoid: self.is_log_of_one_minus_sigmoid(),
             ..self.alone()
         }

@@ -7,7 +7,7 @@ use crate::FloatDType;
 bitflags! {
     /// The policy's record of a tensor, besides its dtype.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub struct TensorFlags: u16 {
+    pub struct TensorFlags: u32 {
         /// Half by the policy's decision; meaningless for other dtypes.
         const DEMOTED = 1;
         /// A gradient, or computed from one: never demoted, so optimizers stay FP32.
@@ -50,12 +50,16 @@ bitflags! {
         /// Half, and filled in places with a scalar that was rounded to half, as a mask of -1e4 in bf16: a
         /// comparison with this scalar has to round it, too.
         const FILLED = 1 << 15;
+        /// A parameter, frozen or not, a leaf that requires a gradient, or computed from one. Anything else is data,
+        /// which a contraction keeps in FP32.
+        const LEARNED = 1 << 16;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()
             | Self::BACKWARD.bits()
             | Self::SIGMOID.bits()
-            | Self::MINUS_SIGMOID.bits();
+            | Self::MINUS_SIGMOID.bits()
+            | Self::LEARNED.bits();
     }
 }
 

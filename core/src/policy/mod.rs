@@ -95,6 +95,9 @@ pub enum Case {
     /// The operation adds to or multiplies the values that it writes over. Its caller sets this:
     /// [`Op::that_accumulates`].
     Accumulates,
+    /// A product of FP32 matrices whose inner dimension is 1, as the angles of a rotary encoding are: nothing is
+    /// summed, and each value would only be rounded.
+    OneTerm,
 }
 
 impl fmt::Display for Case {
@@ -105,6 +108,7 @@ impl fmt::Display for Case {
             Self::OnlyContracts => "on a device that only contracts in half",
             Self::WithoutAutodiff => "without autodiff",
             Self::Accumulates => "where it accumulates",
+            Self::OneTerm => "of FP32 with an inner dimension of 1",
         })
     }
 }

@@ -1,6 +1,8 @@
 //! The policy table: operations grouped by class and by the reason for the class.
 
-use super::Case::{Accumulates, InexactScalar, OnlyContracts, UnheldScalar, WithoutAutodiff};
+use super::Case::{
+    Accumulates, InexactScalar, OneTerm, OnlyContracts, UnheldScalar, WithoutAutodiff,
+};
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::Effect::{
     Clamps, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Reduces,
@@ -144,9 +146,9 @@ const KEEPS_RESULT: &str = "of a half operand, keeps the result instead of the o
 #[rustfmt::skip]
 pub(super) const TABLE: &[&[Op]] = &[
     &rows(LowerPrecision, "a contraction: the work that half precision is for, where the kernel accumulates in FP32", [
-        op("float_matmul").that(MultipliesMatrices), op("conv1d"), op("conv2d"), op("conv3d"),
+        op("float_matmul").that(MultipliesMatrices).otherwise(Promote, OneTerm), op("conv1d"), op("conv2d"), op("conv3d"),
         op("conv_transpose1d"), op("conv_transpose2d"), op("conv_transpose3d"),
-        op("linear").recorded("with fusion, its backward pass takes its steps in the order that joins them"),
+        op("linear").otherwise(Promote, OneTerm).recorded("with fusion, its backward pass takes its steps in the order that joins them"),
         backward("linear_x_backward"), backward("conv1d_x_backward"), backward("conv2d_x_backward"),
         backward("conv3d_x_backward"), backward("conv_transpose1d_x_backward"),
         backward("conv_transpose2d_x_backward"), backward("conv_transpose3d_x_backward"),

@@ -7,6 +7,7 @@
 //! |---|---|---|---|
 //! | `GRADIENT`, `BACKWARD` | may be a gradient | set | any operand |
 //! | `FROM_F16`, `USED_IN_HALF` | may depend on f16, on a parameter that is cast | set | any operand |
+//! | `LEARNED` | may depend on a parameter | set | any operand |
 //! | `DEMOTED` | may be half by the policy's decision | set | any operand that is not the user's own half |
 //! | `FILLED` | may hold a scalar that half rounded | set | any operand |
 //! | `UNBOUNDED` | may be of any size, although a gradient flows to it | set | any operand in FP32 |
@@ -35,7 +36,8 @@ pub const SMALL: usize = 16;
 pub(super) const KEPT: TensorFlags = TensorFlags::GRADIENT
     .union(TensorFlags::FROM_F16)
     .union(TensorFlags::BACKWARD)
-    .union(TensorFlags::USED_IN_HALF);
+    .union(TensorFlags::USED_IN_HALF)
+    .union(TensorFlags::LEARNED);
 
 /// The flags that a result of this class has if any operand has them.
 fn of_any(class: Class) -> TensorFlags {

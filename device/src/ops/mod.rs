@@ -74,6 +74,8 @@ impl Call {
             .then(|| Watch::begin(&op, tensors, scalars, state, marks.is_gradient()))
             .flatten();
         let layer = Layer {
+            // A device sees no parameters.
+            data_in_half: true,
             mode: state.mode::<B>(&device, marks.region()),
             // Autodiff runs in the client, unless the backend has its own.
             is_kernel: !B::ad_enabled(&device),
@@ -89,7 +91,11 @@ impl Call {
         {
             UNSCALED.backward_in_f16();
         }
-        let at = At::<B> { state, device };
+        let at = At::<B> {
+            state,
+            device,
+            tensors,
+        };
         let decision = decide(&op, operands, scalars, &layer, &at);
         decision.log(&op);
         Self {
@@ -161,12 +167,13 @@ impl Call {
 }
 
 /// Where an operation runs.
-struct At<B: Backend> {
+struct At<'a, B: Backend> {
     state: &'static DeviceState,
     device: B::Device,
+    tensors: &'a [&'a AmpTensor<B>],
 }
 
-impl<B: Backend> Site<DType> for At<B> {
+impl<B: Backend> Site<DType> for At<'_, B> {
     fn is_exact(&self, op: TriedOp, half: DType) -> Option<bool> {
         Some(self.state.is_exact::<B>(&self.device, half, op))
     }
@@ -174,6 +181,11 @@ impl<B: Backend> Site<DType> for At<B> {
     /// The policy needs no sizes where nothing is tracked.
     fn elements(&self, _operand: usize) -> usize {
         0
+    }
+
+    fn inner_dimension(&self) -> usize {
+        let shape = self.tensors[0].shape();
+        shape.last().copied().unwrap_or(1)
     }
 
     fn is_tracked(&self, _operand: usize) -> Option<bool> {

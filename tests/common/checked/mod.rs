@@ -24,7 +24,7 @@ pub use registry::{Casts, CheckedDevice, Counts, Reads, Wrong};
 /// A configuration without trials: Flex is not exact in f16 in some operations, so trials would move
 /// these to FP32.
 pub fn config() -> AmpConfig {
-    AmpConfig::new().with_trials(false)
+    AmpConfig::new().with_trials(false).with_data_in_half(true)
 }
 
 /// The backend.

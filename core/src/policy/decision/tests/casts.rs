@@ -494,3 +494,70 @@ fn what_goes_before_a_change() {
     };
     assert_eq!((leaky(0.01), leaky(1e-8)), (Some(F16), None));
 }
+
+#[test]
+fn a_product_that_sums_nothing_follows_the_product_of_elements() {
+    let outer = Here { inner: 1, ..ON };
+    for name in ["float_matmul", "linear"] {
+        for (operands, here, computed) in [
+            (plain(&[F32, F32]), outer, None),
+            (plain(&[F32, F32]), ON, Some(F16)),
+            // What is half was rounded before.
+            (
+                [with(F16, TensorFlags::DEMOTED), plain(&[F32])[0]].into(),
+                outer,
+                Some(F16),
+            ),
+            (
+                plain(&[F32, F32]),
+                Here {
+                    inner: 1,
+                    ..CONTRACTS
+                },
+                None,
+            ),
+        ] {
+            let decision = named(name, &operands, here);
+            assert_eq!(decision.operands, computed, "{name}: {operands:?}");
+            assert_eq!(decision.result, None, "{name}: {operands:?}");
+        }
+    }
+}
+
+#[test]
+fn a_contraction_of_data_stays_fp32() {
+    let here = Here {
+        data_in_half: false,
+        ..ON
+    };
+    let learned = with(F32, TensorFlags::LEARNED);
+    let data = with(F32, TensorFlags::empty());
+    for row in crate::policy::rows("0.23").filter(|row| row.class == Class::LowerPrecision) {
+        let is_backward = row.op.ends_with("_backward");
+        for (operands, half) in [
+            ([data, data], is_backward),
+            ([learned, data], true),
+            ([data, learned], true),
+            ([with(F16, TensorFlags::empty()), data], true),
+        ] {
+            let decision = named(row.op, &operands, here);
+            let computed = half.then_some(F16);
+            assert_eq!(decision.operands, computed, "{}: {operands:?}", row.op);
+            assert_eq!(decision.is_of_data, !half, "{}", row.op);
+        }
+        let in_half = named(row.op, &[data, data], ON);
+        assert_eq!((in_half.operands, in_half.is_of_data), (Some(F16), false));
+        let changed = Here {
+            changed: Some(OpPrecision::F32),
+            ..here
+        };
+        assert!(!named(row.op, &[data, data], changed).is_of_data);
+    }
+    // What is computed from something learned is learned, whatever computes it.
+    for row in crate::policy::rows("0.23") {
+        let flags = named(row.op, &[data, learned], here).flags;
+        assert!(flags.contains(TensorFlags::LEARNED), "{}", row.op);
+        let flags = named(row.op, &[data, data], here).flags;
+        assert!(!flags.contains(TensorFlags::LEARNED), "{}", row.op);
+    }
+}

@@ -30,6 +30,9 @@ pub(crate) struct Here {
     pub(crate) exact: Option<bool>,
     /// Of each operand, its elements and whether it is tracked.
     pub(crate) sizes: [(usize, Option<bool>); 2],
+    /// The inner dimension of a product.
+    pub(crate) inner: usize,
+    pub(crate) data_in_half: bool,
     pub(crate) declared: Option<DType>,
     pub(crate) changed: Option<OpPrecision>,
 }
@@ -43,6 +46,8 @@ pub(crate) const ON: Here = Here {
     },
     exact: None,
     sizes: [(1, Some(false)); 2],
+    inner: 8,
+    data_in_half: true,
     declared: None,
     changed: None,
 };
@@ -71,6 +76,7 @@ pub(crate) const CONTRACTS: Here = Here {
 impl Here {
     fn layer(&self) -> Layer<DType> {
         Layer {
+            data_in_half: self.data_in_half,
             mode: self.mode,
             is_kernel: self.is_kernel,
             support: self.support,
@@ -87,6 +93,10 @@ impl Site<DType> for Here {
 
     fn elements(&self, operand: usize) -> usize {
         self.sizes[operand].0
+    }
+
+    fn inner_dimension(&self) -> usize {
+        self.inner
     }
 
     fn is_tracked(&self, operand: usize) -> Option<bool> {
