@@ -128,7 +128,7 @@ fn an_overflow_of_f16_is_a_skipped_step() {
     let scaler = scaler(DynamicLossScale::new().with_init_scale(65536.0));
     let weight = Param::from_tensor(Tensor::<2>::ones([4, 4], &device));
     let model = Weight { weight };
-    let x = Tensor::<2>::ones([1, 4], &device);
+    let x = Tensor::<2>::ones([2, 4], &device);
     let loss = (x.matmul(model.weight.val()) * 8.0).sum();
     let grads = scaler.backward(loss, &model);
     let (model, stepped) = scaler.step(&mut SgdConfig::new().init(), 1.0, model, grads);

@@ -17,6 +17,7 @@
 - [`troubleshooting`]: a loss of NaN, a stuck scale, slow training, and what to do."
 )]
 //! - [`ops`]: which operation runs in which precision, compared with PyTorch.
+//! - [`where_half_rounds`]: programs that half precision makes wrong, in PyTorch and here, and what to write instead.
 //! - [`inference`]: running a trained model.
 //! - [`custom_ops`]: operations of your own.
 #![cfg_attr(
@@ -54,6 +55,7 @@ pages! {
     #[cfg(feature = "train")] training
     #[cfg(feature = "train")] troubleshooting
     #[cfg(feature = "train")] versions
+    where_half_rounds
 }
 
 #[doc = include_str!("measurements.md")]

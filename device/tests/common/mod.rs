@@ -61,11 +61,13 @@ pub fn values<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
     data::<B>(tensor).try_to_vec().expect("FP32")
 }
 
-/// A tensor that the policy made half, with values that half represents exactly. In the client it is FP32.
+/// A tensor that the policy made half, with values that half represents exactly. In the client it is FP32. A product that
+/// sums nothing would not be half.
 pub fn demoted(tensor: FloatTensor<A>) -> FloatTensor<A> {
     let shape = tensor.shape();
     let column = A::float_reshape(tensor, Shape::new([shape.num_elements(), 1]));
-    let half = A::float_matmul(column, f32s::<A>(&[1.0], &[1, 1]));
+    let rows = A::float_cat(vec![column, zeros(&[shape.num_elements(), 1])], 1);
+    let half = A::float_matmul(rows, f32s::<A>(&[1.0, 0.0], &[2, 1]));
     assert_ne!(half.dtype(), DType::F32, "the policy is off");
     A::float_reshape(half, shape)
 }

@@ -415,7 +415,7 @@ fn what_an_activation_feeds_is_in_the_precision() {
     ] {
         let device = burn_amp::flex(precision).unwrap();
         let mut lab = Lab::<Inference>::new(device, Feed::Activation, 1.0);
-        let values = Tensor::<1>::from_data([third], &lab.device);
-        assert_eq!(floats(lab.feed(values)), [rounded]);
+        let values = Tensor::<1>::from_data([third; 2], &lab.device);
+        assert_eq!(floats(lab.feed(values)), [rounded; 2]);
     }
 }

@@ -1,0 +1,422 @@
+#!/usr/bin/env python3
+"""What PyTorch's autocast makes of data that nothing learns, and of bounds and dtypes that a program asks for.
+
+The programs and the numbers of burn-amp's `tests/data_programs.rs`, in FP32 and inside `torch.autocast` in f16 and bf16.
+Prints a table in Markdown. A program of data is right if its values are those of FP32 bit for bit; a program of bounds
+if each value is within four roundings of the exact one. A row shows the value that is furthest off.
+
+    python xtask/pytorch/data.py
+"""
+
+import argparse
+import math
+
+import torch
+import torch.nn.functional as F
+
+HALVES = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def tensor(shape, value):
+    """A tensor with a value for each index."""
+    values = [float(value(i)) for i in range(math.prod(shape))]
+    return torch.tensor(values, dtype=torch.float64).float().reshape(shape)
+
+
+def one_hot(classes, n):
+    return F.one_hot(torch.tensor(list(classes)), n).float()
+
+
+def learned(rows):
+    """These rows through a learned layer that changes no value: half, inside of autocast."""
+    out = F.linear(rows, torch.eye(rows.shape[1], requires_grad=True))
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+    assert out.dtype == dtype
+    return out
+
+
+# Data.
+
+
+def odometer():
+    """Positions times one."""
+    return tensor([24, 1], lambda i: 250_007 + 13 * i) @ torch.ones(1, 1)
+
+
+def rotary_angles():
+    """The angles of a rotary encoding."""
+    frequencies = tensor([1, 8], lambda i: 10_000 ** (-i / 8))
+    return (tensor([16, 1], lambda i: 5_021 + i) @ frequencies).cos()
+
+
+def shuffled_ids():
+    """Ids in another order, by a permutation matrix."""
+    order = one_hot(((5 * i + 3) % 24 for i in range(24)), 24)
+    return order @ tensor([24, 1], lambda i: 40_009 + 7 * i)
+
+
+def row_totals():
+    """A sum by a product with ones."""
+    return tensor([6, 50], lambda i: i * 7_919 % 100_003 * 0.01) @ torch.ones(50, 1)
+
+
+def counted():
+    """A count by a product with ones."""
+    chosen = tensor([4, 5_000], lambda i: i * 37 % 101) > 19.5
+    return chosen.float() @ torch.ones(5_000, 1)
+
+
+def covariance():
+    """Air pressures of three places."""
+    return torch.cov(tensor([40, 3], lambda i: 1_013 + i * 29 % 61 * 0.13).T)
+
+
+def mel_bank():
+    """A triangular filter bank in a batcher, before a learned layer."""
+    power = tensor([10, 65], lambda i: 4e4 * (1 + math.sin(0.7 * i)))
+    bank = tensor([65, 8], lambda i: max(0, 1 - abs(i // 8 - 7 * (i % 8 + 1)) / 7))
+    energies = power @ bank
+    learned(energies.log())
+    return energies
+
+
+def prefix_sums():
+    """Prefix sums by a triangular matrix."""
+    return torch.ones(64, 64).tril() @ tensor([64, 1], lambda i: 900 + i * 37 % 101)
+
+
+def confusion():
+    """A confusion matrix, of the predictions of a learned layer."""
+    labels = [i // 7 % 3 for i in range(12_000)]
+    scores = one_hot(((c + (i % 11 == 0)) % 3 for i, c in enumerate(labels)), 3)
+    predictions = learned(scores).argmax(1)
+    return one_hot(labels, 3).T @ one_hot(predictions.tolist(), 3)
+
+
+def smoothed_times():
+    """A moving average of time stamps."""
+    times = tensor([1, 1, 40], lambda i: 300_000 + 17 * i + i % 3)
+    return F.conv1d(times, torch.full([1, 1, 5], 0.2))
+
+
+def gaussian(size, sigma):
+    weights = [math.exp(-((i - size // 2) ** 2) / (2 * sigma**2)) for i in range(size)]
+    return [w / sum(weights) for w in weights]
+
+
+def window_variances():
+    """The variances of the windows of an image: a mean of squares less the square of a mean."""
+    weights = gaussian(7, 1.5)
+    window = tensor([1, 1, 7, 7], lambda i: weights[i // 7] * weights[i % 7])
+    image = tensor([1, 1, 16, 16], lambda i: 20 + i * 73 % 211)
+    mean = F.conv2d(image, window)
+    return F.conv2d(image * image, window) - mean * mean
+
+
+def structural_similarity():
+    """SSIM as burn-train computes it: two convolutions for each mean."""
+    weights = gaussian(11, 1.5)
+    x = tensor([1, 3, 16, 16], lambda i: 20 + i * 73 % 211)
+    y = x + tensor([1, 3, 16, 16], lambda i: i * 31 % 17 - 8)
+
+    def mean(image):
+        rows = tensor([3, 1, 1, 11], lambda i: weights[i % 11])
+        image = F.conv2d(image, rows, padding=(0, 5), groups=3)
+        return F.conv2d(image, rows.reshape(3, 1, 11, 1), padding=(5, 0), groups=3)
+
+    mean_x, mean_y = mean(x), mean(y)
+    both, square_x, square_y = mean_x * mean_y, mean_x * mean_x, mean_y * mean_y
+    var_x = (mean(x * x) - square_x).clamp(min=0)
+    var_y = (mean(y * y) - square_y).clamp(min=0)
+    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    numerator = (both * 2 + c1) * ((mean(x * y) - both) * 2 + c2)
+    return (numerator / ((square_x + square_y + c1) * (var_x + var_y + c2))).mean()
+
+
+def moved_boxes():
+    """The corners of boxes in an image of 3,840 pixels, by an affine matrix, before a learned layer."""
+
+    def corner(i):
+        return [i // 3 * 331 % 3_840 + 0.5, i // 3 * 197 % 2_160 + 0.25, 1][i % 3]
+
+    sin, cos = math.sin(0.1), math.cos(0.1)
+    affine = [cos, sin, 0, -sin, cos, 0, 120.25, 64.75, 1]
+    moved = tensor([24, 3], corner) @ tensor([3, 3], lambda i: affine[i])
+    learned(moved / 3_840)
+    return moved
+
+
+def normal_equations():
+    """The normal equations of a parabola through 30 points."""
+    design = tensor([30, 3], lambda i: (i // 3) ** (i % 3))
+    heights = tensor([30, 1], lambda t: 3 + 0.5 * t - 0.01 * t * t)
+    return torch.cat([design.T @ design, design.T @ heights], 1)
+
+
+def spectrum():
+    """A discrete Fourier transform by a matrix: beside a tone of 1,000, around one of 0.25."""
+
+    def wave(frequency, i, shift=0):
+        return math.sin(2 * math.pi * ((frequency * i + shift) % 256) / 256)
+
+    signal = tensor([256, 1], lambda i: 1_000 * wave(9, i) + 0.25 * wave(40, i))
+    sin = tensor([17, 256], lambda i: wave(32 + i // 256, i % 256)) @ signal
+    cos = tensor([17, 256], lambda i: wave(32 + i // 256, i % 256, 64)) @ signal
+    return (sin * sin + cos * cos).sqrt()
+
+
+def map_distances():
+    """Distances of places on a map in metres, by a² + b² - 2 a·b."""
+    a = tensor([6, 2], lambda i: 712.25 + 3.5 * i)
+    b = tensor([5, 2], lambda i: 740.5 - 2.75 * i)
+    squares = (a * a).sum(1, keepdim=True) + (b * b).sum(1, keepdim=True).T
+    return (squares - 2 * (a @ b.T)).clamp(min=0).sqrt()
+
+
+def paths():
+    """The paths of eight steps in a graph."""
+
+    def edge(i):
+        a, b = i // 12, i % 12
+        return (5 * a + 3 * b) % 4 == 0 or b == (a + 1) % 12
+
+    one = tensor([12, 12], edge)
+    two = one @ one
+    four = two @ two
+    return four @ four
+
+
+def invoice():
+    """Quantities times prices."""
+    prices = tensor([8, 2], lambda i: i * 53 % 97 + 0.99)
+    return tensor([5, 8], lambda i: i * 17 % 41) @ prices
+
+
+def net_worth():
+    """A matrix times a vector."""
+    return tensor([4, 6], lambda i: i * 19 % 113) @ tensor([6], lambda i: 101.37 + 12.11 * i)
+
+
+def luma():
+    """The brightness of pixels, by a convolution of one pixel."""
+    weights = [0.299, 0.587, 0.114]
+    image = tensor([1, 3, 8, 8], lambda i: i * 89 % 256)
+    return F.conv2d(image, tensor([1, 3, 1, 1], lambda i: weights[i]))
+
+
+def interpolated():
+    """Altitudes at twice as many places, by a transposed convolution."""
+    altitudes = tensor([1, 1, 12], lambda i: 4_013.25 + 37 * i)
+    return F.conv_transpose1d(altitudes, tensor([1, 1, 3], lambda i: [0.5, 1, 0.5][i]), stride=2)
+
+
+def calibrated():
+    """The counts of three sensors, by a linear function with an offset."""
+    counts = tensor([8, 3], lambda i: 12_345 + i * 631 % 1_009)
+    gains = tensor([3, 3], lambda i: 1.0625 if i % 4 == 0 else 0.01 * (i + 1))
+    return F.linear(counts, gains.T, tensor([3], lambda i: 7.5 - i))
+
+
+def neighbours():
+    """The sums of the neighbours in a volume."""
+    volume = tensor([1, 1, 5, 5, 5], lambda i: 900 + i * 41 % 127)
+    return F.conv3d(volume, torch.ones(1, 1, 3, 3, 3))
+
+
+def histogram():
+    """The weights in each of six bins."""
+    bins = one_hot((i * i % 6 for i in range(600)), 6)
+    return bins.T @ tensor([600, 1], lambda i: 61.3 + i * 7 % 13)
+
+
+# Bounds, thresholds and dtypes. Each returns its values and the exact ones.
+
+
+def guarded_log():
+    """clamp(eps, 1 - eps) of a sigmoid before a logarithm."""
+    logits, eps = [12.0, -12.0, 0.5, -2.0], 1e-4
+    p = torch.sigmoid(learned(torch.tensor([logits]))).clamp(eps, 1 - eps)
+    exact = [1 / (1 + math.exp(-x)) for x in logits]
+    return (1 - p).log(), [math.log(1 - min(max(p, eps), 1 - eps)) for p in exact]
+
+
+def confident():
+    """A threshold that half rounds to 1."""
+    chosen = learned(torch.tensor([[1.0, 0.99609375, 0.5, -1.0]])) > 1 - 2e-4
+    return chosen.float(), [1, 0, 0, 0]
+
+
+def masked_places():
+    """A mask of -12,345, found again by comparison."""
+    scores = learned(torch.tensor([[1.5, -2.0, 0.25, 8.0]]))
+    filled = scores.masked_fill(torch.tensor([[False, True, False, True]]), -12_345.0)
+    found = torch.cat([filled > -12_345.0, filled == -12_345.0], 1).float()
+    return found, [1, 0, 1, 0, 0, 1, 0, 1]
+
+
+def masked_softmax():
+    """A mask of -1e9."""
+    scores = learned(torch.tensor([[2.0, 1.0, 0.5, -1.0]]))
+    filled = scores.masked_fill(torch.tensor([[False, True, False, False]]), -1e9)
+    exact = [math.exp(2), 0, math.exp(0.5), math.exp(-1)]
+    return filled.softmax(1), [x / sum(exact) for x in exact]
+
+
+def ones_like():
+    """A count, and prefix sums, in the dtype of a half tensor."""
+    half = learned(torch.tensor([[1.0, 2.0]]))[:, :1].repeat(1, 5_003)
+    sums = torch.full_like(half, 0.25).cumsum(1)[0, -1]
+    return torch.stack([torch.ones_like(half).sum(), sums]), [5_003, 1_250.75]
+
+
+def running_total():
+    """A total that begins as FP32 zeros."""
+    half, total = learned(torch.tensor([[3.0, 0.5]])), torch.zeros(1, 2)
+    for _ in range(700):
+        total = total + half
+    return total, [2_100, 350]
+
+
+def running_total_like():
+    """A total that begins as zeros_like of a half tensor, where autocast is off."""
+    half = learned(torch.tensor([[3.0, 0.5]]))
+    with torch.autocast("cpu", enabled=False):
+        total = torch.zeros_like(half)
+        for _ in range(700):
+            total = total + half
+    return total, [2_100, 350]
+
+
+def normalized():
+    """An epsilon of 1e-8 in a quotient."""
+    half = learned(torch.tensor([[0.0, 0.0, 0.0, 0.0], [3.0, -4.0, 0.5, 1.0]]))
+    return half / (half.abs().amax(1, keepdim=True) + 1e-8), [0] * 4 + [0.75, -1, 0.125, 0.25]
+
+
+def floored_log():
+    """A floor of 1e-12 before a logarithm."""
+    half = learned(torch.tensor([[0.0, 0.5, 2.0, 12.0]]))
+    return half.clamp(min=1e-12).log(), [math.log(x) for x in [1e-12, 0.5, 2, 12]]
+
+
+def wide_range():
+    """Bounds of 1e-7 and 1e7."""
+    half = learned(torch.tensor([[0.0, 0.25, 3.0, 4_992.0]]))
+    return half.clamp(1e-7, 1e7).log(), [math.log(x) for x in [1e-7, 0.25, 3, 4_992]]
+
+
+def fisher_z():
+    """A correlation bounded by 1 - 2e-4 before an inverse hyperbolic tangent."""
+    half, bound = learned(torch.tensor([[1.0, 0.5, -0.25, -1.0]])), 1 - 2e-4
+    return half.clamp(-bound, bound).atanh(), [math.atanh(x) for x in [bound, 0.5, -0.25, -bound]]
+
+
+def row(i):
+    """Values that both half dtypes hold."""
+    return 100 + i * i % 7 * 0.5
+
+
+def centred():
+    """A mean in FP32, cast to the dtype of the tensor that it is subtracted from."""
+    half = learned(tensor([1, 32], row))
+    mean = half.float().mean(1, keepdim=True)
+    exact = sum(row(i) for i in range(32)) / 32
+    return half - mean.to(half.dtype), [row(i) - exact for i in range(32)]
+
+
+def root_mean_square(half, epsilon):
+    root = (half.float().square().mean(1, keepdim=True) + epsilon).sqrt()
+    exact = math.sqrt(sum(row(i) ** 2 for i in range(32)) / 32 + epsilon)
+    return half / root.to(half.dtype), [row(i) / exact for i in range(32)]
+
+
+def norm_by_hand():
+    """A root mean square in FP32, cast to the dtype of the tensor."""
+    return root_mean_square(learned(tensor([1, 32], row)), 1e-6)
+
+
+def norm_in_full_precision():
+    """Burn's RMS norm where autocast is off."""
+    half = learned(tensor([1, 32], row))
+    with torch.autocast("cpu", enabled=False):
+        found, exact = root_mean_square(half, 1e-5)
+        return found * torch.ones(32), exact
+
+
+DATA = [
+    odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
+    confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
+    normal_equations, spectrum, map_distances, paths, invoice, net_worth, luma, interpolated,
+    calibrated, neighbours, histogram,
+]  # fmt: skip
+BOUNDS = [
+    guarded_log, confident, masked_places, masked_softmax, ones_like, running_total,
+    running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
+    norm_in_full_precision,
+]  # fmt: skip
+
+
+def values(out):
+    return out.detach().float().double().flatten().tolist()
+
+
+def run(program, half):
+    """The values of a program, or its error, and the exact values of a program of bounds."""
+    with torch.autocast("cpu", dtype=half, enabled=half is not None):
+        try:
+            out = program()
+        except RuntimeError as error:
+            return str(error).splitlines()[0], None
+    return (values(out[0]), out[1]) if isinstance(out, tuple) else (values(out), None)
+
+
+def is_right(found, plain, exact, roundoff):
+    if isinstance(found, str):
+        return False
+    if exact is None:
+        return found == plain
+    tolerance = 4 * max(roundoff, 2.0**-13)
+    return all(abs(f - e) <= tolerance * abs(e) for f, e in zip(found, exact, strict=True))
+
+
+def furthest(found, expected):
+    """The place of the largest error, in which small numbers count for a little more than zeros."""
+    size = max(map(abs, expected)) / 100
+
+    def error(i):
+        difference = abs(found[i] - expected[i])
+        return difference / (abs(expected[i]) + size) if math.isfinite(difference) else math.inf
+
+    return max(range(len(expected)), key=error)
+
+
+def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    print(f"PyTorch {torch.__version__}, `torch.autocast` on the CPU.\n")
+    print("| program | what | FP32 | f16 | bf16 | in f16 | in bf16 |\n|---|---|---|---|---|---|---|")
+    errors = set()
+    for kind, programs in [("data", DATA), ("bounds", BOUNDS)]:
+        counts = [0, 0]
+        for program in programs:
+            plain, exact = run(program, None)
+            assert is_right(plain, plain, exact, 0.0), (program.__name__, plain, exact)
+            found = {half: run(program, half)[0] for half in HALVES}
+            right = [is_right(found[half], plain, exact, u) for half, u in HALVES.items()]
+            counts = [count + r for count, r in zip(counts, right)]
+            errors |= {f for f in found.values() if isinstance(f, str)}
+            # The number that is furthest off: in bf16 if it is wrong there, else in f16.
+            shown = found[torch.bfloat16]
+            if right[1] and not right[0] and not isinstance(found[torch.float16], str):
+                shown = found[torch.float16]
+            at = furthest(shown, exact or plain)
+            cells = ["error" if isinstance(f, str) else f"{f[at]:.9g}" for f in found.values()]
+            cells += ["right" if r else "wrong" for r in right]
+            what = " ".join(program.__doc__.split()).removesuffix(".")
+            print(f"| `{program.__name__}` | {what} | {plain[at]:.9g} | {' | '.join(cells)} |")
+        print(f"| **{kind}** | {len(programs)} programs, right in | | | | {counts[0]} | {counts[1]} |")
+    for error in sorted(errors):
+        print(f"\nThe error: {error}")
+
+
+if __name__ == "__main__":
+    main()
