@@ -1,4 +1,4 @@
-//! A trained model with its weights in half, for inference.
+//! A trained model with its weights in half, for inference or as a frozen base.
 
 use burn_core::module::{Module, ModuleMapper, Param};
 use burn_core::tensor::backend::Backend;
@@ -9,7 +9,7 @@ use crate::tensor::TensorFlags;
 use crate::{Amp, AmpError, Precision};
 
 /// The model with its weights in half precision, which halves their memory. The counterpart of
-/// PyTorch's `model.half()` and `model.bfloat16()`, for inference: optimizers need FP32. Set the
+/// PyTorch's `model.half()` and `model.bfloat16()`, for inference and for frozen weights: optimizers need FP32. Set the
 /// device to this precision: in FP32 each call would cast the weights back.
 ///
 /// Weights are the FP32 parameters of two or more dimensions. Biases and the parameters of normalization
@@ -21,6 +21,9 @@ use crate::{Amp, AmpError, Precision};
 /// `half_weights` after `load_record`, which makes the weights FP32 again. A record made of the model has the
 /// rounded values. Load such a record into a new model to train it further: after `train()` on the model
 /// itself, its half weights are frozen, since Burn's `Param::map` forgets that they were trained.
+///
+/// To train adapters beside a frozen base in half (LoRA), freeze the base, halve it, and add what is trained afterwards:
+/// `Base::<AmpAutodiff<B>>::from_inner(half_weights(base.no_grad().valid(), precision)?)`. The example `lora` does so.
 ///
 /// # Errors
 ///

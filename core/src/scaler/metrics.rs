@@ -196,7 +196,9 @@ mod tests {
         let skipped = move || counted.lock().scaler.skipped_steps();
         let queue = StepQueue::follow([&scaler], skipped);
         assert_eq!(queue.text("bf16"), "bf16");
-        let pass = |outcome| drop(scaler.record(Some(8.0), outcome, Findings::default()));
+        let pass = |outcome| {
+            scaler.record(Some(8.0), outcome, Findings::default());
+        };
         pass(StepOutcome::Finite);
         pass(StepOutcome::Overflow);
         let shown = |skipped| {

@@ -27,7 +27,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn::backend::Autodiff;
-use burn::module::Module;
+use burn::module::AutodiffModule;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{AmpAutodiff, AmpConfig, AmpError, GradScaler, Precision};
@@ -37,7 +37,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use backends::{Choice, on_backend};
 use corpus::Corpus;
 use model::{Classifier, WordGuesser};
-use train::{Plan, classify, pretrain};
+use train::{Plan, accuracy, classify, pretrain};
 
 #[derive(Parser)]
 #[command(about = "Fine-tunes a pretrained transformer in FP32, f16 and bf16")]
@@ -160,9 +160,12 @@ fn tune<B: AutodiffBackend>(
         seed: args.seed,
     };
     let bar = bar(&plan);
-    let accuracy = classify(model, corpus, &plan, &device, |loss| shown(&bar, loss));
+    let after_step = |loss| shown(&bar, loss);
+    let model = classify::<B, _>(model, corpus, &plan, &device, Classifier::loss, after_step);
     bar.finish_and_clear();
-    Ok(accuracy)
+    let model = model.valid();
+    let forward = |tokens, padding| model.forward(tokens, padding);
+    Ok(accuracy::<B::InnerBackend>(&corpus.test, &device, forward))
 }
 
 fn bar(plan: &Plan) -> ProgressBar {

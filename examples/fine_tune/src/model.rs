@@ -18,11 +18,11 @@ const WIDTH: usize = 64;
 
 /// The part that both models share.
 #[derive(Module, Debug)]
-struct Encoder<B: Backend> {
+pub struct Encoder<B: Backend> {
     words: Embedding<B>,
     positions: Embedding<B>,
-    layers: TransformerEncoder<B>,
-    norm: LayerNorm<B>,
+    pub layers: TransformerEncoder<B>,
+    pub norm: LayerNorm<B>,
 }
 
 impl<B: Backend> Encoder<B> {
@@ -53,22 +53,34 @@ impl<B: Backend> Encoder<B> {
         tokens: Tensor<B, 2, Int>,
         padding: Option<Tensor<B, 2, Bool>>,
     ) -> Tensor<B, 3> {
-        let [_, length] = tokens.dims();
-        let positions = Tensor::arange(0..length as i64, &tokens.device()).unsqueeze::<2>();
-        let x = self.words.forward(tokens) + self.positions.forward(positions);
-        let input = TransformerEncoderInput::new(x);
+        let input = TransformerEncoderInput::new(self.embed(tokens));
         let input = match padding {
             Some(padding) => input.mask_pad(padding),
             None => input,
         };
         self.norm.forward(self.layers.forward(input))
     }
+
+    /// Tokens `[batch, length]` to what the first layer gets, `[batch, length, width]`.
+    pub fn embed(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
+        let [_, length] = tokens.dims();
+        let positions = Tensor::arange(0..length as i64, &tokens.device()).unsqueeze::<2>();
+        self.words.forward(tokens) + self.positions.forward(positions)
+    }
+}
+
+/// The mean over the words, without the padding: `[batch, width]`.
+pub fn mean<B: Backend>(x: Tensor<B, 3>, padding: Tensor<B, 2, Bool>) -> Tensor<B, 2> {
+    let is_word = padding.bool_not().float();
+    let count = is_word.clone().sum_dim(1);
+    let sum = (x * is_word.unsqueeze_dim(2)).sum_dim(1);
+    sum.squeeze_dim::<2>(1) / count
 }
 
 /// Guesses masked words. The weights of the output are those of the embedding.
 #[derive(Module, Debug)]
 pub struct WordGuesser<B: Backend> {
-    encoder: Encoder<B>,
+    pub encoder: Encoder<B>,
     bias: Param<Tensor<B, 1>>,
 }
 
@@ -101,8 +113,8 @@ impl<B: Backend> WordGuesser<B> {
 /// Classifies a verse as from the first or from the second half.
 #[derive(Module, Debug)]
 pub struct Classifier<B: Backend> {
-    encoder: Encoder<B>,
-    output: Linear<B>,
+    pub encoder: Encoder<B>,
+    pub output: Linear<B>,
 }
 
 impl<B: Backend> Classifier<B> {
@@ -116,11 +128,7 @@ impl<B: Backend> Classifier<B> {
     /// The logits of the two halves, `[batch, 2]`.
     pub fn forward(&self, tokens: Tensor<B, 2, Int>, padding: Tensor<B, 2, Bool>) -> Tensor<B, 2> {
         let x = self.encoder.forward(tokens, Some(padding.clone()));
-        // The mean over the words, without the padding.
-        let is_word = padding.bool_not().float();
-        let count = is_word.clone().sum_dim(1);
-        let sum = (x * is_word.unsqueeze_dim(2)).sum_dim(1);
-        self.output.forward(sum.squeeze_dim(1) / count)
+        self.output.forward(mean(x, padding))
     }
 
     pub fn loss(&self, batch: Labelled<B>) -> Tensor<B, 1> {

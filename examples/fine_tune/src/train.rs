@@ -11,7 +11,7 @@ use rand::seq::SliceRandom;
 
 use crate::corpus::{Corpus, Verse};
 use crate::data::{Labelled, Masked};
-use crate::model::{Classifier, WordGuesser};
+use crate::model::WordGuesser;
 
 /// The plan of a training.
 pub struct Plan {
@@ -44,26 +44,26 @@ pub fn pretrain<B: AutodiffBackend>(
     (model, last.iter().sum::<f64>() / last.len() as f64)
 }
 
-/// Trains a classifier on the verses with a label, and gives its accuracy on those for the test.
-pub fn classify<B: AutodiffBackend>(
-    model: Classifier<B>,
+/// Trains a classifier on the verses with a label. `loss` gives the loss of a batch.
+pub fn classify<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: M,
     corpus: &Corpus,
     plan: &Plan,
     device: &B::Device,
+    loss: impl Fn(&M, Labelled<B>) -> Tensor<B, 1>,
     after_step: impl FnMut(f64),
-) -> f64 {
+) -> M {
     let mut rng = StdRng::seed_from_u64(plan.seed);
     let mut verses = Vec::new();
-    let loss = |model: &Classifier<B>| {
+    let of_batch = |model: &M| {
         if verses.len() < plan.batch {
             verses = corpus.labelled.clone();
             verses.shuffle(&mut rng);
         }
         let batch = verses.split_off(verses.len().saturating_sub(plan.batch));
-        model.loss(Labelled::new(&batch, device))
+        loss(model, Labelled::new(&batch, device))
     };
-    let model = train(model, plan, loss, after_step);
-    accuracy(&model.valid(), &corpus.test, device)
+    train(model, plan, of_batch, after_step)
 }
 
 fn train<B: AutodiffBackend, M: AutodiffModule<B>>(
@@ -86,11 +86,17 @@ fn train<B: AutodiffBackend, M: AutodiffModule<B>>(
     model
 }
 
-fn accuracy<B: Backend>(model: &Classifier<B>, verses: &[Verse], device: &B::Device) -> f64 {
+/// The share of the verses that a classifier gets right. `forward` gives its logits of tokens and
+/// padding.
+pub fn accuracy<B: Backend>(
+    verses: &[Verse],
+    device: &B::Device,
+    forward: impl Fn(Tensor<B, 2, Int>, Tensor<B, 2, Bool>) -> Tensor<B, 2>,
+) -> f64 {
     let mut right = 0;
     for verses in verses.chunks(32) {
         let batch = Labelled::<B>::new(verses, device);
-        let logits = model.forward(batch.tokens, batch.padding);
+        let logits = forward(batch.tokens, batch.padding);
         let answers = logits.argmax(1).squeeze_dim(1);
         right += answers
             .equal(batch.halves)
