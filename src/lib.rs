@@ -83,7 +83,7 @@ pub use autodiff::AmpAutodiff;
 // Types that Burn's traits refer to, and that programs only pass on to Burn.
 #[doc(hidden)]
 pub use autodiff::AmpGradients;
-pub use device::{AmpConfig, precision_of};
+pub use device::{AmpConfig, exceptions, precision_of};
 // For `cargo xtask bench trials`.
 #[doc(hidden)]
 pub use device::is_exact;

@@ -97,10 +97,7 @@ fn everywhere<B: Backend>(half: DType) {
         ),
         (
             "joined",
-            Tensor::cat(
-                vec![weight().slice(0..1), Tensor::ones([3, 4], &device)],
-                0,
-            ),
+            Tensor::cat(vec![weight().slice(0..1), Tensor::ones([3, 4], &device)], 0),
         ),
         (
             "chosen",

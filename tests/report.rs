@@ -7,7 +7,7 @@ mod common;
 
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
-use burn_amp::policy::OpPrecision;
+use burn_amp::policy::{Exception, OpPrecision, Reason};
 use burn_amp::{
     AmpAutodiff, AmpError, AmpReport, Casts, DynamicLossScale, GradScaler, LossScaleConfig,
     Precision, full_precision, with_precision,
@@ -175,11 +175,11 @@ fn operations_that_the_configuration_changes_are_named_where_half_is_in_force() 
     changed.apply::<B>(&device).unwrap();
     let report = AmpReport::of::<B>(&device).unwrap();
     let operations = [("matmul", OpPrecision::F32), ("softmax", OpPrecision::Half)];
+    let of = |e: &Exception| (e.op.clone(), e.precision, e.reason, e.half);
+    let expected = operations.map(|(op, of)| (op.to_string(), of, Reason::Configured, None));
     assert_eq!(
-        report.changed_operations,
-        operations
-            .map(|(op, precision)| (op.to_string(), precision))
-            .into()
+        report.exceptions.iter().map(of).collect::<Vec<_>>(),
+        expected
     );
     let text = report.to_string();
     let line = "\noperations  matmul in f32, softmax in half: changed by AmpConfig::with_op\n";
@@ -188,10 +188,10 @@ fn operations_that_the_configuration_changes_are_named_where_half_is_in_force() 
     assert_eq!(serde_json::from_str::<AmpReport>(&json).unwrap(), report);
 
     let region = full_precision(|| AmpReport::of::<B>(&device).unwrap());
-    assert!(region.changed_operations.is_empty());
+    assert!(region.exceptions.is_empty());
     config.apply::<B>(&device).unwrap();
     let report = AmpReport::of::<B>(&device).unwrap();
-    assert!(report.changed_operations.is_empty());
+    assert!(report.exceptions.is_empty());
     assert!(!report.to_string().contains("operations"));
 }
 

@@ -4,15 +4,17 @@
 mod checked;
 mod common;
 
+use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
+use burn_amp::policy::{OpPrecision, Reason};
 use burn_amp::{
-    Amp, AmpAutodiff, AmpConfig, AmpReport, GradScaler, LossScaleConfig, Precision, precision_of,
-    with_precision,
+    Amp, AmpAutodiff, AmpConfig, AmpReport, GradScaler, LossScaleConfig, Precision, exceptions,
+    precision_of, with_precision,
 };
 use burn_backend::{DType, DTypeUsage, DTypeUsageSet, Shape};
 
@@ -44,6 +46,22 @@ fn report() -> AmpReport {
     AmpReport::of::<B>(&Default::default()).unwrap()
 }
 
+fn named(report: &AmpReport, precision: OpPrecision) -> Vec<String> {
+    let tried = report.exceptions.iter();
+    let tried = tried.filter(|e| e.reason == Reason::Tried && e.precision == precision);
+    tried.map(ToString::to_string).collect()
+}
+
+/// What the policy runs in half, and the device in FP32.
+fn fp32_here(report: &AmpReport) -> Vec<String> {
+    named(report, OpPrecision::F32)
+}
+
+/// What the policy runs in FP32, and the device in half.
+fn half_here(report: &AmpReport) -> Vec<String> {
+    named(report, OpPrecision::Half)
+}
+
 fn ones<B: Backend, const D: usize>(shape: [usize; D]) -> Tensor<B, D> {
     Tensor::ones(shape, &Default::default())
 }
@@ -68,15 +86,15 @@ fn what_adds_up_in_half_computes_in_fp32_and_gives_half() {
     configure(Precision::F16, true);
     assert_eq!(row(), (DType::F16, N as f32, N as f32));
     let report = report();
-    for op in ["float_matmul", "linear", "conv2d_weight_backward"] {
+    for op in ["matmul", "linear", "conv2d_weight_backward"] {
         // Operations that did not run were not tried.
-        let ran = op == "float_matmul";
-        assert_eq!(report.fp32_here.contains(&op.into()), ran, "{report}");
+        let ran = op == "matmul";
+        assert_eq!(fp32_here(&report).contains(&op.into()), ran, "{report}");
     }
     assert!(
         report
             .to_string()
-            .contains("\nFP32 here   float_matmul: computed in FP32, then rounded to f16\n")
+            .contains("\nFP32 here   matmul: computed in FP32, then rounded to f16\n")
     );
     assert_eq!(GradScaler::of::<B>(&Default::default()).skipped_steps(), 0);
 }
@@ -138,7 +156,7 @@ fn each_kind_of_convolution_is_tried_by_itself() {
             }
         }
         let report = AmpReport::of::<Checked>(&device).unwrap();
-        let mut fp32 = report.fp32_here;
+        let mut fp32 = fp32_here(&report);
         fp32.retain(|op| op.starts_with("conv"));
         fp32
     };
@@ -156,17 +174,18 @@ fn what_is_exact_in_half_computes_without_casts() {
     let config = AmpConfig::new().with_precision(Precision::Bf16);
     config.apply::<Checked>(&device).unwrap();
     let report = || AmpReport::of::<Checked>(&device).unwrap();
-    let mut half_here = 0;
+    let mut counted = 0;
     let mut widened = |op: &str, run: &dyn Fn()| {
         run(); // Tries the operation.
         device.reset();
         run();
         let in_half = device.counts().ran_in(op, DType::BF16);
-        let is_half_here = report().half_here.contains(&op.into());
+        let name = op.trim_start_matches("float_");
+        let is_half_here = half_here(&report()).contains(&name.into());
         assert_eq!(in_half == 1, is_half_here, "{op}");
-        assert_eq!(report().to_string().contains(op), is_half_here);
+        assert_eq!(report().to_string().contains(name), is_half_here);
         assert_eq!(device.counts().ran(op), 1, "{op}");
-        half_here += usize::from(is_half_here);
+        counted += usize::from(is_half_here);
     };
     let half = || Tensor::<Amp<Checked>, 3>::ones([1, 2, 8], &device).cast(DType::BF16);
     widened("float_sqrt", &|| drop(half().sqrt()));
@@ -180,16 +199,11 @@ fn what_is_exact_in_half_computes_without_casts() {
             false,
         ));
     });
-    assert_eq!(report().half_here.len(), half_here);
-    assert!(report().fp32_here.is_empty());
+    assert_eq!(half_here(&report()).len(), counted);
+    assert!(fp32_here(&report()).is_empty());
     let off = checked::config().with_precision(Precision::Bf16);
     off.apply::<Checked>(&device).unwrap();
-    assert!(
-        AmpReport::of::<Checked>(&device)
-            .unwrap()
-            .half_here
-            .is_empty()
-    );
+    assert!(report().exceptions.is_empty());
     device.reset();
     drop(half().sqrt());
     assert_eq!(device.counts().ran_in("float_sqrt", DType::F32), 1);
@@ -200,11 +214,11 @@ fn it_can_be_switched_off() {
     let _alone = alone();
     configure(Precision::F16, false);
     assert_eq!(row().1, 2048.0);
-    assert!(report().fp32_here.is_empty());
+    assert!(fp32_here(&report()).is_empty());
     // And on again.
     configure(Precision::F16, true);
     assert_eq!(row(), (DType::F16, N as f32, N as f32));
-    assert!(!report().fp32_here.is_empty());
+    assert!(!fp32_here(&report()).is_empty());
 }
 
 #[test]
@@ -212,9 +226,9 @@ fn a_dtype_that_the_device_is_exact_in_is_left_alone() {
     let _alone = alone();
     configure(Precision::Bf16, true);
     assert_eq!(row(), (DType::BF16, N as f32, N as f32));
-    assert!(report().fp32_here.is_empty());
+    assert!(fp32_here(&report()).is_empty());
     configure(Precision::F32, true);
-    assert!(report().fp32_here.is_empty());
+    assert!(fp32_here(&report()).is_empty());
 }
 
 #[test]
@@ -345,7 +359,7 @@ fn a_configuration_during_the_trial_is_kept() {
 fn what_cannot_be_tried_computes_in_fp32() {
     let _alone = alone();
     let config = AmpConfig::new().with_precision(Precision::Bf16);
-    let fp32_here = |device: &CheckedDevice| AmpReport::of::<Checked>(device).unwrap().fp32_here;
+    let fp32_here = |device: &CheckedDevice| fp32_here(&AmpReport::of::<Checked>(device).unwrap());
 
     let device = CheckedDevice::new();
     device.before_each(|op, dtype| {
@@ -356,7 +370,7 @@ fn what_cannot_be_tried_computes_in_fp32() {
     });
     config.apply::<Checked>(&device).unwrap();
     assert_eq!(product(&device).dtype(), DType::BF16);
-    assert_eq!(fp32_here(&device), ["float_matmul"]);
+    assert_eq!(fp32_here(&device), ["matmul"]);
     device.without_hook();
 
     // Nothing can be read, as on WebAssembly: inference goes on.
@@ -365,7 +379,7 @@ fn what_cannot_be_tried_computes_in_fp32() {
     config.apply::<Checked>(&device).unwrap();
     let half = product(&device);
     assert_eq!(half.dtype(), DType::BF16);
-    assert_eq!(fp32_here(&device), ["float_matmul"]);
+    assert_eq!(fp32_here(&device), ["matmul"]);
     device.set_unreadable(false);
     assert_eq!(half.into_data().to_vec::<f32>().unwrap(), [2.0; 4]);
     device.reset();
@@ -389,4 +403,56 @@ fn each_operation_of_this_version_of_burn_has_a_trial_and_those_of_later_ones_ha
     assert_eq!(exact("avg_pool3d"), None);
     let known = TriedOp::all().filter(|op| is_exact::<Amped>(&device, *op).is_some());
     assert!(known.count() > 50);
+}
+
+/// A file spares the next process the trials, in bf16 as well.
+#[test]
+fn a_file_of_exceptions_spares_the_trials() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("exceptions.json");
+    for precision in [Precision::F16, Precision::Bf16] {
+        let config = AmpConfig::new().with_precision(precision);
+        let [first, second] = [(); 2].map(|()| CheckedDevice::new());
+        let ran = |device: &CheckedDevice| {
+            config.apply::<Checked>(device).unwrap();
+            product(device).into_data();
+            device.counts().ran("float_matmul")
+        };
+        exceptions::<Checked>(&first).keep_in(&path).unwrap();
+        assert!(ran(&first) > 1);
+        let kept = fs::read_to_string(&path).unwrap();
+        assert!(
+            kept.contains(&format!("\"half\": \"{precision}\"")),
+            "{kept}"
+        );
+        // As the same device in another process, which the name tells.
+        let name =
+            |device: &CheckedDevice| format!("{} on {device:?}", Checked::<Flex>::name(device));
+        let kept = kept.replacen(&name(&first), &name(&second), 1);
+        fs::write(&path, kept).unwrap();
+        exceptions::<Checked>(&second).keep_in(&path).unwrap();
+        assert_eq!(ran(&second), 1);
+        let [one, other] = [first, second].map(|device| exceptions::<Checked>(&device).list());
+        assert_eq!(one, other);
+        fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn frozen_exceptions_leave_the_others_to_the_policy() {
+    let device = CheckedDevice::new();
+    let config = AmpConfig::new().with_precision(Precision::F16);
+    config.apply::<Checked>(&device).unwrap();
+    let exceptions = exceptions::<Amp<Checked>>(&device);
+    exceptions.freeze(true);
+    assert_eq!(product(&device).dtype(), DType::F16);
+    assert_eq!(device.counts().ran("float_matmul"), 1);
+    exceptions.freeze(false);
+    product(&device);
+    assert!(device.counts().ran("float_matmul") > 2);
+    device.reset();
+    exceptions.clear();
+    assert_eq!(exceptions.list(), []);
+    product(&device);
+    assert!(device.counts().ran("float_matmul") > 1);
 }

@@ -1,9 +1,12 @@
-//! Files that are written whole or not at all.
+//! Files that are written whole or not at all, and their JSON.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Replaces the file at `path`. `write` gets a temporary path with the same file name, and creates the new
 /// file there. Several threads and processes may replace one file at once. On failure the old file is
@@ -43,6 +46,28 @@ fn new_folder_beside(path: &Path) -> io::Result<PathBuf> {
             created => return created.map(|()| folder.into()),
         }
     }
+}
+
+/// The largest JSON that is read, in KiB. A state takes less than 1 KiB, and the exceptions of a device less than 32.
+const LARGEST: usize = 64;
+
+/// Writes a value as JSON.
+pub(crate) fn write_json(mut writer: impl Write, value: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut writer, value)?;
+    // Dropping a buffered writer would lose its remaining bytes without an error.
+    writer.flush()
+}
+
+/// Reads a value that [`write_json`] wrote.
+pub(crate) fn read_json<T: DeserializeOwned>(reader: impl Read) -> io::Result<T> {
+    let mut bytes = Vec::new();
+    let largest = LARGEST * 1024;
+    reader.take(largest as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > largest {
+        let reason = format!("it exceeds {LARGEST} KiB, the limit for a state");
+        return Err(io::Error::other(reason));
+    }
+    Ok(serde_json::from_slice(&bytes)?)
 }
 
 #[cfg(test)]

@@ -62,10 +62,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             support: context.in_force.support,
             data_in_half: context.in_force.data_in_half,
             declared: None,
-            changed: match context.mode {
-                Mode::On(_) => context.changed(&op),
-                _ => None,
-            },
+            known: context.known(&op),
         };
         let decision = decide(&op, operands, scalars, &layer, &at);
         decision.log(&op);
@@ -213,8 +210,8 @@ struct At<'a, B: Backend, S> {
 }
 
 impl<B: Backend, S: Side<B>> Site<DType> for At<'_, B, S> {
-    fn is_exact(&self, op: TriedOp, half: DType) -> Option<bool> {
-        self.context.is_exact::<B>(&self.device, half, op)
+    fn tried(&self, op: TriedOp, half: DType) -> Option<bool> {
+        self.context.tried::<B>(&self.device, half, op)
     }
 
     fn elements(&self, operand: usize) -> usize {

@@ -155,8 +155,7 @@ impl AmpConfig {
     /// Sets whether a trial checks an operation's kernels when it first computes in half on a
     /// device, once for each half dtype. Default on: some kernels accumulate products in half, so
     /// that 4,096 ones sum to 2,048, or lose the last bits of a function. Such an operation then
-    /// computes in FP32 and returns half; the log and
-    /// [`AmpReport::fp32_here`](crate::AmpReport::fp32_here) name it.
+    /// computes in FP32 and returns half; the log and [`exceptions`](crate::exceptions()) name it.
     pub fn with_trials(mut self, trials: bool) -> Self {
         self.trials = trials;
         self
@@ -234,7 +233,6 @@ impl AmpConfig {
             precision,
             support,
             is_chosen: self.precision != Precision::Auto,
-            changes_operations: !self.operations.is_empty(),
             watched: self.anomaly_detection || is_watched_by_environment(),
             tried: self.trials,
             checked: self.finite_check,
@@ -287,8 +285,6 @@ pub(crate) struct Settings {
     pub support: Support,
     /// Whether the user set this precision; false if `Auto` selected it.
     pub is_chosen: bool,
-    /// Whether the configuration changes the precision of single operations.
-    pub changes_operations: bool,
     /// Whether anomaly detection is on.
     pub watched: bool,
     /// Whether a trial checks an operation before it computes in half.

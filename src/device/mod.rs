@@ -23,7 +23,7 @@ pub(crate) use kind::{BackendKind, is_fused};
 pub(crate) use state::DeviceState;
 pub(crate) use statistics::CastStatistics;
 
-use crate::policy::{Mode, Op, OpPrecision, Support};
+use crate::policy::{Exceptions, Known, Mode, Op, Support};
 use crate::precision::{in_kernel, is_in_region, region};
 use crate::{AmpError, GradScaler, Precision};
 
@@ -61,7 +61,11 @@ pub(crate) fn explained<B: Backend>(device: &B::Device) -> Result<Chosen, AmpErr
 pub fn is_exact<B: Backend>(device: &B::Device, op: TriedOp) -> Option<bool> {
     let context = DeviceContext::of::<B>(device);
     match context.mode {
-        Mode::On(half) if trial::exists::<B>(op) => context.is_exact::<B>(device, half, op),
+        Mode::On(half) if trial::exists::<B>(op) => {
+            let known = context.known(&Op::named(op.name()));
+            let known = known.is_exact(op.kind(), half);
+            known.or_else(|| context.tried::<B>(device, half, op))
+        }
         _ => None,
     }
 }
@@ -117,29 +121,59 @@ impl DeviceContext {
         self.state.statistics().contraction_of_data();
     }
 
-    /// The precision that the configuration gives an operation in the place of the table's.
+    /// What the exceptions of the device say of an operation.
     #[inline]
-    pub(crate) fn changed(&self, op: &Op) -> Option<OpPrecision> {
-        if self.in_force.changes_operations {
-            self.state.changed_to(op)
-        } else {
-            None
+    pub(crate) fn known(&self, op: &Op) -> Known {
+        let known = self.state.exceptions().of(op);
+        match self.in_force.tried {
+            true => known,
+            false => known.configured_only(),
         }
     }
 
-    /// Whether the device is exact in an operation in `half`; `None` if trials are off. The first call
-    /// runs the trial. `B` must be a backend that computes.
-    pub(crate) fn is_exact<B: Backend>(
+    /// Tries an operation in `half`. Returns whether the device is exact in it; `None` if trials are off. `B` must be a
+    /// backend that computes.
+    pub(crate) fn tried<B: Backend>(
         &self,
         device: &B::Device,
         half: DType,
         op: TriedOp,
     ) -> Option<bool> {
-        let trials = self.in_force.tried.then(|| self.state.trials(half))?;
+        if !self.in_force.tried {
+            return None;
+        }
         let support = self.in_force.support.of(half);
         let tried = || in_kernel(|| trial::tried::<B>(device, half, support, op));
-        Some(trials.of(op, tried))
+        let exceptions = self.state.exceptions();
+        exceptions
+            .named(|| name::<B>(device))
+            .tried(op, half, tried)
     }
+}
+
+/// The exceptions of a device: the operations that it computes in another precision than the policy's table says, for
+/// all threads. List them, keep them in a file, clear or freeze them. Backends that share a device type share them.
+///
+/// ```
+/// # use burn::{backend::Flex, nn::LinearConfig, tensor::Tensor};
+/// # use burn_amp::{Amp, AmpConfig, Precision, exceptions};
+/// # let device = Default::default();
+/// AmpConfig::new()
+///     .with_precision(Precision::F16)
+///     .apply::<Amp<Flex>>(&device)?;
+/// # let layer = LinearConfig::new(4, 4).init::<Amp<Flex>>(&device);
+/// # layer.forward(Tensor::<Amp<Flex>, 2>::ones([2, 4], &device));
+/// for exception in exceptions::<Amp<Flex>>(&device).list() {
+///     println!("{exception} in {}: {:?}", exception.precision, exception.reason);
+/// }
+/// // linear in f32: Tried
+/// # let list = exceptions::<Amp<Flex>>(&device).list();
+/// # assert!(list.iter().any(|e| e.op == "linear"), "{list:?}");
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+pub fn exceptions<B: Backend>(device: &B::Device) -> &'static Exceptions {
+    let state = DeviceState::of::<B>(device);
+    state.exceptions().named(|| name::<B>(device))
 }
 
 /// Puts a device in use when a tensor is created on it, and returns its half support. Operations look

@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
-use burn_amp_core::policy::trials::TrialResults;
 use burn_amp_core::{Capabilities, Chosen, Registry};
-use burn_backend::{Backend, DType, DeviceOps};
+use burn_backend::{Backend, DeviceOps};
 
 use super::auto::select;
 use super::capabilities::capabilities;
 use super::{AmpConfig, CastStatistics, DeviceKey, Settings, key, name};
-use crate::policy::{Op, OpPrecision, OpPrecisions, Support};
+use crate::policy::{Exceptions, OpPrecisions, Support};
 use crate::precision::{in_kernel, is_in_region, want_half};
 use crate::{AmpError, GradScaler, Precision};
 
@@ -24,21 +23,12 @@ pub(crate) struct DeviceState {
     /// The precision that `Auto` selects. Unset until it is first needed.
     auto: OnceLock<Chosen>,
     /// Replaced as a whole. Absent until the device is configured or first computes.
-    in_force: ArcSwapOption<InForce>,
+    in_force: ArcSwapOption<Settings>,
     scaler: GradScaler,
     statistics: CastStatistics,
-    /// The results of the trials, in f16 and in bf16.
-    trials: [TrialResults; 2],
+    exceptions: Exceptions,
     /// Whether the log has that a program read a loss that was not finite.
     lost: AtomicBool,
-}
-
-/// The configuration in force.
-#[derive(Debug)]
-struct InForce {
-    settings: Settings,
-    /// Read only if the settings have `changes_operations`: an operation copies only the settings.
-    operations: OpPrecisions,
 }
 
 /// The states of all devices. Process-wide, because a device outlives every tensor on it, and any
@@ -94,7 +84,7 @@ impl DeviceState {
     #[inline]
     pub(crate) fn in_force<B: Backend>(&self, device: &B::Device) -> Settings {
         match &*self.in_force.load() {
-            Some(in_force) => in_force.settings,
+            Some(in_force) => **in_force,
             None => self.in_auto::<B>(device),
         }
     }
@@ -103,55 +93,32 @@ impl DeviceState {
     /// selected, it has neither.
     pub(super) fn known_precisions(&self) -> Vec<Precision> {
         let in_force = self.in_force.load();
-        let in_force = in_force
-            .as_ref()
-            .map(|in_force| in_force.settings.precision);
+        let in_force = in_force.as_ref().map(|in_force| in_force.precision);
         let auto = self.auto.get().filter(|_| is_in_region(Precision::Auto));
         let auto = auto.map(|auto| auto.precision);
         in_force.into_iter().chain(auto).collect()
     }
 
-    /// The operations whose precision the configuration changes.
-    pub(crate) fn changed(&self) -> OpPrecisions {
-        let in_force = self.in_force.load();
-        let in_force = in_force.as_deref();
-        in_force
-            .map(|in_force| in_force.operations)
-            .unwrap_or_default()
-    }
-
-    /// The precision that the configuration gives an operation.
-    #[inline(never)]
-    pub(super) fn changed_to(&self, op: &Op) -> Option<OpPrecision> {
-        self.in_force.load().as_ref()?.operations.of(op)
-    }
-
     #[cold]
     fn in_auto<B: Backend>(&self, device: &B::Device) -> Settings {
         let auto = self.auto::<B>(device).precision;
-        let auto = Arc::new(InForce {
-            settings: AmpConfig::new().settings(auto, self.support::<B>(device)),
-            operations: OpPrecisions::default(),
-        });
-        let none: Option<Arc<InForce>> = None;
+        let auto = Arc::new(AmpConfig::new().settings(auto, self.support::<B>(device)));
+        let none: Option<Arc<Settings>> = None;
         let before = self.in_force.compare_and_swap(&none, Some(auto.clone()));
         match &*before {
             // Another thread was first.
-            Some(in_force) => in_force.settings,
+            Some(in_force) => **in_force,
             None => {
-                self.announce(&auto.settings);
-                auto.settings
+                self.announce(&auto);
+                *auto
             }
         }
     }
 
     pub(super) fn put_in_force(&self, settings: Settings, operations: OpPrecisions) {
         self.announce(&settings);
-        let in_force = InForce {
-            settings,
-            operations,
-        };
-        self.in_force.store(Some(in_force.into()));
+        self.exceptions.configure(&operations);
+        self.in_force.store(Some(settings.into()));
     }
 
     pub(crate) fn scaler(&self) -> &GradScaler {
@@ -162,9 +129,9 @@ impl DeviceState {
         &self.statistics
     }
 
-    /// The results of the trials in `half` so far.
-    pub(crate) fn trials(&self, half: DType) -> &TrialResults {
-        &self.trials[usize::from(half == DType::BF16)]
+    /// The operations that the device computes in another precision than the table says.
+    pub(crate) fn exceptions(&self) -> &Exceptions {
+        &self.exceptions
     }
 
     /// Logs, once, that a program read a loss that is not finite. Where each step is checked, the check

@@ -1,15 +1,14 @@
 //! The report of mixed precision on a device, to print or to keep.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use burn_amp_core::policy::trials::{TrialResults, report_lines};
-use burn_amp_core::{Casts, Chosen, counted, grouped, line};
+use burn_amp_core::policy::report_lines;
+use burn_amp_core::{Casts, Chosen, counted, grouped};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{self, DeviceState};
-use crate::policy::OpPrecision;
+use crate::policy::{Exception, Reason};
 use crate::{AmpError, GradScaler, LossScaleConfig, Precision, ScaleHistory};
 
 /// A snapshot of a device's precision, loss scale, steps and casts. Printed, it is a short table;
@@ -69,17 +68,10 @@ pub struct AmpReport {
     pub skipped_in_a_row: u64,
     /// Which steps were skipped and why, and how the scale changed.
     pub history: ScaleHistory,
-    /// Operations to which the device's configuration gives another precision than the policy
-    /// ([`AmpConfig::with_op`](crate::AmpConfig::with_op)). Empty where FP32 is in force: nothing is
-    /// changed there.
-    pub changed_operations: BTreeMap<String, OpPrecision>,
-    /// Operations that the policy runs in half, but this device in FP32, with a result in half: a trial
-    /// found that the device is not exact in them in this precision. Only operations that have run on
-    /// the device so far. The kind of a convolution stands behind its name: `conv2d in groups`. See [`AmpConfig::with_trials`](crate::AmpConfig::with_trials).
-    pub fp32_here: Vec<String>,
-    /// Operations that the policy runs in FP32, but this device in half, without casts: a trial found
-    /// that the device is as exact in half. Only operations that have run on the device so far.
-    pub half_here: Vec<String>,
+    /// Operations that this device computes in another precision than the policy's table says, by
+    /// [`AmpConfig::with_op`](crate::AmpConfig::with_op) or by a trial: see [`exceptions`](crate::exceptions()). Of what is
+    /// tried, only operations that have run on the device so far. Empty where FP32 is in force.
+    pub exceptions: Vec<Exception>,
     /// Casts of tensors to f16 or bf16, since the device was configured.
     pub casts_to_half: Casts,
     /// Casts of tensors to FP32 or F64, since the device was configured.
@@ -105,11 +97,9 @@ impl AmpReport {
     pub fn of<B: Backend>(device: &B::Device) -> Result<Self, AmpError> {
         let Chosen { precision, why } = device::explained::<B>(device)?;
         let state = DeviceState::of::<B>(device);
+        let mut exceptions = state.exceptions().in_force(precision);
         let tried = state.in_force::<B>(device).tried;
-        let changed = state.changed();
-        let changed = changed.iter().filter(|_| precision.is_half());
-        let half = precision.compute_dtype().filter(|_| tried);
-        let trials = half.map(|half| state.trials(half));
+        exceptions.retain(|exception| tried || exception.reason != Reason::Tried);
         let statistics = state.statistics();
         let unscaled = Self {
             device: device::name::<B>(device),
@@ -123,11 +113,7 @@ impl AmpReport {
             non_finite_losses: 0,
             skipped_in_a_row: 0,
             history: ScaleHistory::default(),
-            changed_operations: changed
-                .map(|(op, precision)| (op.into(), precision))
-                .collect(),
-            fp32_here: trials.map(TrialResults::fp32_here).unwrap_or_default(),
-            half_here: trials.map(TrialResults::half_here).unwrap_or_default(),
+            exceptions,
             casts_to_half: statistics.to_half.casts(),
             casts_from_half: statistics.from_half.casts(),
             contractions_of_data: statistics.contractions_of_data(),
@@ -206,15 +192,7 @@ impl fmt::Display for AmpReport {
                 writeln!(f, "            the last {in_a_row} steps were skipped")?;
             }
         }
-        let changed = self.changed_operations.iter();
-        let changed: Vec<_> = changed.map(|(op, in_)| format!("{op} in {in_}")).collect();
-        let why = "changed by AmpConfig::with_op";
-        f.write_str(&line("operations", &changed, "changed_operations", why))?;
-        f.write_str(&report_lines(
-            self.precision,
-            &self.fp32_here,
-            &self.half_here,
-        ))?;
+        f.write_str(&report_lines(self.precision, &self.exceptions))?;
         let (to, from) = (self.casts_to_half, self.casts_from_half);
         writeln!(
             f,

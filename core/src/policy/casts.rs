@@ -93,7 +93,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         let Mode::On(half) = self.mode else {
             return None;
         };
-        let precision = self.layer.changed?;
+        let precision = self.layer.known.configured()?;
         let applies = match precision {
             OpPrecision::F32 => true,
             OpPrecision::Half => {
@@ -323,7 +323,8 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
     fn is_exact(&self, half: D) -> Option<bool> {
         let is_tried = self.layer.is_kernel && self.mode != Mode::Off;
         let tried = self.op.tried.filter(|_| is_tried)?;
-        self.site.is_exact(tried, half)
+        let known = self.layer.known.is_exact(tried.kind(), half);
+        known.or_else(|| self.site.tried(tried, half))
     }
 
     /// The half dtype in force, if the policy itself records the operation.

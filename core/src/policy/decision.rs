@@ -8,7 +8,7 @@ use std::sync::Once;
 use super::casts::{Mode, Support};
 use super::trials::TriedOp;
 use super::values::KEPT;
-use super::{Class, Op, OpPrecision, Role, TensorFlags};
+use super::{Class, Known, Op, OpPrecision, Role, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::is_half;
 
@@ -52,15 +52,15 @@ pub struct Layer<D> {
     pub data_in_half: bool,
     /// The dtype of operands and result in the user's program; `None` if this is the real dtype.
     pub declared: Option<D>,
-    /// The precision that the configuration gives the operation, instead of the table's precision.
-    pub changed: Option<OpPrecision>,
+    /// What the exceptions of the device say of the operation.
+    pub known: Known,
 }
 
 /// What a decision asks only where it needs the answer.
 pub trait Site<D> {
-    /// Whether a trial showed the device to be exact in an operation in `half`; `None` if the device
-    /// is not to be tried.
-    fn is_exact(&self, op: TriedOp, half: D) -> Option<bool>;
+    /// Tries an operation in `half` that is not known yet. Returns whether the device is exact in it; `None` if it is
+    /// not to be tried.
+    fn tried(&self, op: TriedOp, half: D) -> Option<bool>;
 
     /// The number of elements of an operand, by its place.
     fn elements(&self, operand: usize) -> usize;

@@ -33,6 +33,7 @@
 mod casts;
 mod changes;
 mod decision;
+mod exceptions;
 mod flags;
 mod op;
 mod table;
@@ -48,6 +49,7 @@ pub use casts::{HalfSupport, Mode, Support};
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
 pub use decision::{Decision, Layer, Operand, Site, decide};
+pub use exceptions::{Exception, Exceptions, Known, Reason, report_lines};
 pub use flags::TensorFlags;
 pub use op::Op;
 pub use values::{SMALL, TERMS};

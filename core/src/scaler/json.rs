@@ -1,15 +1,12 @@
 //! A scaler's state as JSON.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::path::Path;
 
 use super::LossScaler;
 use crate::AmpError;
-use crate::file::replace_file;
-
-/// The largest state that is read, in KiB. A state takes less than 1 KiB.
-const LARGEST: usize = 64;
+use crate::file::{read_json, replace_file, write_json};
 
 impl LossScaler {
     /// Writes the state as JSON.
@@ -18,14 +15,7 @@ impl LossScaler {
     ///
     /// [`AmpError::State`] when the state cannot be written. The writer may then hold part of it.
     pub fn to_writer(&self, writer: impl Write) -> Result<(), AmpError> {
-        self.written(writer)
-            .map_err(|error| AmpError::unwritten("the writer", error))
-    }
-
-    fn written(&self, mut writer: impl Write) -> io::Result<()> {
-        serde_json::to_writer_pretty(&mut writer, self)?;
-        // Dropping a buffered writer would lose its remaining bytes without an error.
-        writer.flush()
+        write_json(writer, self).map_err(|error| AmpError::unwritten("the writer", error))
     }
 
     /// A state that [`to_writer`](LossScaler::to_writer) wrote.
@@ -35,18 +25,7 @@ impl LossScaler {
     /// [`AmpError::State`] when the state is truncated, impossible or from a newer version, or when
     /// the reader has more than 64 KiB.
     pub fn from_reader(reader: impl Read) -> Result<Self, AmpError> {
-        Self::read(reader).map_err(|error| AmpError::unread("the reader", error))
-    }
-
-    fn read(reader: impl Read) -> io::Result<Self> {
-        let mut bytes = Vec::new();
-        let largest = LARGEST * 1024;
-        reader.take(largest as u64 + 1).read_to_end(&mut bytes)?;
-        if bytes.len() > largest {
-            let reason = format!("it exceeds {LARGEST} KiB, the limit for a state");
-            return Err(io::Error::other(reason));
-        }
-        Ok(serde_json::from_slice(&bytes)?)
+        read_json(reader).map_err(|error| AmpError::unread("the reader", error))
     }
 
     /// Saves the state to a file. The file is either complete or unchanged, even while other threads or
@@ -57,7 +36,7 @@ impl LossScaler {
     /// [`AmpError::State`] when the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
-        replace_file(path, |part| self.written(File::create_new(part)?))
+        replace_file(path, |part| write_json(File::create_new(part)?, self))
             .map_err(|error| AmpError::unwritten(path.display(), error))
     }
 
@@ -70,7 +49,7 @@ impl LossScaler {
     pub fn load(path: impl AsRef<Path>) -> Result<Self, AmpError> {
         let path = path.as_ref();
         File::open(path)
-            .and_then(Self::read)
+            .and_then(read_json)
             .map_err(|error| AmpError::unread(path.display(), error))
     }
 }
@@ -172,7 +151,7 @@ mod tests {
         let reason = "it exceeds 64 KiB, the limit for a state";
         let error = LossScaler::load(&path).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
-        let error = LossScaler::from_reader(io::repeat(b' ')).unwrap_err();
+        let error = LossScaler::from_reader(std::io::repeat(b' ')).unwrap_err();
         assert!(error.to_string().contains(reason), "{error}");
         // A state of exactly 64 KiB is read.
         let mut bytes = Vec::new();

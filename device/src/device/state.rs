@@ -4,7 +4,8 @@ use std::any::TypeId;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-use burn_amp_core::policy::trials::{TrialResults, TriedOp};
+use burn_amp_core::policy::Exceptions;
+use burn_amp_core::policy::trials::TriedOp;
 use burn_amp_core::policy::{HalfSupport, Mode, Support};
 use burn_amp_core::{AmpError, Capabilities, Chosen, Precision, Registry};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
@@ -27,8 +28,7 @@ pub(crate) struct DeviceState {
     auto: OnceLock<Chosen>,
     /// Absent until the device is configured or first computes.
     in_force: RwLock<Option<Chosen>>,
-    /// In f16 and bf16.
-    trials: [TrialResults; 2],
+    exceptions: Exceptions,
     shares_copies: AtomicBool,
     statistics: CastStatistics,
     anomalies: Anomalies,
@@ -133,22 +133,22 @@ impl DeviceState {
         }
     }
 
-    /// Whether the device is exact in an operation in `half`. The first call tries the operation.
-    pub(crate) fn is_exact<B: Backend>(
+    /// Tries an operation in `half`. Returns whether the device is exact in it.
+    pub(crate) fn tried<B: Backend>(
         &self,
         device: &B::Device,
         half: DType,
         op: TriedOp,
-    ) -> bool {
-        self.trials(half).of(op, || {
+    ) -> Option<bool> {
+        self.exceptions.tried(op, half, || {
             let support = self.support::<B>(device).of(half);
             trial::tried::<B>(device, half, support, op)
         })
     }
 
-    /// The results of the trials in `half` so far.
-    pub(crate) fn trials(&self, half: DType) -> &TrialResults {
-        &self.trials[usize::from(half == DType::BF16)]
+    /// The operations that the device computes in another precision than the table says.
+    pub(crate) fn exceptions(&self) -> &Exceptions {
+        &self.exceptions
     }
 
     pub(super) fn share_copies(&self, share: bool) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn_amp_core::policy::trials::{TrialResults, report_lines};
+use burn_amp_core::policy::{Exception, report_lines};
 use burn_amp_core::{Casts, Chosen, Precision, bytes};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
@@ -34,13 +34,9 @@ pub struct AmpReport {
     pub precision: Precision,
     /// Why this precision is in force.
     pub reason: String,
-    /// Operations that run in half by the policy, but in FP32 here, because the device failed their trial in
-    /// this precision. They return half. Contains only operations that have run on the device so far. The kind of a
-    /// convolution stands behind its name: `conv2d in groups`.
-    pub fp32_here: Vec<String>,
-    /// Operations that run in FP32 by the policy, but in half here, without casts, because a trial showed
-    /// that the device is as exact in half. Contains only operations that have run on the device so far.
-    pub half_here: Vec<String>,
+    /// Operations that this device computes in another precision than the policy's table says, as trials found. Contains
+    /// only operations that have run on the device so far. Empty where FP32 is in force.
+    pub exceptions: Vec<Exception>,
     /// The casts that the policy made since the device was configured, by operation.
     pub casts: BTreeMap<String, OpCasts>,
     /// Bytes that the shared half copies of FP32 tensors use now.
@@ -62,16 +58,13 @@ impl AmpReport {
     /// The report of a device, or of a session on the device with its own precision.
     pub(crate) fn in_force<B: Backend>(device: &B::Device, in_force: Chosen) -> Self {
         let state = DeviceState::of::<B>(device);
-        let half = in_force.precision.compute_dtype();
-        let trials = half.map(|half| state.trials(half));
         let statistics = state.statistics();
         let casts = statistics.by_op().into_iter();
         Self {
             device: device::name::<B>(device),
             precision: in_force.precision,
             reason: in_force.why.into(),
-            fp32_here: trials.map(TrialResults::fp32_here).unwrap_or_default(),
-            half_here: trials.map(TrialResults::half_here).unwrap_or_default(),
+            exceptions: state.exceptions().in_force(in_force.precision),
             casts: casts.map(|(op, casts)| (op.into(), casts)).collect(),
             copies_now: statistics.copies.now(),
             copies_most: statistics.copies.most(),
@@ -95,7 +88,7 @@ impl fmt::Display for AmpReport {
         let precision = self.precision;
         writeln!(f, "device      {}", self.device)?;
         writeln!(f, "precision   {precision}: {}", self.reason)?;
-        f.write_str(&report_lines(precision, &self.fp32_here, &self.half_here))?;
+        f.write_str(&report_lines(precision, &self.exceptions))?;
         let all = self.all_casts();
         let (to, from) = (all.to_half, all.from_half);
         writeln!(
@@ -134,6 +127,12 @@ fn made(casts: &OpCasts) -> Casts {
 mod tests {
     use super::*;
 
+    const EXCEPTIONS: &str = r#"[
+        {"op": "conv2d", "calls": "usual", "half": "f16", "precision": "f32", "reason": "tried"},
+        {"op": "tanh", "calls": "usual", "half": "f16", "precision": "f32", "reason": "tried"},
+        {"op": "sqrt", "calls": "usual", "half": "f16", "precision": "half", "reason": "tried"}
+    ]"#;
+
     fn report() -> AmpReport {
         let casts = |count, bytes| Casts { count, bytes };
         let linear = OpCasts {
@@ -149,8 +148,7 @@ mod tests {
             device: "flex on Cpu".into(),
             precision: Precision::F16,
             reason: "asked for".into(),
-            fp32_here: vec!["conv2d".into(), "float_tanh".into()],
-            half_here: vec!["float_sqrt".into()],
+            exceptions: serde_json::from_str(EXCEPTIONS).unwrap(),
             casts: [("linear".into(), linear), ("float_exp".into(), exp)].into(),
             copies_now: 0,
             copies_most: 2_048,
@@ -162,8 +160,8 @@ mod tests {
         let expected = "\
 device      flex on Cpu
 precision   f16: asked for
-FP32 here   conv2d, float_tanh: computed in FP32, then rounded to f16
-half here   float_sqrt: as exact in f16 as in FP32, so without casts
+FP32 here   conv2d, tanh: computed in FP32, then rounded to f16
+half here   sqrt: as exact in f16 as in FP32, so without casts
 casts       1,200 (1.5 KiB) to f16 or bf16, 2 (600 B) to FP32 or wider
             linear 1,200 (1.5 KiB)
             float_exp 2 (600 B)

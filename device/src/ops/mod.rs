@@ -82,8 +82,7 @@ impl Call {
             support: state.support::<B>(&device),
             // The client's graph has its own dtypes.
             declared: Some(declared.into()),
-            // A device cannot distinguish an operation from a step of a backward pass.
-            changed: None,
+            known: state.exceptions().of(&op),
         };
         if UNSCALED.is_watched()
             && op.name.ends_with("_backward")
@@ -174,8 +173,8 @@ struct At<'a, B: Backend> {
 }
 
 impl<B: Backend> Site<DType> for At<'_, B> {
-    fn is_exact(&self, op: TriedOp, half: DType) -> Option<bool> {
-        Some(self.state.is_exact::<B>(&self.device, half, op))
+    fn tried(&self, op: TriedOp, half: DType) -> Option<bool> {
+        self.state.tried::<B>(&self.device, half, op)
     }
 
     /// The policy needs no sizes where nothing is tracked.

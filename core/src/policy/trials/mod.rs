@@ -14,13 +14,13 @@
 mod inputs;
 mod list;
 
-use std::fmt::{self, Display};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
 
-use super::{Class, HalfSupport, Op, class, same};
+use serde::{Deserialize, Serialize};
+
+use super::{Class, HalfSupport, Op, class, same, short};
 use crate::FloatDType;
-use crate::words::line;
 
 pub use inputs::{N, SPREAD, TrialInputs};
 pub use list::TRIED;
@@ -54,7 +54,8 @@ pub type Trial<D> = fn(&TrialInputs<D>) -> <D as TrialDevice>::Tensor;
 /// The calls of an operation that a trial stands for. A device may have kernels of its own for some
 /// convolutions: CubeCL's for groups, and for the gradient of the input at a stride, add up in half (burn-cubecl
 /// 0.21: `conv_direct`, `transpose_direct`, `col2im`), and those of the others in FP32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// All calls that no other kind is for.
     Usual,
@@ -67,6 +68,10 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub(super) const ALL: [Self; 4] =
+        [Self::Usual, Self::FewChannels, Self::Grouped, Self::Strided];
+
     /// The kind of a convolution, of any dimensions: `[out, in / groups, ..]` is the shape of its weight, or
     /// `[in, out / groups, ..]` if it is transposed. `strides` are those of its input or, where each value of
     /// the input is spread over an output, those of the output.
@@ -78,6 +83,18 @@ impl Kind {
             _ if channels < FEW => Self::FewChannels,
             _ => Self::Usual,
         }
+    }
+}
+
+/// What stands behind an operation's name.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Usual => "",
+            Kind::FewChannels => " of few channels",
+            Kind::Grouped => " in groups",
+            Kind::Strided => " with a stride",
+        })
     }
 }
 
@@ -131,10 +148,10 @@ impl TriedOp {
         TRIED[self.0].1
     }
 
-    /// Whether the policy runs the operation in FP32 unless the device is exact. Other operations run in half
+    /// Whether the policy runs operations of a class in FP32 unless the device is exact. Other operations run in half
     /// unless the device is not exact.
-    fn is_widened(self) -> bool {
-        class(self.name()) == Class::Fp32Inside
+    pub(super) fn is_widened(class: Class) -> bool {
+        class == Class::Fp32Inside
     }
 
     /// Tries the operation on a device, in `half`. Returns whether the device is exact in the operation:
@@ -161,14 +178,17 @@ impl TriedOp {
         let (op, device) = (self, device.name());
         let half = if half == D::DType::F16 { "f16" } else { "bf16" };
         match exact {
-            Some(false) if !self.is_widened() => log::info!(
+            Some(false) if !Self::is_widened(class(self.name())) => log::info!(
                 "burn-amp: {op} in {half} loses precision on {device}: burn-amp computes {op} in FP32 \
                  and rounds the result to {half}"
             ),
-            None if !self.is_widened() => log::warn!(
+            None if !Self::is_widened(class(self.name())) => log::warn!(
                 "burn-amp: {op} in {half} could not be tried on {device}: the trial panicked, or its \
                  result could not be read back. burn-amp computes {op} in FP32 and rounds the \
                  result to {half}.{or}"
+            ),
+            Some(true) if Self::is_widened(class(self.name())) => log::debug!(
+                "burn-amp: {op} in {half} is as exact as in FP32 on {device}: burn-amp computes {op} in {half}"
             ),
             Some(_) | None => {}
         }
@@ -202,69 +222,8 @@ impl TriedOp {
 
 impl fmt::Display for TriedOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())?;
-        f.write_str(match self.kind() {
-            Kind::Usual => "",
-            Kind::FewChannels => " of few channels",
-            Kind::Grouped => " in groups",
-            Kind::Strided => " with a stride",
-        })
+        write!(f, "{}{}", short(self.name()), self.kind())
     }
-}
-
-/// The results of a device's trials so far, in one half dtype. An operation is tried when it first computes
-/// in half: trials of all operations take minutes on a device that tunes its kernels.
-#[derive(Debug)]
-pub struct TrialResults {
-    exact: [OnceLock<bool>; TRIED.len()],
-}
-
-impl Default for TrialResults {
-    fn default() -> Self {
-        Self {
-            exact: [const { OnceLock::new() }; TRIED.len()],
-        }
-    }
-}
-
-impl TrialResults {
-    /// Whether the device is exact in an operation. The first call runs `tried`. No lock is held meanwhile,
-    /// because a thread that waits for the trial's kernels may call this method again. A second trial does no
-    /// harm.
-    pub fn of(&self, op: TriedOp, tried: impl FnOnce() -> bool) -> bool {
-        let known = &self.exact[op.0];
-        known.get().copied().unwrap_or_else(|| {
-            let found = tried();
-            *known.get_or_init(|| found)
-        })
-    }
-
-    /// Operations that the policy runs in half, but this device in FP32, because it is not exact in them.
-    pub fn fp32_here(&self) -> Vec<String> {
-        self.shown(false, |op| !op.is_widened())
-    }
-
-    /// Operations that the policy runs in FP32, but this device in half, because it is exact in them.
-    pub fn half_here(&self) -> Vec<String> {
-        self.shown(true, TriedOp::is_widened)
-    }
-
-    /// The names of the operations in which the device was found exact, or not, in the table's order.
-    fn shown(&self, exact: bool, is: impl Fn(TriedOp) -> bool) -> Vec<String> {
-        TriedOp::all()
-            .filter(|op| self.exact[op.0].get() == Some(&exact) && is(*op))
-            .map(|op| op.to_string())
-            .collect()
-    }
-}
-
-/// The lines of a report about [`TrialResults`] in `half`, each with its newline. Empty if the device follows
-/// the policy.
-pub fn report_lines(half: impl Display, fp32_here: &[String], half_here: &[String]) -> String {
-    let fp32 = format!("computed in FP32, then rounded to {half}");
-    let exact = format!("as exact in {half} as in FP32, so without casts");
-    line("FP32 here", fp32_here, "fp32_here", &fp32)
-        + &line("half here", half_here, "half_here", &exact)
 }
 
 /// Whether every value that `op` computed in `half` equals the rounded FP32 value.
@@ -287,6 +246,7 @@ mod tests {
 
     use super::*;
     use crate::dtype::tests::DType;
+    use crate::policy::{Exceptions, OpPrecision};
 
     /// A device that reads these values: those of each trial in half, and then those in FP32. It
     /// panics after the last.
@@ -317,15 +277,21 @@ mod tests {
     const OTHER: [Option<f32>; 2] = [Some(2.0), Some(1.0)];
     const UNREAD: [Option<f32>; 2] = [Some(1.0), None];
 
-    /// The line of a report after a trial of `op` that reads these values.
+    /// The exceptions in FP32 and those in half, after a trial of `op` that reads these values.
     fn tried(op: &str, support: HalfSupport, read: &[[Option<f32>; 2]]) -> [String; 2] {
         let op = TriedOp::named(op).unwrap();
-        let results = TrialResults::default();
+        let exceptions = Exceptions::default();
         let device = Reads(RefCell::new(read.concat()));
-        let found = results.of(op, || op.tried(&device, DType::F16, support, ""));
-        // The operation is tried once.
-        assert_eq!(results.of(op, || panic!("a second trial")), found);
-        [results.fp32_here(), results.half_here()].map(|ops| ops.join(" "))
+        let try_it = || op.tried(&device, DType::F16, support, "");
+        let found = exceptions.tried(op, DType::F16, try_it);
+        let known = exceptions.of(&Op::named(op.name()));
+        assert_eq!(known.is_exact(op.kind(), DType::F16), found);
+        [OpPrecision::F32, OpPrecision::Half].map(|precision| {
+            let mut list = exceptions.list();
+            list.retain(|exception| exception.precision == precision);
+            let list: Vec<_> = list.iter().map(ToString::to_string).collect();
+            list.join(" ")
+        })
     }
 
     #[test]
@@ -354,12 +320,13 @@ mod tests {
         let (done, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let op = TriedOp::named("conv2d").unwrap();
-            let results = TrialResults::default();
-            let found = results.of(op, || results.of(op, || true));
+            let exceptions = Exceptions::default();
+            let within = || exceptions.tried(op, DType::F16, || true) == Some(true);
+            let found = exceptions.tried(op, DType::F16, within);
             done.send(found).unwrap();
         });
         let ended = ended.recv_timeout(std::time::Duration::from_secs(60));
-        assert_eq!(ended, Ok(true));
+        assert_eq!(ended, Ok(Some(true)));
     }
 
     #[test]
@@ -403,38 +370,14 @@ mod tests {
         assert_eq!(of([64, 1, 3, 3], 64, 2), [Kind::Grouped; 2]);
 
         let conv = TriedOp::named("conv2d").unwrap();
-        let results = TrialResults::default();
-        assert!(!results.of(conv.of_kind(Kind::Grouped), || false));
-        assert!(results.of(conv, || true));
-        assert_eq!(results.fp32_here(), ["conv2d in groups"]);
+        let exceptions = Exceptions::default();
+        exceptions.tried(conv.of_kind(Kind::Grouped), DType::F16, || false);
+        exceptions.tried(conv, DType::F16, || true);
+        let list: Vec<_> = exceptions.list().iter().map(ToString::to_string).collect();
+        assert_eq!(list, ["conv2d in groups"]);
         // It gathers: a stride makes no difference.
         assert_eq!(conv.of_kind(Kind::Strided), conv);
         let matmul = TriedOp::named("float_matmul").unwrap();
         assert_eq!(matmul.of_kind(Kind::Grouped), matmul);
-    }
-
-    #[test]
-    fn a_report_names_the_first_operations_and_the_field_with_all() {
-        let ops = |count| {
-            TriedOp::all()
-                .take(count)
-                .map(|op| op.to_string())
-                .collect()
-        };
-        let lines = |fp32, half| {
-            let [fp32, half]: [Vec<_>; 2] = [fp32, half].map(ops);
-            report_lines("f16", &fp32, &half)
-        };
-        assert_eq!(lines(0, 0), "");
-        assert_eq!(
-            lines(1, 2),
-            "FP32 here   float_matmul: computed in FP32, then rounded to f16\n\
-             half here   float_matmul, linear: as exact in f16 as in FP32, so without casts\n"
-        );
-        let many = lines(8, 0);
-        assert!(
-            many.contains("conv1d and 3 more (see `fp32_here`): "),
-            "{many}"
-        );
     }
 }

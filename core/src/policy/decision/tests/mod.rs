@@ -81,13 +81,13 @@ impl Here {
             is_kernel: self.is_kernel,
             support: self.support,
             declared: self.declared,
-            changed: self.changed,
+            known: Known::default().with_configured(self.changed),
         }
     }
 }
 
 impl Site<DType> for Here {
-    fn is_exact(&self, _: TriedOp, _: DType) -> Option<bool> {
+    fn tried(&self, _: TriedOp, _: DType) -> Option<bool> {
         self.exact
     }
 

@@ -1,0 +1,689 @@
+//! The exceptions of a device: operations that it computes in another precision than the policy's table says.
+//! One table, whatever the reason. A decision reads one number of it.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::table::OPS;
+use super::trials::{Kind, TriedOp};
+use super::{Op, OpPrecision, OpPrecisions, short};
+use crate::file::{read_json, replace_file, write_json};
+use crate::words::line;
+use crate::{AmpError, FloatDType, Precision};
+
+/// The version of the file.
+const VERSION: u32 = 1;
+
+/// Why an operation has another precision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Reason {
+    /// The configuration says so: `AmpConfig::with_op`.
+    Configured,
+    /// A trial showed whether the device is exact in the operation in half.
+    Tried,
+}
+
+/// An operation that a device computes in another precision than the policy's table says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Exception {
+    /// The operation's name, without `float_`.
+    pub op: String,
+    /// The calls of the operation.
+    pub calls: Kind,
+    /// The half precision in force; `None` in both.
+    pub half: Option<Precision>,
+    /// The precision that the operation computes in. What was tried and is FP32 returns half: operands and result
+    /// are rounded, so that the values are those of a device that is exact.
+    pub precision: OpPrecision,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl fmt::Display for Exception {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.op, self.calls)
+    }
+}
+
+/// What the table of a device says of an operation: two bits for the configuration, and two for each [`Kind`] of its
+/// calls in each half dtype.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Known(u32);
+
+/// The answers in two bits.
+const NO: u32 = 1;
+const YES: u32 = 2;
+
+impl Known {
+    const CONFIGURED: u32 = 0b11;
+
+    /// What the configuration says alone.
+    pub fn configured_only(self) -> Self {
+        Self(self.0 & Self::CONFIGURED)
+    }
+
+    /// The precision that the configuration gives the operation, in the place of the table's.
+    #[inline]
+    pub fn configured(self) -> Option<OpPrecision> {
+        match self.0 & Self::CONFIGURED {
+            NO => Some(OpPrecision::F32),
+            YES => Some(OpPrecision::Half),
+            _ => None,
+        }
+    }
+
+    /// The same, with the precision of a configuration.
+    pub fn with_configured(self, precision: Option<OpPrecision>) -> Self {
+        let bits = match precision {
+            None => 0,
+            Some(OpPrecision::F32) => NO,
+            Some(OpPrecision::Half) => YES,
+        };
+        Self(self.0 & !Self::CONFIGURED | bits)
+    }
+
+    /// Whether the device is exact in these calls in `half`; `None` before a trial.
+    #[inline]
+    pub fn is_exact<D: FloatDType>(self, calls: Kind, half: D) -> Option<bool> {
+        self.answer(calls, precision_of(half))
+    }
+
+    fn answer(self, calls: Kind, half: Precision) -> Option<bool> {
+        match self.0 >> place(calls, half) & 0b11 {
+            NO => Some(false),
+            YES => Some(true),
+            _ => None,
+        }
+    }
+
+    /// The same, with the result of a trial.
+    fn with_tried(self, calls: Kind, half: Precision, exact: bool) -> Self {
+        let answer = if exact { YES } else { NO };
+        Self(self.0 | answer << place(calls, half))
+    }
+}
+
+/// Where the answer for these calls begins.
+fn place(calls: Kind, half: Precision) -> u32 {
+    2 + 2 * (2 * calls as u32 + u32::from(half == Precision::Bf16))
+}
+
+/// The half precisions.
+const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
+
+/// The precision of a half dtype.
+fn precision_of<D: FloatDType>(half: D) -> Precision {
+    HALVES[usize::from(half == D::BF16)]
+}
+
+/// The exceptions of a device, for all threads: what its configuration changes, and what trials found.
+///
+/// ```text
+/// configured   AmpConfig::with_op        until the next configuration
+/// tried        the first use in half     for the life of the process, or from the device's file
+/// ```
+#[derive(Debug)]
+pub struct Exceptions {
+    known: [AtomicU32; OPS.len()],
+    is_frozen: AtomicBool,
+    device: OnceLock<String>,
+    /// Where the exceptions are kept. Held while the file is written.
+    file: Mutex<Option<PathBuf>>,
+}
+
+/// The file of a device's exceptions.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    version: u32,
+    /// The device and what runs its kernels. What was tried elsewhere says nothing here.
+    device: String,
+    /// All that was tried, and what is configured.
+    operations: Vec<Exception>,
+}
+
+impl Default for Exceptions {
+    fn default() -> Self {
+        Self {
+            known: [const { AtomicU32::new(0) }; OPS.len()],
+            is_frozen: AtomicBool::new(false),
+            device: OnceLock::new(),
+            file: Mutex::new(None),
+        }
+    }
+}
+
+impl Exceptions {
+    /// The exceptions of the device with this name.
+    #[doc(hidden)]
+    pub fn named(&self, device: impl FnOnce() -> String) -> &Self {
+        self.device.get_or_init(device);
+        self
+    }
+
+    /// The one look-up of a decision.
+    #[doc(hidden)]
+    #[inline]
+    pub fn of(&self, op: &Op) -> Known {
+        match op.place {
+            Some(place) => Known(self.known[usize::from(place)].load(Ordering::Relaxed)),
+            None => Known::default(),
+        }
+    }
+
+    /// Puts the precisions of a configuration in the place of those of the configuration before.
+    #[doc(hidden)]
+    pub fn configure(&self, operations: &OpPrecisions) {
+        for (op, known) in OPS.iter().zip(&self.known) {
+            let precision = operations.of(op);
+            let change = |known| Some(Known(known).with_configured(precision).0);
+            let before = known.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+            let is_new = before.is_ok_and(|before| Known(before).configured() != precision);
+            if let Some(precision) = precision.filter(|_| is_new) {
+                log::info!(
+                    "burn-amp: {} computes in {precision}, by AmpConfig::with_op",
+                    short(op.name)
+                );
+            }
+        }
+        self.keep();
+    }
+
+    /// Whether the device is exact in an operation that is not known yet: `try_it` finds out. `None` if the exceptions
+    /// are frozen. No lock is held meanwhile, because a thread that waits for the trial's kernels may ask again. A
+    /// second trial does no harm: the first answer stays.
+    #[doc(hidden)]
+    pub fn tried<D: FloatDType>(
+        &self,
+        op: TriedOp,
+        half: D,
+        try_it: impl FnOnce() -> bool,
+    ) -> Option<bool> {
+        if self.is_frozen() {
+            return None;
+        }
+        let half = precision_of(half);
+        let exact = try_it();
+        let place = Op::named(op.name()).place?;
+        let answer = |known| {
+            let known = Known(known);
+            let is_new = known.answer(op.kind(), half).is_none();
+            is_new.then(|| known.with_tried(op.kind(), half, exact).0)
+        };
+        let known = &self.known[usize::from(place)];
+        match known.fetch_update(Ordering::Relaxed, Ordering::Relaxed, answer) {
+            Ok(_) => {
+                self.keep();
+                Some(exact)
+            }
+            // Another thread was first.
+            Err(known) => Known(known).answer(op.kind(), half),
+        }
+    }
+
+    /// The exceptions, in the order of the policy's table. Of what is tried, only operations that have run in half.
+    pub fn list(&self) -> Vec<Exception> {
+        self.all()
+            .filter(|(is_exception, _)| *is_exception)
+            .map(|(_, entry)| entry)
+            .collect()
+    }
+
+    /// The exceptions where this precision is in force. Empty in FP32.
+    #[doc(hidden)]
+    pub fn in_force(&self, precision: Precision) -> Vec<Exception> {
+        let mut list = self.list();
+        list.retain(|e| precision.is_half() && e.half.is_none_or(|half| half == precision));
+        list
+    }
+
+    /// Everything that is known, each with whether it differs from the table.
+    fn all(&self) -> impl Iterator<Item = (bool, Exception)> {
+        OPS.iter().zip(&self.known).flat_map(|(op, known)| {
+            let known = Known(known.load(Ordering::Relaxed));
+            let entry = |calls, half, precision, reason| Exception {
+                op: short(op.name).into(),
+                calls,
+                half,
+                precision,
+                reason,
+            };
+            let configured = known.configured();
+            let configured = configured.map(|precision| {
+                (
+                    true,
+                    entry(Kind::Usual, None, precision, Reason::Configured),
+                )
+            });
+            let tried = Kind::ALL.into_iter().flat_map(move |calls| {
+                HALVES.into_iter().filter_map(move |half| {
+                    let exact = known.answer(calls, half)?;
+                    let precision = if exact {
+                        OpPrecision::Half
+                    } else {
+                        OpPrecision::F32
+                    };
+                    let is_exception = exact == TriedOp::is_widened(op.class);
+                    Some((
+                        is_exception,
+                        entry(calls, Some(half), precision, Reason::Tried),
+                    ))
+                })
+            });
+            configured.into_iter().chain(tried)
+        })
+    }
+
+    /// Forgets what was tried: an operation is tried again when it next computes in half. What is configured stays.
+    pub fn clear(&self) {
+        for known in &self.known {
+            known.fetch_and(Known::CONFIGURED, Ordering::Relaxed);
+        }
+        self.keep();
+    }
+
+    /// Whether nothing is tried any more: an operation that is not known yet computes as the policy's table says. A
+    /// configuration still changes operations.
+    pub fn freeze(&self, freeze: bool) {
+        self.is_frozen.store(freeze, Ordering::Relaxed);
+    }
+
+    /// Whether the exceptions are frozen.
+    pub fn is_frozen(&self) -> bool {
+        self.is_frozen.load(Ordering::Relaxed)
+    }
+
+    /// Keeps the exceptions in a file from now on, in every precision. If the file exists, what was tried is read from
+    /// it first, so that no operation is tried twice: unless it was written for another device, on another computer or
+    /// with another driver, as far as a program can know (Linux tells the processor and NVIDIA's driver). The file is
+    /// replaced whole at each new exception, or not at all. Checkpoints of a trainer and of a `Learner` name it.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::State`] when the file cannot be read or written, is truncated or from a newer version, or names an
+    /// operation that there is not. The exceptions are then unchanged.
+    pub fn keep_in(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        let path = path.as_ref();
+        let read = match File::open(path) {
+            Ok(file) => self.read(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        };
+        let read = read.map_err(|error| AmpError::unread(path.display(), error))?;
+        let mut file = self.file();
+        for (place, known) in &read {
+            self.known[*place].fetch_or(known.0, Ordering::Relaxed);
+        }
+        if let Err(error) = self.write(path) {
+            for (place, known) in &read {
+                self.known[*place].fetch_and(!known.0, Ordering::Relaxed);
+            }
+            return Err(AmpError::unwritten(path.display(), error));
+        }
+        *file = Some(path.into());
+        Ok(())
+    }
+
+    /// The file in which the exceptions are kept.
+    pub fn kept_in(&self) -> Option<PathBuf> {
+        self.file().clone()
+    }
+
+    /// What a file says of the operations that are not known yet.
+    fn read(&self, file: File) -> io::Result<Vec<(usize, Known)>> {
+        let kept: Kept = read_json(file)?;
+        let unlike = |reason: String| io::Error::other(reason);
+        if kept.version != VERSION {
+            return Err(unlike(format!(
+                "it has version {}, but this burn-amp reads version {VERSION}",
+                kept.version
+            )));
+        }
+        if kept.device != self.identity() {
+            log::info!(
+                "burn-amp: the exceptions of {} are not those of {}: what was tried there is dropped",
+                kept.device,
+                self.identity()
+            );
+            return Ok(Vec::new());
+        }
+        let tried = kept.operations.into_iter();
+        let tried = tried.filter(|entry| entry.reason == Reason::Tried);
+        tried
+            .map(|entry| {
+                let place = OPS.iter().position(|op| short(op.name) == entry.op);
+                let half = entry.half.filter(|half| HALVES.contains(half));
+                let (place, half) = place.zip(half).ok_or_else(|| {
+                    unlike(format!("it has an operation that there is not: {entry}"))
+                })?;
+                let known = Known(self.known[place].load(Ordering::Relaxed));
+                Ok((
+                    place,
+                    match known.answer(entry.calls, half) {
+                        Some(_) => Known::default(),
+                        None => {
+                            let exact = entry.precision == OpPrecision::Half;
+                            Known::default().with_tried(entry.calls, half, exact)
+                        }
+                    },
+                ))
+            })
+            .collect()
+    }
+
+    /// Writes the file, if there is one. What was found is in force also where this fails.
+    fn keep(&self) {
+        let file = self.file();
+        if let Some(path) = &*file
+            && let Err(error) = self.write(path)
+        {
+            log::warn!(
+                "burn-amp: the exceptions could not be written to {}: {error}",
+                path.display()
+            );
+        }
+    }
+
+    fn write(&self, path: &Path) -> io::Result<()> {
+        let kept = Kept {
+            version: VERSION,
+            device: self.identity(),
+            operations: self.all().map(|(_, entry)| entry).collect(),
+        };
+        replace_file(path, |part| write_json(File::create_new(part)?, &kept))
+    }
+
+    fn file(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn identity(&self) -> String {
+        let device = self.device.get().map_or("a device", String::as_str);
+        format!("{device}, {}", machine())
+    }
+}
+
+/// What runs kernels here, as far as a program can know.
+fn machine() -> &'static str {
+    static MACHINE: OnceLock<String> = OnceLock::new();
+    MACHINE.get_or_init(|| {
+        let first = |path: &str, field: &str| {
+            let text = std::fs::read_to_string(path).ok()?;
+            let line = text.lines().find(|line| line.starts_with(field))?;
+            Some(
+                line.split(':')
+                    .next_back()
+                    .unwrap_or(line)
+                    .trim()
+                    .to_owned(),
+            )
+        };
+        let mut parts = vec![format!(
+            "{} {}",
+            std::env::consts::OS,
+            std::env::consts::ARCH
+        )];
+        parts.extend(first("/proc/cpuinfo", "model name"));
+        parts.extend(first("/proc/driver/nvidia/version", "NVRM version"));
+        parts.join(", ")
+    })
+}
+
+/// The lines of a report about the exceptions where `half` is in force, each with its newline.
+#[doc(hidden)]
+pub fn report_lines(half: impl fmt::Display, exceptions: &[Exception]) -> String {
+    use OpPrecision::{F32, Half};
+    let of = |reason, precision: OpPrecision| -> Vec<String> {
+        let of = |e: &&Exception| e.reason == reason && e.precision == precision;
+        let text = |e: &Exception| match reason {
+            Reason::Configured => format!("{e} in {precision}"),
+            Reason::Tried => e.to_string(),
+        };
+        exceptions.iter().filter(of).map(text).collect()
+    };
+    let configured = [of(Reason::Configured, F32), of(Reason::Configured, Half)].concat();
+    let rounded = format!("computed in FP32, then rounded to {half}");
+    let without_casts = format!("as exact in {half} as in FP32, so without casts");
+    let lines = [
+        ("operations", configured, "changed by AmpConfig::with_op"),
+        ("FP32 here", of(Reason::Tried, F32), rounded.as_str()),
+        ("half here", of(Reason::Tried, Half), &without_casts),
+    ];
+    let lines = lines.map(|(label, ops, why)| line(label, &ops, "exceptions", why));
+    lines.concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::atomic::AtomicUsize;
+
+    use tempfile::tempdir;
+
+    use super::*;
+    use crate::dtype::tests::DType;
+    use DType::{BF16, F16};
+
+    fn tried(name: &str) -> TriedOp {
+        TriedOp::named(name).unwrap()
+    }
+
+    fn texts(exceptions: &Exceptions) -> Vec<String> {
+        let text = |e: Exception| {
+            let half = e.half.map_or("any half".into(), |half| half.to_string());
+            format!("{e}, {half}: {}, {:?}", e.precision, e.reason)
+        };
+        exceptions.list().into_iter().map(text).collect()
+    }
+
+    /// An exception of each reason, and an operation in which the device follows the table.
+    fn some() -> Exceptions {
+        let exceptions = Exceptions::default();
+        let operations = OpPrecisions::default();
+        let operations = operations
+            .with("0.21", "softmax", OpPrecision::Half)
+            .unwrap();
+        let operations = operations.with("0.21", "conv2d", OpPrecision::F32).unwrap();
+        exceptions.configure(&operations);
+        let grouped = tried("conv2d").of_kind(Kind::Grouped);
+        assert_eq!(exceptions.tried(grouped, F16, || false), Some(false));
+        assert_eq!(
+            exceptions.tried(tried("float_sqrt"), BF16, || true),
+            Some(true)
+        );
+        assert_eq!(exceptions.tried(tried("linear"), BF16, || true), Some(true));
+        exceptions
+    }
+
+    const SOME: [&str; 4] = [
+        "conv2d, any half: f32, Configured",
+        "conv2d in groups, f16: f32, Tried",
+        "softmax, any half: half, Configured",
+        "sqrt, bf16: half, Tried",
+    ];
+
+    #[test]
+    fn one_look_up_has_all_that_is_known_of_an_operation() {
+        let exceptions = some();
+        assert_eq!(texts(&exceptions), SOME);
+        let conv = exceptions.of(&Op::named("conv2d"));
+        assert_eq!(conv.configured(), Some(OpPrecision::F32));
+        for calls in Kind::ALL {
+            let found = (calls == Kind::Grouped).then_some(false);
+            assert_eq!(conv.is_exact(calls, F16), found);
+            assert_eq!(conv.is_exact(calls, BF16), None);
+            assert_eq!(conv.configured_only().is_exact(calls, F16), None);
+        }
+        assert_eq!(conv.configured_only().configured(), Some(OpPrecision::F32));
+        let softmax = exceptions.of(&Op::named("softmax"));
+        assert_eq!(softmax.configured(), Some(OpPrecision::Half));
+        let own = Op::custom(
+            "conv2d",
+            super::super::Class::Fp32,
+            super::super::Role::Forward,
+        );
+        assert_eq!(exceptions.of(&own), Known::default());
+    }
+
+    #[test]
+    fn an_answer_stays_and_a_configuration_is_replaced() {
+        let exceptions = some();
+        let linear = tried("linear");
+        assert_eq!(exceptions.tried(linear, BF16, || false), Some(true));
+        exceptions.configure(&OpPrecisions::default());
+        assert_eq!(texts(&exceptions), [SOME[1], SOME[3]]);
+        let names = |precision| exceptions.in_force(precision).len();
+        assert_eq!(
+            [Precision::F32, Precision::F16, Precision::Bf16].map(names),
+            [0, 1, 1]
+        );
+    }
+
+    #[test]
+    fn what_is_frozen_tries_nothing_and_what_is_cleared_is_tried_again() {
+        let exceptions = some();
+        exceptions.freeze(true);
+        let matmul = tried("float_matmul");
+        assert_eq!(exceptions.tried(matmul, F16, || panic!("frozen")), None);
+        assert!(exceptions.is_frozen());
+        exceptions.freeze(false);
+        assert_eq!(exceptions.tried(matmul, F16, || false), Some(false));
+        exceptions.clear();
+        assert_eq!(texts(&exceptions), [SOME[0], SOME[2]]);
+        assert_eq!(exceptions.tried(matmul, F16, || true), Some(true));
+    }
+
+    #[test]
+    fn a_file_spares_the_trials_of_the_same_device_alone() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("exceptions.json");
+        let exceptions = some();
+        exceptions.named(|| "one".into()).keep_in(&path).unwrap();
+        assert_eq!(exceptions.kept_in(), Some(path.clone()));
+        // Each new one is written.
+        exceptions.tried(tried("float_matmul"), F16, || false);
+
+        let same = Exceptions::default();
+        same.named(|| "one".into()).keep_in(&path).unwrap();
+        // What is configured is the program's to say.
+        assert_eq!(texts(&same), ["matmul, f16: f32, Tried", SOME[1], SOME[3]]);
+        assert_eq!(
+            same.of(&Op::named("linear")).is_exact(Kind::Usual, BF16),
+            Some(true)
+        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+
+        let other = Exceptions::default();
+        other.named(|| "other".into()).keep_in(&path).unwrap();
+        assert_eq!(other.list(), []);
+        // The file is the other's now.
+        let third = Exceptions::default();
+        third.named(|| "one".into()).keep_in(&path).unwrap();
+        assert_eq!(third.list(), []);
+    }
+
+    #[test]
+    fn what_is_known_already_goes_before_a_file() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("exceptions.json");
+        some().keep_in(&path).unwrap();
+        let exceptions = Exceptions::default();
+        exceptions.tried(tried("conv2d").of_kind(Kind::Grouped), F16, || true);
+        exceptions.keep_in(&path).unwrap();
+        assert_eq!(texts(&exceptions), [SOME[3]]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_is_refused_and_nothing_changes() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("exceptions.json");
+        some().keep_in(&path).unwrap();
+        let written = fs::read_to_string(&path).unwrap();
+        for (from, to, says) in [
+            ("\"version\": 1", "\"version\": 2", "it has version 2"),
+            (
+                "\"sqrt\"",
+                "\"squirt\"",
+                "an operation that there is not: squirt",
+            ),
+            ("\"bf16\"", "\"f32\"", "an operation that there is not"),
+            ("\"grouped\"", "\"herded\"", "herded"),
+            ("\"tried\"", "\"guessed\"", "guessed"),
+            ("{", "", "cannot read the state from"),
+        ] {
+            let changed = written.replacen(from, to, 1);
+            assert_ne!(changed, written);
+            fs::write(&path, &changed).unwrap();
+            let exceptions = Exceptions::default();
+            let error = exceptions.keep_in(&path).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+            assert_eq!((exceptions.list(), exceptions.kept_in()), (vec![], None));
+            assert_eq!(fs::read_to_string(&path).unwrap(), changed);
+        }
+        let nowhere = folder.path().join("no folder").join("exceptions.json");
+        let error = some().keep_in(nowhere).unwrap_err().to_string();
+        assert!(error.contains("cannot write the state to"), "{error}");
+    }
+
+    #[test]
+    fn of_many_threads_the_first_answer_is_that_of_all() {
+        let exceptions = Exceptions::default();
+        let trials = AtomicUsize::new(0);
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let ask = |i: usize| {
+                let (exceptions, trials) = (&exceptions, &trials);
+                scope.spawn(move || {
+                    exceptions.tried(tried("linear"), F16, || {
+                        trials.fetch_add(1, Ordering::Relaxed);
+                        i.is_multiple_of(2)
+                    })
+                })
+            };
+            let threads: Vec<_> = (0..8).map(ask).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let known = exceptions
+            .of(&Op::named("linear"))
+            .is_exact(Kind::Usual, F16);
+        assert!(known.is_some());
+        assert!(answers.iter().all(|answer| *answer == known), "{answers:?}");
+    }
+
+    #[test]
+    fn a_report_names_the_first_operations_and_the_field_with_all() {
+        let lines = |exceptions: &Exceptions, half: Precision| {
+            report_lines(half, &exceptions.in_force(half))
+        };
+        assert_eq!(lines(&Exceptions::default(), Precision::F16), "");
+        assert_eq!(
+            lines(&some(), Precision::F16),
+            "operations  conv2d in f32, softmax in half: changed by AmpConfig::with_op\n\
+             FP32 here   conv2d in groups: computed in FP32, then rounded to f16\n"
+        );
+        assert_eq!(
+            lines(&some(), Precision::Bf16),
+            "operations  conv2d in f32, softmax in half: changed by AmpConfig::with_op\n\
+             half here   sqrt: as exact in bf16 as in FP32, so without casts\n"
+        );
+        let many = Exceptions::default();
+        let all = TriedOp::all().filter(|op| !TriedOp::is_widened(Op::named(op.name()).class));
+        all.take(8).for_each(|op| {
+            many.tried(op, F16, || false);
+        });
+        let many = lines(&many, Precision::F16);
+        assert!(many.contains(" and 3 more (see `exceptions`): "), "{many}");
+    }
+}
