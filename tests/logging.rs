@@ -14,7 +14,7 @@ use burn::tensor::DType;
 use burn::tensor::activation::sigmoid;
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, DynamicLossScale, GradScaler, LossScaleConfig, Precision,
-    full_precision, with_precision,
+    exceptions, full_precision, with_precision,
 };
 use log::kv::{self, Key, Value, VisitSource};
 use log::{Level, Log, Metadata, Record};
@@ -203,6 +203,37 @@ fn the_log_is_told_once_and_why() {
     };
     assert!(fresh.contains("it was written without AMP: the loss scale is 1"));
     assert!(dealt.contains("has 1 loss scale(s), but the training has 2 device(s)"));
+
+    // A checkpoint of a process that kept its exceptions in a file, and a process that does not.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("exceptions.json");
+    exceptions::<B>(&Default::default()).keep_in(&path).unwrap();
+    let scheduler = GradScaler::default().checkpoint_with(0.1);
+    let bytes = Recorder::<Flex>::record(&recorder, scheduler.to_record::<Flex>(), ()).unwrap();
+    let name = path.display().to_string();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(text(&bytes).contains(&name));
+    let load = |bytes: Vec<u8>| {
+        let record = Recorder::<Flex>::load(&recorder, bytes, &Default::default()).unwrap();
+        GradScaler::default()
+            .checkpoint_with(0.1)
+            .load_record::<Flex>(record);
+    };
+    load(bytes.clone());
+    assert_eq!(self::lines(), []);
+    let place = bytes
+        .windows(name.len())
+        .position(|at| at == name.as_bytes());
+    let mut elsewhere = bytes;
+    elsewhere[place.unwrap()] = b'X';
+    load(elsewhere);
+    let [(Level::Info, asked)] = &self::lines()[..] else {
+        panic!("one line")
+    };
+    assert!(
+        asked.contains("the exceptions of a device were kept in X"),
+        "{asked}"
+    );
 
     // A model in half: one line, however many parameters it has.
     let train_in_half = || {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use burn_amp_core::policy::{ask_for_exceptions, files_of_exceptions};
 use burn_backend::Backend;
 use burn_core::record::{PrecisionSettings, Record};
 use burn_optim::LearningRate;
@@ -69,12 +70,14 @@ impl<S: LrScheduler> LrScheduler for LrSchedulerWithScaler<S> {
         let states = self.scalers.iter().map(GradScaler::state);
         LrSchedulerWithScalerRecord {
             loss_scalers: Some(states.collect()),
+            exceptions: files_of_exceptions(),
             scheduler: self.schedule.to_record::<B>(),
         }
     }
 
     /// Also restores the state of the scalers.
     fn load_record<B: Backend>(self, record: Self::Record<B>) -> Self {
+        ask_for_exceptions(&record.exceptions);
         let states = record.loss_scalers.unwrap_or_default();
         match (states.len(), self.scalers.len()) {
             (0, _) => log::info!(
@@ -113,6 +116,8 @@ impl<S: LrScheduler> LrScheduler for LrSchedulerWithScaler<S> {
 pub struct LrSchedulerWithScalerRecord<R> {
     /// `None` in a record that was written without AMP.
     loss_scalers: Option<Vec<LossScaler>>,
+    /// The files of the exceptions of the devices.
+    exceptions: Vec<String>,
     scheduler: R,
 }
 
@@ -125,6 +130,7 @@ impl<B: Backend, R: Record<B>> Record<B> for LrSchedulerWithScalerRecord<R> {
     fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
         LrSchedulerWithScalerRecord {
             loss_scalers: self.loss_scalers,
+            exceptions: self.exceptions,
             scheduler: self.scheduler.into_item(),
         }
     }
@@ -132,6 +138,7 @@ impl<B: Backend, R: Record<B>> Record<B> for LrSchedulerWithScalerRecord<R> {
     fn from_item<S: PrecisionSettings>(item: Self::Item<S>, device: &B::Device) -> Self {
         Self {
             loss_scalers: item.loss_scalers,
+            exceptions: item.exceptions,
             scheduler: R::from_item(item.scheduler, device),
         }
     }
@@ -150,7 +157,7 @@ impl<'de, I: Deserialize<'de>> Deserialize<'de> for LrSchedulerWithScalerItem<I>
     }
 }
 
-const FIELDS: &[&str] = &["loss_scalers", "scheduler"];
+const FIELDS: &[&str] = &["loss_scalers", "exceptions", "scheduler"];
 
 /// Reads the item's own fields.
 #[derive(Deserialize)]
@@ -160,6 +167,8 @@ const FIELDS: &[&str] = &["loss_scalers", "scheduler"];
 )]
 struct Own<I> {
     loss_scalers: Option<Vec<LossScaler>>,
+    #[serde(default)]
+    exceptions: Vec<String>,
     scheduler: I,
 }
 
@@ -171,6 +180,7 @@ fn plain<'de, I: Deserialize<'de>, D: Deserializer<'de>>(
 ) -> Result<LrSchedulerWithScalerItem<I>, D::Error> {
     Ok(LrSchedulerWithScalerItem {
         loss_scalers: None,
+        exceptions: Vec::new(),
         scheduler: I::deserialize(deserializer)?,
     })
 }

@@ -1,5 +1,6 @@
 //! A trainer for hand-written loops.
 
+use burn_amp_core::policy::{ask_for_exceptions, files_of_exceptions};
 use burn_amp_core::{PendingStepRecord, check_trainer, continues_window, replace_file};
 use burn_core as burn;
 use burn_core::config::Config;
@@ -173,6 +174,9 @@ pub struct AccumulationRecord {
     gradients: Vec<(u64, TensorData)>,
     /// What the gradients are multiplied by.
     scale: f32,
+    /// The files of the exceptions of the devices.
+    #[serde(default)]
+    exceptions: Vec<String>,
 }
 
 /// Saved as it is, in every precision.
@@ -366,6 +370,7 @@ where
             micro_batches: self.micro_batches,
             pending: self.mixed.scaler().pending_record(),
             scale: self.scaler().carried_scale::<B>(),
+            exceptions: files_of_exceptions(),
             gradients: gradients::to_data::<B, M>(&model, &grads),
         };
         self.accumulator.accumulate(&model, grads);
@@ -387,6 +392,7 @@ where
     /// its running statistics (batch norm) may be the record's.
     pub fn load_record(&mut self, record: TrainerRecord<B, M, O, S>) {
         let (model, optimizer, (scheduler, scaler), accumulation) = record;
+        ask_for_exceptions(&accumulation.exceptions);
         // Burn's `RunningState` keeps the statistics of the last batch aside until the next forward pass or
         // `valid`, which would overwrite the loaded ones.
         drop(self.model().valid());

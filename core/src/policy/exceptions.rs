@@ -1,6 +1,7 @@
 //! The exceptions of a device: operations that it computes in another precision than the policy's table says.
 //! One table, whatever the reason. A decision reads one number of it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -330,6 +331,7 @@ impl Exceptions {
             }
             return Err(AmpError::unwritten(path.display(), error));
         }
+        files().insert(path.into());
         *file = Some(path.into());
         Ok(())
     }
@@ -410,6 +412,34 @@ impl Exceptions {
     fn identity(&self) -> String {
         let device = self.device.get().map_or("a device", String::as_str);
         format!("{device}, {}", machine())
+    }
+}
+
+/// The files in which devices of this process keep their exceptions.
+fn files() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    static FILES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The files of the exceptions of this process, as a checkpoint names them. A checkpoint cannot hold the exceptions:
+/// some records hold numbers alone.
+#[doc(hidden)]
+pub fn files_of_exceptions() -> Vec<String> {
+    files()
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect()
+}
+
+/// Logs the files that a checkpoint names and that no device of this process keeps its exceptions in.
+#[doc(hidden)]
+pub fn ask_for_exceptions(named: &[String]) {
+    let here = files_of_exceptions();
+    for file in named.iter().filter(|file| !here.contains(file)) {
+        log::info!(
+            "burn-amp: the checkpoint was written where the exceptions of a device were kept in {file}. To resume with \
+             them, call burn_amp::exceptions::<B>(&device).keep_in({file:?}) before the first step"
+        );
     }
 }
 

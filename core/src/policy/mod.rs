@@ -50,6 +50,8 @@ pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
 pub use decision::{Decision, Layer, Operand, Site, decide};
 pub use exceptions::{Exception, Exceptions, Known, Reason, report_lines};
+#[doc(hidden)]
+pub use exceptions::{ask_for_exceptions, files_of_exceptions};
 pub use flags::TensorFlags;
 pub use op::Op;
 pub use values::{SMALL, TERMS};
