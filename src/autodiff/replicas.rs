@@ -66,8 +66,8 @@ impl Failure {
                 });
                 format!(
                     "the loss of one replica is {one}, and the loss of another is {other}: their \
-                     gradients do not add up. Give all devices the same precision, loss scale and \
-                     finite check"
+                     gradients do not add up. Give all devices the same precision and loss scale, and the \
+                     same AmpConfig::with_finite_check"
                 )
             }
         }
@@ -399,7 +399,7 @@ mod tests {
             let message = told.unwrap_err();
             let both =
                 message.contains("not checked") && message.contains("checked and not scaled");
-            assert!(both && message.contains("finite check"), "{message}");
+            assert!(both && message.contains("with_finite_check"), "{message}");
         }
         assert_eq!(
             told(&replicas, &[vote(true, true); 2]),
