@@ -258,6 +258,29 @@ fn the_log_is_told_once_and_why() {
         );
     }
 
+    // A program whose weights are plain tensors, and one that has a layer as well.
+    let config = AmpConfig::new().with_precision(Precision::Bf16);
+    for has_layer in [true, false] {
+        config.apply::<B>(&Default::default()).unwrap();
+        self::lines();
+        let x = || Tensor::<B, 2>::ones([2, 2], &Default::default());
+        if has_layer {
+            LinearConfig::new(2, 2)
+                .init(&Default::default())
+                .forward(x());
+        }
+        (0..2500).for_each(|_| drop(x().matmul(x())));
+        let warned = self::lines();
+        let is_warning = |(level, _): &&(Level, String)| *level == Level::Warn;
+        let warned: Vec<_> = warned.iter().filter(is_warning).collect();
+        assert_eq!(warned.len(), usize::from(!has_layer));
+        if let [(_, text)] = &warned[..] {
+            assert!(text.starts_with(
+                "burn-amp: 1000 products and convolutions on flex on Cpu stayed FP32"
+            ));
+        }
+    }
+
     // A loss that is not finite, of a step that is checked.
     let config = AmpConfig::new().with_precision(Precision::Bf16);
     config

@@ -67,7 +67,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         let decision = decide(&op, operands, scalars, &layer, &at);
         decision.log(&op);
         if decision.is_of_data {
-            context.count_data();
+            context.count_data::<B>(&at.device);
         }
         if !S::RECORDS && op.is_backward() && !keeps_dtypes() {
             foreign_pass::<B>(&op, &decision, operands, &at.device);

@@ -105,8 +105,9 @@ impl AmpConfig {
     /// beyond half, and need all their bits. PyTorch's `autocast` stands around a model's forward pass; a precision
     /// of burn-amp's is a device's, and reaches batchers, constructors and metrics as well.
     ///
-    /// For programs that hold their weights in plain tensors and not in a `Param`, on [`Amp<B>`](crate::Amp) alone
-    /// or on [`AmpAutodiff<B>`](crate::AmpAutodiff). `tensor.set_require_grad(false)` marks a single tensor as learned.
+    /// Use it if your weights are plain tensors, and in no `Param`. It applies in training and in inference: the default
+    /// is the same for [`Amp<B>`](crate::Amp) alone, so that a trained model gives the same values there. To mark a single
+    /// tensor as learned, call `tensor.set_require_grad(false)`. FP32 products with an inner dimension of 1 stay FP32.
     pub fn with_data_in_half(mut self, data_in_half: bool) -> Self {
         self.data_in_half = data_in_half;
         self
@@ -131,7 +132,7 @@ impl AmpConfig {
     /// [`GradScaler::last_step`] names its parameters, as in f16. Without the check, such a step changes the
     /// parameters, and the log has a line once the program reads its loss. Default off: the check costs one
     /// read-back per backward pass, as in f16. DeepSpeed's `check_grad_overflow` and
-    /// Megatron-LM's `check_for_nan_in_loss_and_grad` do so in bf16.
+    /// Megatron-LM's `check_for_nan_in_loss_and_grad` check in bf16, too.
     pub fn with_finite_check(mut self, finite_check: bool) -> Self {
         self.finite_check = finite_check;
         self

@@ -115,10 +115,21 @@ impl DeviceContext {
         }
     }
 
-    /// Counts a contraction of data, which stays FP32.
+    /// Counts a contraction of data, which stays FP32. Warns of a program that contracts nothing else: its weights may be
+    /// plain tensors.
     #[cold]
-    pub(crate) fn count_data(&self) {
-        self.state.statistics().contraction_of_data();
+    pub(crate) fn count_data<B: Backend>(&self, device: &B::Device) {
+        const MANY: u64 = 1000;
+        let statistics = self.state.statistics();
+        let casts = statistics.to_half.casts().count;
+        if statistics.contraction_of_data() == MANY && casts == 0 {
+            log::warn!(
+                "burn-amp: {MANY} products and convolutions on {} stayed FP32, and none was half: nothing learned took \
+                 part. If the program holds its weights in plain tensors, and in no Param, \
+                 AmpConfig::with_data_in_half(true) runs them in half",
+                name::<B>(device)
+            );
+        }
     }
 
     /// What the exceptions of the device say of an operation.

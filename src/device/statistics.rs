@@ -43,9 +43,9 @@ impl CastStatistics {
         self.read_backs.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a contraction of data, which stays FP32.
-    pub(crate) fn contraction_of_data(&self) {
-        self.contractions_of_data.fetch_add(1, Ordering::Relaxed);
+    /// Counts a contraction of data, which stays FP32. Returns how many there are now.
+    pub(crate) fn contraction_of_data(&self) -> u64 {
+        1 + self.contractions_of_data.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Resets all counters to zero.

@@ -104,16 +104,6 @@ impl<D> Decision<D> {
     /// Logs, once in a process, what the user should know of this operation.
     pub fn log(&self, op: &Op) {
         static LOGGED: Once = Once::new();
-        static OF_DATA: Once = Once::new();
-        if self.is_of_data {
-            OF_DATA.call_once(|| {
-                log::info!(
-                    "burn-amp: {} of data stays FP32: nothing learned takes part. If these tensors are weights that a \
-                     program does not hold in a Param, AmpConfig::with_data_in_half(true) runs them in half",
-                    op.name
-                );
-            });
-        }
         if !self.is_log_of_one_minus_sigmoid {
             return;
         }

@@ -39,9 +39,9 @@ pub enum Reason {
 pub struct Exception {
     /// The operation's name, without `float_`.
     pub op: String,
-    /// The calls of the operation.
+    /// Which calls of the operation, such as convolutions in groups.
     pub calls: Kind,
-    /// The half precision in force; `None` in both.
+    /// The half precision in force; `None`: f16 and bf16.
     pub half: Option<Precision>,
     /// The precision that the operation computes in. What was tried and is FP32 returns half: operands and result
     /// are rounded, so that the values are those of a device that is exact.
@@ -305,9 +305,11 @@ impl Exceptions {
     }
 
     /// Keeps the exceptions in a file from now on, in every precision. If the file exists, what was tried is read from
-    /// it first, so that no operation is tried twice: unless it was written for another device, on another computer or
-    /// with another driver, as far as a program can know (Linux tells the processor and NVIDIA's driver). The file is
-    /// replaced whole at each new exception, or not at all. Checkpoints of a trainer and of a `Learner` name it.
+    /// it first, so that no operation is tried twice. Use one file for each device: a file of another backend, device,
+    /// processor, NVIDIA GPU, NVIDIA driver or version of burn-amp is replaced. A program cannot know other drivers, or
+    /// LibTorch's version: delete the file after such a change. The file also lists what is configured, which the
+    /// configuration of the next process decides anew. Each new exception replaces the file, whole or not at all.
+    /// Checkpoints of a trainer and of a `Learner` name the file.
     ///
     /// # Errors
     ///
@@ -365,9 +367,9 @@ impl Exceptions {
             .map(|entry| {
                 let place = OPS.iter().position(|op| short(op.name) == entry.op);
                 let half = entry.half.filter(|half| HALVES.contains(half));
-                let (place, half) = place.zip(half).ok_or_else(|| {
-                    unlike(format!("it has an operation that there is not: {entry}"))
-                })?;
+                let (place, half) = place
+                    .zip(half)
+                    .ok_or_else(|| unlike(format!("it names an unknown operation: {entry}")))?;
                 let known = Known(self.known[place].load(Ordering::Relaxed));
                 Ok((
                     place,
@@ -443,11 +445,11 @@ pub fn ask_for_exceptions(named: &[String]) {
     }
 }
 
-/// What runs kernels here, as far as a program can know.
+/// What runs kernels here, as far as a program can know: Linux tells the processor, and NVIDIA's GPUs and driver.
 fn machine() -> &'static str {
     static MACHINE: OnceLock<String> = OnceLock::new();
     MACHINE.get_or_init(|| {
-        let first = |path: &str, field: &str| {
+        let first = |path: &Path, field: &str| {
             let text = std::fs::read_to_string(path).ok()?;
             let line = text.lines().find(|line| line.starts_with(field))?;
             Some(
@@ -458,13 +460,22 @@ fn machine() -> &'static str {
                     .to_owned(),
             )
         };
+        let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
         let mut parts = vec![format!(
-            "{} {}",
-            std::env::consts::OS,
-            std::env::consts::ARCH
+            "burn-amp {}, {os} {arch}",
+            env!("CARGO_PKG_VERSION")
         )];
-        parts.extend(first("/proc/cpuinfo", "model name"));
-        parts.extend(first("/proc/driver/nvidia/version", "NVRM version"));
+        parts.extend(first("/proc/cpuinfo".as_ref(), "model name"));
+        let nvidia = Path::new("/proc/driver/nvidia");
+        parts.extend(first(&nvidia.join("version"), "NVRM version"));
+        let gpus = std::fs::read_dir(nvidia.join("gpus"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let gpus = gpus.filter_map(|gpu| first(&gpu.path().join("information"), "Model"));
+        let mut gpus: Vec<_> = gpus.collect();
+        gpus.sort();
+        parts.extend(gpus);
         parts.join(", ")
     })
 }
@@ -641,12 +652,8 @@ mod tests {
         let written = fs::read_to_string(&path).unwrap();
         for (from, to, says) in [
             ("\"version\": 1", "\"version\": 2", "it has version 2"),
-            (
-                "\"sqrt\"",
-                "\"squirt\"",
-                "an operation that there is not: squirt",
-            ),
-            ("\"bf16\"", "\"f32\"", "an operation that there is not"),
+            ("\"sqrt\"", "\"squirt\"", "an unknown operation: squirt"),
+            ("\"bf16\"", "\"f32\"", "an unknown operation"),
             ("\"grouped\"", "\"herded\"", "herded"),
             ("\"tried\"", "\"guessed\"", "guessed"),
             ("{", "", "cannot read the state from"),
