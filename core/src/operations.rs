@@ -392,25 +392,26 @@ macro_rules! activation_operations {
     };
 }
 
-/// The functions of `BackendIr`, where a handle is the tensor itself. The text is the likely fix of a wrong handle.
+/// The functions of `BackendIr`, where a handle is the tensor itself. The text is the likely fix of a wrong
+/// handle. `$float` is applied to each float tensor that a client names.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! ir_handles {
-    ($fix:literal) => {
+    ($fix:literal, $float:expr) => {
         $crate::ir_handles! { $fix
-            Float("float"): float_tensor, float_tensor_handle, FloatTensor;
-            Int("int"): int_tensor, int_tensor_handle, IntTensor;
-            Bool("bool"): bool_tensor, bool_tensor_handle, BoolTensor;
-            Quantized("quantized"): quantized_tensor, quantized_tensor_handle, QuantizedTensor;
+            Float("float"): float_tensor, float_tensor_handle, FloatTensor, $float;
+            Int("int"): int_tensor, int_tensor_handle, IntTensor, ::core::convert::identity;
+            Bool("bool"): bool_tensor, bool_tensor_handle, BoolTensor, ::core::convert::identity;
+            Quantized("quantized"): quantized_tensor, quantized_tensor_handle, QuantizedTensor, ::core::convert::identity;
         }
     };
-    ($fix:literal $($kind:ident($name:literal): $tensor:ident, $handle:ident, $of:ident;)*) => {
+    ($fix:literal $($kind:ident($name:literal): $tensor:ident, $handle:ident, $of:ident, $given:expr;)*) => {
         type Handle = HandleKind<Self>;
 
         $(
             fn $tensor(handle: TensorHandle<Self::Handle>) -> $of<Self> {
                 match handle.handle {
-                    HandleKind::$kind(tensor) => tensor,
+                    HandleKind::$kind(tensor) => ($given)(tensor),
                     other => panic!(
                         "an operation on {} tensors was given the handle of a {} tensor. {}",
                         $name,

@@ -43,10 +43,17 @@ fn the_report_names_what_the_trials_found() {
         let is_half = exception.precision == OpPrecision::Half;
         let mut rows = policy::rows("0.23");
         let row = rows.find(|row| row.op.trim_start_matches("float_") == exception.op);
-        assert_eq!(row.unwrap().class == Class::Fp32Inside, is_half, "{exception}");
+        assert_eq!(
+            row.unwrap().class == Class::Fp32Inside,
+            is_half,
+            "{exception}"
+        );
     }
     // Flex adds up in half in a convolution of few channels.
-    assert!(names.contains(&"conv2d of few channels".into()), "{names:?}");
+    assert!(
+        names.contains(&"conv2d of few channels".into()),
+        "{names:?}"
+    );
     let text = report.to_string();
     assert!(text.contains("precision   f16: asked for\n"), "{text}");
 }

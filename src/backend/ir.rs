@@ -6,13 +6,14 @@ use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn_ir::{BackendIr, HandleKind, TensorHandle};
 
 use crate::Amp;
-use crate::tensor::Side;
+use crate::tensor::{Side, TensorFlags};
 
 /// A handle is the tensor itself. A client treats every float tensor as FP32, and data read back is
-/// FP32.
+/// FP32. A client's parameters are not known here: every tensor counts as learned.
 impl<B: Backend, S: Side<B>> BackendIr for Amp<B, S> {
     burn_amp_core::ir_handles! {
-        "Use the same version of Burn in the client and the server"
+        "Use the same version of Burn in the client and the server",
+        |tensor: FloatTensor<Self>| tensor.and(TensorFlags::LEARNED)
     }
 }
 
@@ -52,6 +53,28 @@ mod tests {
         assert!(boolean.dtype().is_bool());
         let quantized = B::quantized_tensor(of(B::quantized_tensor_handle(quantized)));
         assert!(matches!(quantized.dtype(), DType::QFloat(_)));
+    }
+
+    /// As a server has it: weights and data of a client look alike.
+    #[test]
+    fn what_a_client_names_is_learned() {
+        use burn_backend::ops::FloatTensorOps;
+
+        let float = || {
+            let ones = B::float_ones(
+                Shape::new([2, 2]),
+                &Default::default(),
+                burn_backend::FloatDType::F32,
+            );
+            let shape = Shape::new([2, 2]);
+            B::float_tensor(TensorHandle {
+                handle: B::float_tensor_handle(ones),
+                shape,
+            })
+        };
+        crate::with_precision(crate::Precision::Bf16, || {
+            assert_eq!(B::float_matmul(float(), float()).dtype(), DType::BF16);
+        });
     }
 
     #[test]

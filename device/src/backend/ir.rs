@@ -11,7 +11,8 @@ use crate::device::Session;
 impl<B: Backend, P: Session> BackendIr for Amp<B, P> {
     burn_amp_core::ir_handles! {
         "The feature `fusion` of Burn's client, which its feature `vision` enables, causes this: turn `fusion` off in the \
-         client. Otherwise use the same version of Burn in client and server"
+         client. Otherwise use the same version of Burn in client and server",
+        ::core::convert::identity
     }
 }
 
