@@ -140,7 +140,7 @@ fn an_overflow_on_the_server_is_a_skipped_step_of_a_plain_client() {
     let model = Weight {
         weight: Param::from_tensor(Tensor::<B, 2>::ones([4, 4], &device)),
     };
-    let x = Tensor::<B, 2>::ones([1, 4], &device);
+    let x = Tensor::<B, 2>::ones([2, 4], &device);
     let loss = (x.matmul(model.weight.val()) * 8.0).sum();
     let grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
     let (model, stepped) = scaler.step(&mut SgdConfig::new().init(), 1.0, model, grads);
