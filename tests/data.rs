@@ -5,7 +5,7 @@ mod common;
 use burn::backend::Flex;
 use burn::nn::LinearConfig;
 use burn::prelude::*;
-use burn::tensor::{DType, TensorData, Tolerance};
+use burn::tensor::{DType, TensorData};
 use burn_amp::{Amp, AmpAutodiff, Precision, with_precision};
 
 use common::HALVES;
@@ -55,24 +55,15 @@ fn the_angles_of_an_outer_product_are_those_of_fp32() {
     }
 }
 
-/// A layer of one feature, as a diffusion model has for its time steps.
+/// A layer of one feature gives half, as any layer: an LSTM of one feature stays half.
 #[test]
-fn a_layer_of_one_feature_is_exact_and_trains() {
-    let device = Default::default();
-    let layer = LinearConfig::new(1, 8).init::<A>(&device);
-    let [plain, f16, bf16] = in_each(|| {
-        let times = column::<A>((0..1000).step_by(37));
-        let out = layer.forward(times);
-        let value = out.clone().into_data();
-        let grads = out.powi_scalar(2).mean().backward();
-        let grad = layer.weight.grad(&grads).map(|grad| grad.into_data());
-        (value, grad)
-    });
-    for (precision, (value, grad)) in [(Precision::F16, f16), (Precision::Bf16, bf16)] {
-        assert_eq!(value, plain.0, "{precision}");
-        let (grad, expected) = (grad.unwrap(), plain.1.as_ref().unwrap());
-        let relative = 8.0 * common::roundoff(precision) as f32;
-        grad.assert_approx_eq::<f32>(expected, Tolerance::relative(relative));
+fn a_layer_of_one_feature_gives_half() {
+    for precision in HALVES {
+        with_precision(precision, || {
+            let layer = LinearConfig::new(1, 8).init::<A>(&Default::default());
+            let out = layer.forward(column::<A>(0..8));
+            assert_eq!(Some(out.dtype()), precision.compute_dtype::<DType>());
+        });
     }
 }
 

@@ -170,9 +170,9 @@ pub enum AmpError {
 
     /// A training strategy of the user's own that adds up micro-batches, of which it could apply only a part.
     #[error(
-        "a training strategy of your own adds up {micro_batches} micro-batches. In f16 a micro-batch whose \
-         gradients overflow has none, and the strategy applies those of the others as if they were the whole \
-         batch. Use one of Burn's strategies, or choose bf16, which needs no loss scale"
+        "a training strategy of your own adds up {micro_batches} micro-batches. Where steps are checked, as in f16, a \
+         micro-batch whose gradients are not finite has none, and the strategy applies those of the others as if they \
+         were the whole batch. Use one of Burn's strategies, or choose bf16 without a finite check"
     )]
     PartialBatch {
         /// How many micro-batches are accumulated.

@@ -151,7 +151,8 @@ impl DeviceState {
     /// Marks half precision as in use in this process, if the settings use it, and the scaler as idle, if
     /// they need no loss scale.
     fn announce(&self, settings: &Settings) {
-        if settings.precision.is_half() {
+        // The check and anomaly detection follow tensors, as half does.
+        if settings.precision.is_half() || settings.checked || settings.watched {
             want_half();
         }
         self.scaler

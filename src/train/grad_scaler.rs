@@ -33,7 +33,8 @@ impl GradScaler {
     /// [`step`](GradScaler::step) checks the gradients, and on a plain `Autodiff` they still carry
     /// the scale. The log warns once 1,000 losses were scaled without an
     /// [`update`](GradScaler::update). Where nothing is scaled (bf16, FP32 or a disabled scaler),
-    /// the whole protocol does nothing and every step is taken. The counterpart of PyTorch's
+    /// the whole protocol does nothing and every step is taken, unless
+    /// [`AmpConfig::with_finite_check`](crate::AmpConfig::with_finite_check) is on. The counterpart of PyTorch's
     /// `GradScaler.scale`.
     ///
     /// # Panics

@@ -143,11 +143,13 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         if holds { other } else { class }
     }
 
-    /// Whether a contraction would round FP32 data: nothing learned takes part.
+    /// Whether a contraction would round FP32 data: nothing learned takes part. The user's own operation gets what its
+    /// class says.
     pub(super) fn is_of_data(&self) -> bool {
         let is_wide = |o: &Operand<D>| o.dtype == D::F32;
         matches!(self.mode, Mode::On(_))
             && self.op.class == Class::LowerPrecision
+            && self.op.place.is_some()
             && self.changed.is_none()
             && !self.layer.data_in_half
             && !self.any.contains(TensorFlags::LEARNED)

@@ -61,6 +61,9 @@ impl fmt::Display for Exception {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Known(u32);
 
+/// The result of a trial: the calls, the half precision, and whether the device is exact.
+type Tried = (Kind, Precision, bool);
+
 /// The answers in two bits.
 const NO: u32 = 1;
 const YES: u32 = 2;
@@ -100,22 +103,23 @@ impl Known {
     }
 
     fn answer(self, calls: Kind, half: Precision) -> Option<bool> {
-        match self.0 >> place(calls, half) & 0b11 {
+        match self.0 >> bits(calls, half) & 0b11 {
             NO => Some(false),
             YES => Some(true),
             _ => None,
         }
     }
 
-    /// The same, with the result of a trial.
-    fn with_tried(self, calls: Kind, half: Precision, exact: bool) -> Self {
-        let answer = if exact { YES } else { NO };
-        Self(self.0 | answer << place(calls, half))
+    /// The same, with the result of a trial; `None` if there is one already.
+    fn with(self, (calls, half, exact): &Tried) -> Option<Self> {
+        let answer = if *exact { YES } else { NO };
+        let is_new = self.answer(*calls, *half).is_none();
+        is_new.then(|| Self(self.0 | answer << bits(*calls, *half)))
     }
 }
 
 /// Where the answer for these calls begins.
-fn place(calls: Kind, half: Precision) -> u32 {
+fn bits(calls: Kind, half: Precision) -> u32 {
     2 + 2 * (2 * calls as u32 + u32::from(half == Precision::Bf16))
 }
 
@@ -216,11 +220,8 @@ impl Exceptions {
         let half = precision_of(half);
         let exact = try_it();
         let place = Op::named(op.name()).place?;
-        let answer = |known| {
-            let known = Known(known);
-            let is_new = known.answer(op.kind(), half).is_none();
-            is_new.then(|| known.with_tried(op.kind(), half, exact).0)
-        };
+        let found = (op.kind(), half, exact);
+        let answer = |known| Known(known).with(&found).map(|known| known.0);
         let known = &self.known[usize::from(place)];
         match known.fetch_update(Ordering::Relaxed, Ordering::Relaxed, answer) {
             Ok(_) => {
@@ -307,9 +308,9 @@ impl Exceptions {
     /// Keeps the exceptions in a file from now on, in every precision. If the file exists, what was tried is read from
     /// it first, so that no operation is tried twice. Use one file for each device: a file of another backend, device,
     /// processor, NVIDIA GPU, NVIDIA driver or version of burn-amp is replaced. A program cannot know other drivers, or
-    /// LibTorch's version: delete the file after such a change. The file also lists what is configured, which the
+    /// LibTorch's and Burn's versions: delete the file after such a change. The file also lists what is configured, which the
     /// configuration of the next process decides anew. Each new exception replaces the file, whole or not at all.
-    /// Checkpoints of a trainer and of a `Learner` name the file.
+    /// Checkpoints of a trainer, and those of a `Learner` with `GradScaler::checkpoint_with`, name the file.
     ///
     /// # Errors
     ///
@@ -322,14 +323,22 @@ impl Exceptions {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(error),
         };
-        let read = read.map_err(|error| AmpError::unread(path.display(), error))?;
+        let unread = |error| format!("{error}. Delete the file to try the operations again");
+        let read = read.map_err(|error| AmpError::unread(path.display(), unread(error)))?;
         let mut file = self.file();
-        for (place, known) in &read {
-            self.known[*place].fetch_or(known.0, Ordering::Relaxed);
-        }
+        // What was found meanwhile stays.
+        let added = read.into_iter().filter(|(place, entry)| {
+            let add = |known| Known(known).with(entry).map(|known| known.0);
+            let known = &self.known[*place];
+            known
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
+                .is_ok()
+        });
+        let added: Vec<_> = added.collect();
         if let Err(error) = self.write(path) {
-            for (place, known) in &read {
-                self.known[*place].fetch_and(!known.0, Ordering::Relaxed);
+            for (place, (calls, half, _)) in &added {
+                let answer = 0b11 << bits(*calls, *half);
+                self.known[*place].fetch_and(!answer, Ordering::Relaxed);
             }
             return Err(AmpError::unwritten(path.display(), error));
         }
@@ -343,8 +352,8 @@ impl Exceptions {
         self.file().clone()
     }
 
-    /// What a file says of the operations that are not known yet.
-    fn read(&self, file: File) -> io::Result<Vec<(usize, Known)>> {
+    /// What was tried by a file, each with the place of its operation.
+    fn read(&self, file: File) -> io::Result<Vec<(usize, Tried)>> {
         let kept: Kept = read_json(file)?;
         let unlike = |reason: String| io::Error::other(reason);
         if kept.version != VERSION {
@@ -370,17 +379,8 @@ impl Exceptions {
                 let (place, half) = place
                     .zip(half)
                     .ok_or_else(|| unlike(format!("it names an unknown operation: {entry}")))?;
-                let known = Known(self.known[place].load(Ordering::Relaxed));
-                Ok((
-                    place,
-                    match known.answer(entry.calls, half) {
-                        Some(_) => Known::default(),
-                        None => {
-                            let exact = entry.precision == OpPrecision::Half;
-                            Known::default().with_tried(entry.calls, half, exact)
-                        }
-                    },
-                ))
+                let exact = entry.precision == OpPrecision::Half;
+                Ok((place, (entry.calls, half, exact)))
             })
             .collect()
     }

@@ -148,7 +148,7 @@ pub(super) const TABLE: &[&[Op]] = &[
     &rows(LowerPrecision, "a contraction: the work that half precision is for, where the kernel accumulates in FP32", [
         op("float_matmul").that(MultipliesMatrices).otherwise(Promote, OneTerm), op("conv1d"), op("conv2d"), op("conv3d"),
         op("conv_transpose1d"), op("conv_transpose2d"), op("conv_transpose3d"),
-        op("linear").otherwise(Promote, OneTerm).recorded("with fusion, its backward pass takes its steps in the order that joins them"),
+        op("linear").recorded("with fusion, its backward pass takes its steps in the order that joins them"),
         backward("linear_x_backward"), backward("conv1d_x_backward"), backward("conv2d_x_backward"),
         backward("conv3d_x_backward"), backward("conv_transpose1d_x_backward"),
         backward("conv_transpose2d_x_backward"), backward("conv_transpose3d_x_backward"),
