@@ -356,9 +356,9 @@ fn foreign_gradients() {
 fn partial_batch() {
     assert_says(
         Err::<(), _>(AmpError::PartialBatch { micro_batches: 4 }),
-        "a training strategy of your own adds up 4 micro-batches. In f16 a micro-batch whose gradients \
-         overflow has none, and the strategy applies those of the others as if they were the whole batch. \
-         Use one of Burn's strategies, or choose bf16, which needs no loss scale",
+        "a training strategy of your own adds up 4 micro-batches. Where steps are checked, as in f16, a \
+         micro-batch whose gradients are not finite has none, and the strategy applies those of the others as if they \
+         were the whole batch. Use one of Burn's strategies, or choose bf16 without a finite check",
     );
 }
 
