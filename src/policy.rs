@@ -10,11 +10,13 @@ use burn_backend::DType;
 #[doc(inline)]
 pub use burn_amp_core::policy::trials::Kind;
 #[doc(inline)]
-pub use burn_amp_core::policy::{Case, Class, Exception, Exceptions, OpPrecision, Reason, Row};
+pub use burn_amp_core::policy::{Case, Class, OpPrecision, Row};
 pub(crate) use burn_amp_core::policy::{
     HalfSupport, Known, Op, OpPrecisions, SMALL, Site, Support, TERMS, follows_half, holds,
     holds_exactly, is_half, largest_within,
 };
+#[doc(inline)]
+pub use burn_amp_core::{Exception, Exceptions, Reason};
 
 /// How the policy is applied.
 pub(crate) type Mode = burn_amp_core::policy::Mode<DType>;

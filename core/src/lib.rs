@@ -10,6 +10,7 @@
 mod casts;
 mod dtype;
 mod error;
+mod exceptions;
 mod file;
 mod operations;
 pub mod policy;
@@ -23,6 +24,9 @@ mod words;
 pub use casts::Casts;
 pub use dtype::FloatDType;
 pub use error::{AmpError, StuckReason};
+pub use exceptions::{Exception, Exceptions, Reason};
+#[doc(hidden)]
+pub use exceptions::{ask_for_exceptions, files_of_exceptions, report_lines};
 #[doc(hidden)]
 pub use file::replace_file;
 pub use precision::Precision;

@@ -36,9 +36,9 @@ mod train;
 #[doc(hidden)]
 pub use backend::Amp;
 pub use burn_amp_core::{
-    AmpError, Anomaly, AnomalyPass, Casts, DynamicLossScale, LastStep, LossScaleConfig, LossScaler,
-    Precision, ScaleEntry, ScaleHistory, SkippedStep, StepMetrics, StepOutcome, StepProgress,
-    StuckReason, Transition, WhenStuck, policy,
+    AmpError, Anomaly, AnomalyPass, Casts, DynamicLossScale, Exception, LastStep, LossScaleConfig,
+    LossScaler, Precision, Reason, ScaleEntry, ScaleHistory, SkippedStep, StepMetrics, StepOutcome,
+    StepProgress, StuckReason, Transition, WhenStuck, policy,
 };
 #[cfg(feature = "remote")]
 pub use client::connect;

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use burn_amp_core::policy::report_lines;
-use burn_amp_core::{Casts, Chosen, counted, grouped};
+use burn_amp_core::{Casts, Chosen, counted, grouped, report_lines};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 

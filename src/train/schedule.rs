@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use burn_amp_core::policy::{ask_for_exceptions, files_of_exceptions};
+use burn_amp_core::{ask_for_exceptions, files_of_exceptions};
 use burn_backend::Backend;
 use burn_core::record::{PrecisionSettings, Record};
 use burn_optim::LearningRate;

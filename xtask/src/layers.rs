@@ -19,7 +19,7 @@ type Layers = &'static [(&'static str, &'static str, &'static str)];
 const CORE: Layers = &[
     ("dtype, words", "the float dtypes of any version of Burn; numbers as text", "tensors, backends"),
     ("policy, operations", "the table of operations and the pure decision; the operations of every Burn, as lists", "devices, tensors, backends"),
-    ("precision, error, file, casts", "`Precision`; `AmpError`; files written whole or not at all; a count of casts", "devices, tensors, backends"),
+    ("precision, error, file, casts, exceptions", "`Precision`; `AmpError`; files written whole or not at all; a count of casts; the exceptions of a device", "devices, tensors, backends"),
     ("scaler", "configuration, state machine, protocol of a step, history, saved form, state that handles share", "devices, tensors, modules"),
     ("record, trainer", "a scaler's state as a record of Burn's; a trainer's settings and the metrics of a batch", "devices, tensors, modules"),
 ];

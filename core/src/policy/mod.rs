@@ -33,8 +33,8 @@
 mod casts;
 mod changes;
 mod decision;
-mod exceptions;
 mod flags;
+mod known;
 mod op;
 mod table;
 pub mod trials;
@@ -49,11 +49,11 @@ pub use casts::{HalfSupport, Mode, Support};
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
 pub use decision::{Decision, Layer, Operand, Site, decide};
-pub use exceptions::{Exception, Exceptions, Known, Reason, report_lines};
-#[doc(hidden)]
-pub use exceptions::{ask_for_exceptions, files_of_exceptions};
 pub use flags::TensorFlags;
+pub use known::Known;
+pub(crate) use known::{Half, Tried, bits, half_of};
 pub use op::Op;
+pub(crate) use table::OPS;
 pub use values::{SMALL, TERMS};
 
 /// How an operation treats its F32, F16 and BF16 operands.

@@ -9,7 +9,7 @@ use super::{Case, Class, Effect, Fits, Role, Row, same};
 pub struct Op {
     /// The method of Burn's backend traits, or the name of the user's own operation.
     pub name: &'static str,
-    pub(super) class: Class,
+    pub(crate) class: Class,
     /// The reason for the class.
     pub(super) why: &'static str,
     /// The first version of Burn that has the operation, from 0.21 on.
@@ -31,7 +31,7 @@ pub struct Op {
     /// The operation in the trials of devices, if it is tried.
     pub(super) tried: Option<TriedOp>,
     /// Its place among the operations of the table; `None` for the user's own operation.
-    pub(super) place: Option<u16>,
+    pub(crate) place: Option<u16>,
 }
 
 impl Op {

@@ -112,7 +112,7 @@ const fn rows<const N: usize>(class: Class, why: &'static str, entries: [Entry; 
 }
 
 /// The operations in the table's order, each with its place.
-pub(super) const OPS: &[Op] = &{
+pub(crate) const OPS: &[Op] = &{
     const OPERATIONS: usize = {
         let (mut i, mut operations) = (0, 0);
         while i < TABLE.len() {

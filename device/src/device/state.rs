@@ -4,7 +4,7 @@ use std::any::TypeId;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-use burn_amp_core::policy::Exceptions;
+use burn_amp_core::Exceptions;
 use burn_amp_core::policy::trials::TriedOp;
 use burn_amp_core::policy::{HalfSupport, Mode, Support};
 use burn_amp_core::{AmpError, Capabilities, Chosen, Precision, Registry};

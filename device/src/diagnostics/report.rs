@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn_amp_core::policy::{Exception, report_lines};
-use burn_amp_core::{Casts, Chosen, Precision, bytes};
+use burn_amp_core::{Casts, Chosen, Exception, Precision, bytes, report_lines};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 

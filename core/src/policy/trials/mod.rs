@@ -69,7 +69,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub(super) const ALL: [Self; 4] =
+    pub(crate) const ALL: [Self; 4] =
         [Self::Usual, Self::FewChannels, Self::Grouped, Self::Strided];
 
     /// The kind of a convolution, of any dimensions: `[out, in / groups, ..]` is the shape of its weight, or
@@ -133,7 +133,7 @@ impl TriedOp {
     }
 
     /// The calls of this kind; the usual ones if no trial is about this kind.
-    pub(super) fn of_kind(self, kind: Kind) -> Self {
+    pub(crate) fn of_kind(self, kind: Kind) -> Self {
         let is_it = |op: &Self| op.name() == self.name() && op.kind() == kind;
         Self::all().find(is_it).unwrap_or(self)
     }
@@ -150,7 +150,7 @@ impl TriedOp {
 
     /// Whether the policy runs operations of a class in FP32 unless the device is exact. Other operations run in half
     /// unless the device is not exact.
-    pub(super) fn is_widened(class: Class) -> bool {
+    pub(crate) fn is_widened(class: Class) -> bool {
         class == Class::Fp32Inside
     }
 
@@ -246,7 +246,8 @@ mod tests {
 
     use super::*;
     use crate::dtype::tests::DType;
-    use crate::policy::{Exceptions, OpPrecision};
+    use crate::exceptions::Exceptions;
+    use crate::policy::OpPrecision;
 
     /// A device that reads these values: those of each trial in half, and then those in FP32. It
     /// panics after the last.

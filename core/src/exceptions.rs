@@ -11,10 +11,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::table::OPS;
-use super::trials::{Kind, TriedOp};
-use super::{Op, OpPrecision, OpPrecisions, short};
 use crate::file::{read_json, replace_file, write_json};
+use crate::policy::trials::{Kind, TriedOp};
+use crate::policy::{Half, Known, OPS, Op, OpPrecision, OpPrecisions, Tried, bits, half_of, short};
 use crate::words::line;
 use crate::{AmpError, FloatDType, Precision};
 
@@ -56,79 +55,12 @@ impl fmt::Display for Exception {
     }
 }
 
-/// What the table of a device says of an operation: two bits for the configuration, and two for each [`Kind`] of its
-/// calls in each half dtype.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Known(u32);
-
-/// The result of a trial: the calls, the half precision, and whether the device is exact.
-type Tried = (Kind, Precision, bool);
-
-/// The answers in two bits.
-const NO: u32 = 1;
-const YES: u32 = 2;
-
-impl Known {
-    const CONFIGURED: u32 = 0b11;
-
-    /// What the configuration says alone.
-    pub fn configured_only(self) -> Self {
-        Self(self.0 & Self::CONFIGURED)
-    }
-
-    /// The precision that the configuration gives the operation, in the place of the table's.
-    #[inline]
-    pub fn configured(self) -> Option<OpPrecision> {
-        match self.0 & Self::CONFIGURED {
-            NO => Some(OpPrecision::F32),
-            YES => Some(OpPrecision::Half),
-            _ => None,
-        }
-    }
-
-    /// The same, with the precision of a configuration.
-    pub fn with_configured(self, precision: Option<OpPrecision>) -> Self {
-        let bits = match precision {
-            None => 0,
-            Some(OpPrecision::F32) => NO,
-            Some(OpPrecision::Half) => YES,
-        };
-        Self(self.0 & !Self::CONFIGURED | bits)
-    }
-
-    /// Whether the device is exact in these calls in `half`; `None` before a trial.
-    #[inline]
-    pub fn is_exact<D: FloatDType>(self, calls: Kind, half: D) -> Option<bool> {
-        self.answer(calls, precision_of(half))
-    }
-
-    fn answer(self, calls: Kind, half: Precision) -> Option<bool> {
-        match self.0 >> bits(calls, half) & 0b11 {
-            NO => Some(false),
-            YES => Some(true),
-            _ => None,
-        }
-    }
-
-    /// The same, with the result of a trial; `None` if there is one already.
-    fn with(self, (calls, half, exact): &Tried) -> Option<Self> {
-        let answer = if *exact { YES } else { NO };
-        let is_new = self.answer(*calls, *half).is_none();
-        is_new.then(|| Self(self.0 | answer << bits(*calls, *half)))
-    }
-}
-
-/// Where the answer for these calls begins.
-fn bits(calls: Kind, half: Precision) -> u32 {
-    2 + 2 * (2 * calls as u32 + u32::from(half == Precision::Bf16))
-}
-
 /// The half precisions.
 const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
 
-/// The precision of a half dtype.
-fn precision_of<D: FloatDType>(half: D) -> Precision {
-    HALVES[usize::from(half == D::BF16)]
+/// The place of a half precision in what is known of an operation.
+fn index(half: Precision) -> Half {
+    u32::from(half == Precision::Bf16)
 }
 
 /// The exceptions of a device, for all threads: what its configuration changes, and what trials found.
@@ -217,7 +149,7 @@ impl Exceptions {
         if self.is_frozen() {
             return None;
         }
-        let half = precision_of(half);
+        let half = half_of(half);
         let exact = try_it();
         let place = Op::named(op.name()).place?;
         let found = (op.kind(), half, exact);
@@ -269,7 +201,7 @@ impl Exceptions {
             });
             let tried = Kind::ALL.into_iter().flat_map(move |calls| {
                 HALVES.into_iter().filter_map(move |half| {
-                    let exact = known.answer(calls, half)?;
+                    let exact = known.answer(calls, index(half))?;
                     let precision = if exact {
                         OpPrecision::Half
                     } else {
@@ -380,7 +312,7 @@ impl Exceptions {
                     .zip(half)
                     .ok_or_else(|| unlike(format!("it names an unknown operation: {entry}")))?;
                 let exact = entry.precision == OpPrecision::Half;
-                Ok((place, (entry.calls, half, exact)))
+                Ok((place, (entry.calls, index(half), exact)))
             })
             .collect()
     }
@@ -513,6 +445,7 @@ mod tests {
 
     use super::*;
     use crate::dtype::tests::DType;
+    use crate::policy::{Class, Role};
     use DType::{BF16, F16};
 
     fn tried(name: &str) -> TriedOp {
@@ -568,11 +501,7 @@ mod tests {
         assert_eq!(conv.configured_only().configured(), Some(OpPrecision::F32));
         let softmax = exceptions.of(&Op::named("softmax"));
         assert_eq!(softmax.configured(), Some(OpPrecision::Half));
-        let own = Op::custom(
-            "conv2d",
-            super::super::Class::Fp32,
-            super::super::Role::Forward,
-        );
+        let own = Op::custom("conv2d", Class::Fp32, Role::Forward);
         assert_eq!(exceptions.of(&own), Known::default());
     }
 
