@@ -381,17 +381,7 @@ pub fn ask_for_exceptions(named: &[String]) {
 fn machine() -> &'static str {
     static MACHINE: OnceLock<String> = OnceLock::new();
     MACHINE.get_or_init(|| {
-        let first = |path: &Path, field: &str| {
-            let text = std::fs::read_to_string(path).ok()?;
-            let line = text.lines().find(|line| line.starts_with(field))?;
-            Some(
-                line.split(':')
-                    .next_back()
-                    .unwrap_or(line)
-                    .trim()
-                    .to_owned(),
-            )
-        };
+        let first = |path: &Path, field: &str| value(&std::fs::read_to_string(path).ok()?, field);
         let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
         let mut parts = vec![format!(
             "burn-amp {}, {os} {arch}",
@@ -410,6 +400,13 @@ fn machine() -> &'static str {
         parts.extend(gpus);
         parts.join(", ")
     })
+}
+
+/// What stands behind the first colon of the first line that begins with `field`.
+fn value(text: &str, field: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with(field))?;
+    let (_, value) = line.split_once(':')?;
+    Some(value.trim().into())
 }
 
 /// The lines of a report about the exceptions where `half` is in force, each with its newline.
@@ -560,6 +557,19 @@ mod tests {
         let third = Exceptions::default();
         third.named(|| "one".into()).keep_in(&path).unwrap();
         assert_eq!(third.list(), []);
+    }
+
+    #[test]
+    fn a_driver_is_told_by_its_version_and_not_by_its_time() {
+        let text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n\
+                    GCC version:  gcc version 12.2.0\n";
+        let driver = "NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023";
+        assert_eq!(value(text, "NVRM version").as_deref(), Some(driver));
+        assert_eq!(
+            value("model name\t: A CPU @ 2 GHz", "model name").as_deref(),
+            Some("A CPU @ 2 GHz")
+        );
+        assert_eq!(value(text, "Model"), None);
     }
 
     #[test]
