@@ -3,9 +3,10 @@
 //! One test, in a process of its own: the allocator counts the bytes of all threads.
 
 mod common;
+#[path = "common/live.rs"]
+mod live;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
 use burn::backend::{Autodiff, Flex};
@@ -21,26 +22,7 @@ use burn::tensor::module::attention;
 use burn_amp::{AmpAutodiff, Precision, with_precision};
 
 use common::mlp::values;
-
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-
-// Safety: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use live::LIVE;
 
 /// A model that makes its own batch.
 trait Model<B: Backend>: Module<B> {

@@ -2,8 +2,10 @@
 //!
 //! One test, in a process of its own: the allocator counts the bytes of all threads.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+#[path = "common/live.rs"]
+mod live;
+
+use std::sync::atomic::Ordering;
 
 use burn::backend::Flex;
 use burn::module::AutodiffModule;
@@ -12,25 +14,7 @@ use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn_amp::{AmpAutodiff, Precision, half_weights, with_precision};
 
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-
-// Safety: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use live::LIVE;
 
 type B = AmpAutodiff<Flex>;
 

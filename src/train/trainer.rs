@@ -1,7 +1,9 @@
 //! A trainer for hand-written loops.
 
-use burn_amp_core::{PendingStepRecord, check_trainer, continues_window, replace_file};
-use burn_amp_core::{ask_for_exceptions, files_of_exceptions};
+use burn_amp_core::{
+    PendingStepRecord, ask_for_exceptions, check_trainer, continues_window, files_of_exceptions,
+    replace_file,
+};
 use burn_core as burn;
 use burn_core::config::Config;
 use burn_core::module::AutodiffModule;

@@ -115,9 +115,6 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             None => {}
         }
         let class = self.op.class;
-        if self.is_of_data() {
-            return Class::Promote;
-        }
         let Some((other, case)) = self.op.otherwise else {
             return class;
         };
@@ -135,10 +132,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Case::OnlyContracts => self.by_class(class).only_contracts(class),
             Case::WithoutAutodiff => self.layer.is_kernel,
             Case::Accumulates => false,
-            Case::OneTerm => {
-                let is_wide = |o: &Operand<D>| o.dtype == D::F32;
-                self.operands.iter().all(is_wide) && self.site.inner_dimension() == 1
-            }
+            Case::OneTerm => self.are_fp32() && self.site.inner_dimension() == 1,
         };
         if holds { other } else { class }
     }
@@ -146,7 +140,6 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
     /// Whether a contraction would round FP32 data: nothing learned takes part. The user's own operation gets what its
     /// class says.
     pub(super) fn is_of_data(&self) -> bool {
-        let is_wide = |o: &Operand<D>| o.dtype == D::F32;
         matches!(self.mode, Mode::On(_))
             && self.op.class == Class::LowerPrecision
             && self.op.place.is_some()
@@ -154,7 +147,12 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             && !self.layer.data_in_half
             && !self.any.contains(TensorFlags::LEARNED)
             && !self.op.is_backward()
-            && self.operands.iter().all(is_wide)
+            && self.are_fp32()
+    }
+
+    /// Whether every operand is FP32.
+    pub(super) fn are_fp32(&self) -> bool {
+        self.operands.iter().all(|o| o.dtype == D::F32)
     }
 
     fn computes_in(&self, dtype: D) -> bool {

@@ -81,11 +81,6 @@ impl OpPrecisions {
         }
     }
 
-    /// Whether no operation is changed.
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// The names of the changed operations in the table's order, each with its precision.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, OpPrecision)> {
         OPS.iter()

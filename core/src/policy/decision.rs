@@ -201,7 +201,7 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
             && self.op.role != Role::ParameterGradient
             && self.layer.declared.is_none_or(|dtype| dtype == D::F32)
             && TRACES.contains(self.any)
-            && self.operands.iter().all(|o| o.dtype == D::F32)
+            && self.are_fp32()
     }
 
     fn alone(&self) -> Decision<D> {
@@ -224,7 +224,12 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
 
     /// The facts of the operands, then the casts, then the facts of the result.
     fn by_row(&self) -> Decision<D> {
-        let class = self.class();
+        let is_of_data = self.is_of_data();
+        let class = if is_of_data {
+            Class::Promote
+        } else {
+            self.class()
+        };
         let by_class = self.by_class(class);
         let casts = self.casts(class, by_class);
         let is_inside = class == Class::Fp32Inside && self.any.contains(TensorFlags::BACKWARD);
@@ -237,7 +242,7 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
             records_in: self.records_in(),
             only_contracts: by_class.only_contracts(class),
             keeps_wide: is_inside && casts.result.is_some_and(is_half),
-            is_of_data: self.is_of_data(),
+            is_of_data,
             is_log_of_one_minus_sigmoid: self.is_log_of_one_minus_sigmoid(),
             ..self.alone()
         }

@@ -4,10 +4,9 @@ use std::any::TypeId;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-use burn_amp_core::Exceptions;
 use burn_amp_core::policy::trials::TriedOp;
 use burn_amp_core::policy::{HalfSupport, Mode, Support};
-use burn_amp_core::{AmpError, Capabilities, Chosen, Precision, Registry};
+use burn_amp_core::{AmpError, Capabilities, Chosen, Exceptions, Precision, Registry};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps};
 
 use super::capabilities::capabilities;

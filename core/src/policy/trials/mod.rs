@@ -177,17 +177,18 @@ impl TriedOp {
         let exact = catch_unwind(AssertUnwindSafe(passes)).unwrap_or(None);
         let (op, device) = (self, device.name());
         let half = if half == D::DType::F16 { "f16" } else { "bf16" };
+        let is_widened = Self::is_widened(class(self.name()));
         match exact {
-            Some(false) if !Self::is_widened(class(self.name())) => log::info!(
+            Some(false) if !is_widened => log::info!(
                 "burn-amp: {op} in {half} loses precision on {device}: burn-amp computes {op} in FP32 \
                  and rounds the result to {half}"
             ),
-            None if !Self::is_widened(class(self.name())) => log::warn!(
+            None if !is_widened => log::warn!(
                 "burn-amp: {op} in {half} could not be tried on {device}: the trial panicked, or its \
                  result could not be read back. burn-amp computes {op} in FP32 and rounds the \
                  result to {half}.{or}"
             ),
-            Some(true) if Self::is_widened(class(self.name())) => log::debug!(
+            Some(true) if is_widened => log::debug!(
                 "burn-amp: {op} in {half} is as exact as in FP32 on {device}: burn-amp computes {op} in {half}"
             ),
             Some(_) | None => {}
