@@ -327,7 +327,9 @@ fn a_region_of_one_value_is_a_region() {
     let w = Tensor::<2>::full([64, 1], value, &device);
     let computed = full_precision(x, |x| {
         let y = x.matmul(w.clone()).narrow(1, 0, 1);
-        y.matmul(Tensor::<2>::full([1, 1], value, &device))
+        // Twice the value: a product of one term is in FP32 with or without a region.
+        y.expand([1, 2])
+            .matmul(Tensor::<2>::full([2, 1], value / 2.0, &device))
     });
     assert!((one(read(computed)) - 64.0 / 27.0).abs() < 1e-5);
 }
