@@ -37,7 +37,7 @@ pub use gradients::AmpGradients;
 use leaves::LeafInfo;
 use replicas::Replicas;
 
-use crate::device::{self, DeviceContext};
+use crate::device::{self, DeviceContext, DeviceState};
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::{Mode, is_half};
 use crate::precision::{half_wanted, in_kernel};
@@ -277,7 +277,7 @@ fn tape_of<B: AutodiffInner, C: CheckpointStrategy>(
 ) -> (Gradients, Option<Arc<Replicas>>) {
     #[cfg(feature = "distributed")]
     let leaf = loss.clone();
-    shared_casts::begin_pass();
+    DeviceState::of::<B>(&loss.primitive.device()).begin_pass();
     let tape = seed::with_scale(scale, || AutodiffLayer::<B, C>::backward(loss));
     #[cfg(feature = "distributed")]
     if tape.is_distributed() {

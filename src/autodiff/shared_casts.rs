@@ -1,8 +1,6 @@
 //! A tensor that is used several times: one cast for several uses, and sums of gradients whose error
 //! does not grow with the number of uses.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::ops::FloatTensorOps;
@@ -11,21 +9,9 @@ use burn_backend::{Backend, DType};
 use super::leaves::{self, LeafInfo};
 use super::recorded::{TapeTensor, alias};
 use crate::call::cast;
+use crate::device::DeviceState;
 use crate::tensor::{Above, NextCopy, Side, WeakNode};
 use crate::{Amp, AmpTensor};
-
-/// The number of backward passes of this process so far: a tensor of any thread may be used before and
-/// after one.
-static PASSES: AtomicU64 = AtomicU64::new(0);
-
-/// Begins a backward pass, which consumes the nodes of its tape.
-pub(super) fn begin_pass() {
-    PASSES.fetch_add(1, Ordering::Relaxed);
-}
-
-pub(super) fn passes() -> u64 {
-    PASSES.load(Ordering::Relaxed)
-}
 
 /// The cast of a tensor that is used several times. The gradients of the uses add up in FP32 or, a few
 /// at a time, in bf16, which has the range of FP32. In f16 the sum of scaled gradients could overflow.
@@ -60,7 +46,8 @@ fn half_copy<B: Backend, C: CheckpointStrategy>(
     }
     let uses = leaf.half_copies()?;
     let is_held = |node: &TapeTensor<B>| WeakNode::of(node).is_held();
-    let root = match uses.next(passes(), is_held) {
+    let passes = DeviceState::of::<B>(&leaf.device()).passes();
+    let root = match uses.next(passes, is_held) {
         NextCopy::Again(node) => return Some(node),
         NextCopy::New(root) => root,
     };

@@ -4,9 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn_backend::{Backend, DType, TensorMetadata};
 
-use super::shared_casts::passes;
 use crate::AmpTensor;
-use crate::device::{self, DeviceContext};
+use crate::device::{self, DeviceContext, DeviceState};
 use crate::policy::{Mode, is_half};
 use crate::tensor::{Side, converted};
 
@@ -49,7 +48,7 @@ pub(crate) fn trained<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTen
 /// Logs at most one line between two backward passes: one for a model, not one for each parameter.
 fn log_once<B: Backend>(from: DType, device: &B::Device) {
     static LOGGED_AFTER: AtomicU64 = AtomicU64::new(u64::MAX);
-    let passes = passes();
+    let passes = DeviceState::of::<B>(device).passes();
     if LOGGED_AFTER.swap(passes, Ordering::Relaxed) != passes {
         log::info!(
             "burn-amp: tensors in {} that require a gradient are trained in FP32 on {}: an update in half would \

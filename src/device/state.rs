@@ -1,7 +1,7 @@
 //! The state of a device.
 
 use std::any::type_name;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
@@ -27,6 +27,8 @@ pub(crate) struct DeviceState {
     scaler: GradScaler,
     statistics: CastStatistics,
     exceptions: Exceptions,
+    /// The backward passes of losses on this device.
+    passes: AtomicU64,
     /// Whether the log has that a program read a loss that was not finite.
     lost: AtomicBool,
 }
@@ -132,6 +134,17 @@ impl DeviceState {
     /// The operations that the device computes in another precision than the table says.
     pub(crate) fn exceptions(&self) -> &Exceptions {
         &self.exceptions
+    }
+
+    /// Begins a backward pass, which consumes the nodes of its tape.
+    pub(crate) fn begin_pass(&self) {
+        self.passes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The backward passes so far, of all threads: a tensor may be used before and after one. Of this device alone, so
+    /// that the results of a replica do not depend on when the others' passes begin.
+    pub(crate) fn passes(&self) -> u64 {
+        self.passes.load(Ordering::Relaxed)
     }
 
     /// Logs, once, that a program read a loss that is not finite. Where each step is checked, the check

@@ -21,7 +21,7 @@ pub(crate) struct HalfCopies<T>(Mutex<State<T>>);
 
 #[derive(Debug)]
 struct State<T> {
-    /// The backward passes of the process before these uses. A pass consumes nodes.
+    /// The backward passes of the device before these uses. A pass consumes nodes.
     passes: u64,
     count: u32,
     /// The last nodes. If nothing held a node that two losses share, the backward pass of one loss
