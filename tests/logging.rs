@@ -93,8 +93,11 @@ fn the_log_is_told_once_and_why() {
         )]
     );
 
-    // A configured auto logs the same, and also a loss scale that then has no effect.
-    let config = AmpConfig::new().with_loss_scale(LossScaleConfig::Fixed(8.0));
+    // A configured auto logs the same, and also a loss scale that then has no effect. Without the fallback: it would
+    // mend the stuck scale below.
+    let config = AmpConfig::new()
+        .with_loss_scale(LossScaleConfig::Fixed(8.0))
+        .with_overflow_fallback(false);
     config
         .apply::<AmpAutodiff<Flex>>(&Default::default())
         .unwrap();

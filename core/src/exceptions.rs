@@ -6,14 +6,16 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
 use crate::file::{read_json, replace_file, write_json};
 use crate::policy::trials::{Kind, TriedOp};
-use crate::policy::{Half, Known, OPS, Op, OpPrecision, OpPrecisions, Tried, bits, half_of, short};
+use crate::policy::{
+    Half, Known, OPS, Op, OpPrecision, OpPrecisions, Tried, allowed, bits, half_of, short,
+};
 use crate::words::line;
 use crate::{AmpError, FloatDType, Precision};
 
@@ -29,6 +31,9 @@ pub enum Reason {
     Configured,
     /// A trial showed whether the device is exact in the operation in half.
     Tried,
+    /// The operation overflowed f16 at any loss scale, in a step that would have been skipped for ever:
+    /// `AmpConfig::with_overflow_fallback`.
+    Overflowed,
 }
 
 /// An operation that a device computes in another precision than the policy's table says.
@@ -40,6 +45,10 @@ pub struct Exception {
     pub op: String,
     /// Which calls of the operation, such as convolutions in groups.
     pub calls: Kind,
+    /// Which of these calls: those that sum so many products, or if the operation sums none, whose last dimension is
+    /// this. The batch and the length of a sequence tell no calls apart. `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<usize>,
     /// The half precision in force; `None`: f16 and bf16.
     pub half: Option<Precision>,
     /// The precision that the operation computes in. What was tried and is FP32 returns half: operands and result
@@ -49,11 +58,40 @@ pub struct Exception {
     pub reason: Reason,
 }
 
-impl fmt::Display for Exception {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.op, self.calls)
+impl Exception {
+    /// What a configuration says of all calls of a kind.
+    fn of(place: usize, calls: Kind, precision: OpPrecision) -> Self {
+        Self {
+            op: short(OPS[place].name).into(),
+            calls,
+            length: None,
+            half: None,
+            precision,
+            reason: Reason::Configured,
+        }
+    }
+
+    /// That calls of this length overflowed f16.
+    fn overflowed(place: usize, length: usize) -> Self {
+        Self {
+            length: (length != ALL).then_some(length),
+            half: Some(Precision::F16),
+            reason: Reason::Overflowed,
+            ..Self::of(place, Kind::Usual, OpPrecision::F32)
+        }
     }
 }
+
+impl fmt::Display for Exception {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.op, self.calls)?;
+        self.length
+            .map_or(Ok(()), |length| write!(f, " over {length}"))
+    }
+}
+
+/// What a file has: what was tried, each with the place of its operation, and what overflowed.
+type Found = (Vec<(usize, Tried)>, Vec<(usize, Option<usize>)>);
 
 /// The half precisions.
 const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
@@ -63,20 +101,28 @@ fn index(half: Precision) -> Half {
     u32::from(half == Precision::Bf16)
 }
 
-/// The exceptions of a device, for all threads: what its configuration changes, and what trials found.
+/// The exceptions of a device, for all threads: what its configuration changes, what trials found, and what overflowed
+/// f16.
 ///
 /// ```text
 /// configured   AmpConfig::with_op        until the next configuration
 /// tried        the first use in half     for the life of the process, or from the device's file
+/// overflowed   a step that no loss       for the life of the process, or from a file of any device
+///              scale mends
 /// ```
 #[derive(Debug)]
 pub struct Exceptions {
     known: [AtomicU32; OPS.len()],
+    /// The length of the calls that overflowed f16, of each operation; [`ALL`], or 0 for none.
+    overflowed: [AtomicUsize; OPS.len()],
     is_frozen: AtomicBool,
     device: OnceLock<String>,
     /// Where the exceptions are kept. Held while the file is written.
     file: Mutex<Option<PathBuf>>,
 }
+
+/// All calls of an operation, in the place of a length.
+const ALL: usize = usize::MAX;
 
 /// The file of a device's exceptions.
 #[derive(Debug, Serialize, Deserialize)]
@@ -93,6 +139,7 @@ impl Default for Exceptions {
     fn default() -> Self {
         Self {
             known: [const { AtomicU32::new(0) }; OPS.len()],
+            overflowed: [const { AtomicUsize::new(0) }; OPS.len()],
             is_frozen: AtomicBool::new(false),
             device: OnceLock::new(),
             file: Mutex::new(None),
@@ -108,14 +155,77 @@ impl Exceptions {
         self
     }
 
-    /// The one look-up of a decision.
+    /// The one look-up of a decision. The `length` of the call is asked only where it tells.
     #[doc(hidden)]
     #[inline]
-    pub fn of(&self, op: &Op) -> Known {
-        match op.place {
-            Some(place) => Known(self.known[usize::from(place)].load(Ordering::Relaxed)),
-            None => Known::default(),
+    pub fn of(&self, op: &Op, length: impl FnOnce() -> usize) -> Known {
+        let Some(place) = op.place.map(usize::from) else {
+            return Known::default();
+        };
+        let known = Known(self.known[place].load(Ordering::Relaxed));
+        if !known.overflowed() {
+            return known;
         }
+        let calls = self.overflowed[place].load(Ordering::Relaxed);
+        match calls == ALL || calls == length() {
+            true => known,
+            false => known.without_overflow(),
+        }
+    }
+
+    /// Adds calls that overflowed f16 in this pass. A second length of an operation stands for all: it is that of a
+    /// batch or of a sequence, which varies. Returns whether they are new.
+    pub(crate) fn add_overflowed(&self, op: &str, length: usize, pass: &str) -> bool {
+        let place = OPS.iter().position(|row| row.name == op);
+        let allows = |place: &usize| allowed(&OPS[*place]).0.contains(&OpPrecision::F32);
+        let place = place.filter(allows).filter(|_| !self.is_frozen());
+        let Some((place, calls)) =
+            place.and_then(|place| Some((place, self.widen(place, length)?)))
+        else {
+            return false;
+        };
+        log::warn!(
+            "burn-amp: {} overflowed f16 in the {pass} pass, and no loss scale mends it: it computes in FP32 on {} from \
+             now on. burn_amp::exceptions lists it; AmpConfig::with_overflow_fallback(false) skips such steps",
+            Exception::overflowed(place, calls),
+            self.device.get().map_or("the device", String::as_str)
+        );
+        self.keep();
+        true
+    }
+
+    /// Adds calls of this length, if they are new. Returns the length of those that there are now.
+    fn widen(&self, place: usize, length: usize) -> Option<usize> {
+        let widen = |before| match before {
+            0 => Some(length),
+            before if before == ALL || before == length => None,
+            _ => Some(ALL),
+        };
+        let calls = &self.overflowed[place];
+        let before = calls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, widen);
+        self.known[place].fetch_or(Known::OVERFLOWED, Ordering::Relaxed);
+        widen(before.ok()?)
+    }
+
+    /// Takes calls back: their result is not finite in FP32 either.
+    pub(crate) fn withdraw(&self, op: &str, length: usize) {
+        let place = OPS.iter().position(|row| row.name == op);
+        let is = |calls: usize| calls == ALL || calls == length;
+        let place = place.filter(|place| is(self.overflowed[*place].load(Ordering::Relaxed)));
+        if let Some(place) = place {
+            self.forget_overflow(place);
+            self.keep();
+        }
+        log::warn!(
+            "burn-amp: {} over {length} gives a result that is not finite in FP32 either: no precision and no loss scale \
+             mends it",
+            short(op)
+        );
+    }
+
+    fn forget_overflow(&self, place: usize) {
+        self.known[place].fetch_and(!Known::OVERFLOWED, Ordering::Relaxed);
+        self.overflowed[place].store(0, Ordering::Relaxed);
     }
 
     /// Puts the precisions of a configuration in the place of those of the configuration before.
@@ -183,22 +293,15 @@ impl Exceptions {
 
     /// Everything that is known, each with whether it differs from the table.
     fn all(&self) -> impl Iterator<Item = (bool, Exception)> {
-        OPS.iter().zip(&self.known).flat_map(|(op, known)| {
+        let every = self.known.iter().zip(&self.overflowed).enumerate();
+        every.flat_map(|(place, (known, overflowed))| {
             let known = Known(known.load(Ordering::Relaxed));
-            let entry = |calls, half, precision, reason| Exception {
-                op: short(op.name).into(),
-                calls,
-                half,
-                precision,
-                reason,
-            };
+            let class = OPS[place].class;
             let configured = known.configured();
-            let configured = configured.map(|precision| {
-                (
-                    true,
-                    entry(Kind::Usual, None, precision, Reason::Configured),
-                )
-            });
+            let configured =
+                configured.map(|precision| (true, Exception::of(place, Kind::Usual, precision)));
+            let calls = overflowed.load(Ordering::Relaxed);
+            let overflowed = (calls != 0).then(|| (true, Exception::overflowed(place, calls)));
             let tried = Kind::ALL.into_iter().flat_map(move |calls| {
                 HALVES.into_iter().filter_map(move |half| {
                     let exact = known.answer(calls, index(half))?;
@@ -207,27 +310,31 @@ impl Exceptions {
                     } else {
                         OpPrecision::F32
                     };
-                    let is_exception = exact == TriedOp::is_widened(op.class);
-                    Some((
-                        is_exception,
-                        entry(calls, Some(half), precision, Reason::Tried),
-                    ))
+                    let is_exception = exact == TriedOp::is_widened(class);
+                    let entry = Exception {
+                        half: Some(half),
+                        reason: Reason::Tried,
+                        ..Exception::of(place, calls, precision)
+                    };
+                    Some((is_exception, entry))
                 })
             });
-            configured.into_iter().chain(tried)
+            configured.into_iter().chain(tried).chain(overflowed)
         })
     }
 
-    /// Forgets what was tried: an operation is tried again when it next computes in half. What is configured stays.
+    /// Forgets what was tried, and what overflowed: an operation is tried again when it next computes in half. What is
+    /// configured stays.
     pub fn clear(&self) {
-        for known in &self.known {
+        for (known, overflowed) in self.known.iter().zip(&self.overflowed) {
             known.fetch_and(Known::CONFIGURED, Ordering::Relaxed);
+            overflowed.store(0, Ordering::Relaxed);
         }
         self.keep();
     }
 
-    /// Whether nothing is tried any more: an operation that is not known yet computes as the policy's table says. A
-    /// configuration still changes operations.
+    /// Whether nothing is tried any more: an operation that is not known yet computes as the policy's table says, and
+    /// one that overflows does so again. A configuration still changes operations.
     pub fn freeze(&self, freeze: bool) {
         self.is_frozen.store(freeze, Ordering::Relaxed);
     }
@@ -237,9 +344,10 @@ impl Exceptions {
         self.is_frozen.load(Ordering::Relaxed)
     }
 
-    /// Keeps the exceptions in a file from now on, in every precision. If the file exists, what was tried is read from
-    /// it first, so that no operation is tried twice. Use one file for each device: a file of another backend, device,
-    /// processor, NVIDIA GPU, NVIDIA driver or version of burn-amp is replaced. A program cannot know other drivers, or
+    /// Keeps the exceptions in a file from now on, in every precision. If the file exists, what was tried and what
+    /// overflowed is read from it first, so that no operation is tried twice, and no step of a resumed run is skipped for
+    /// what is known. Use one file for each device: from a file of another backend, device, processor, NVIDIA GPU, NVIDIA
+    /// driver or version of burn-amp only what overflowed is read, and the file is replaced. A program cannot know other drivers, or
     /// LibTorch's and Burn's versions: delete the file after such a change. The file also lists what is configured, which the
     /// configuration of the next process decides anew. Each new exception replaces the file, whole or not at all.
     /// Checkpoints of a trainer, and those of a `Learner` with `GradScaler::checkpoint_with`, name the file.
@@ -252,14 +360,15 @@ impl Exceptions {
         let path = path.as_ref();
         let read = match File::open(path) {
             Ok(file) => self.read(file),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::default()),
             Err(error) => Err(error),
         };
         let unread = |error| format!("{error}. Delete the file to try the operations again");
         let read = read.map_err(|error| AmpError::unread(path.display(), unread(error)))?;
         let mut file = self.file();
+        let (tried, overflowed) = read;
         // What was found meanwhile stays.
-        let added = read.into_iter().filter(|(place, entry)| {
+        let added = tried.into_iter().filter(|(place, entry)| {
             let add = |known| Known(known).with(entry).map(|known| known.0);
             let known = &self.known[*place];
             known
@@ -267,7 +376,20 @@ impl Exceptions {
                 .is_ok()
         });
         let added: Vec<_> = added.collect();
+        let before = self
+            .overflowed
+            .each_ref()
+            .map(|calls| calls.load(Ordering::Relaxed));
+        for (place, length) in overflowed {
+            self.widen(place, length.unwrap_or(ALL));
+        }
         if let Err(error) = self.write(path) {
+            for (place, calls) in before.into_iter().enumerate() {
+                match calls {
+                    0 => self.forget_overflow(place),
+                    calls => self.overflowed[place].store(calls, Ordering::Relaxed),
+                }
+            }
             for (place, (calls, half, _)) in &added {
                 let answer = 0b11 << bits(*calls, *half);
                 self.known[*place].fetch_and(!answer, Ordering::Relaxed);
@@ -284,8 +406,8 @@ impl Exceptions {
         self.file().clone()
     }
 
-    /// What was tried by a file, each with the place of its operation.
-    fn read(&self, file: File) -> io::Result<Vec<(usize, Tried)>> {
+    /// What was tried and what overflowed by a file.
+    fn read(&self, file: File) -> io::Result<Found> {
         let kept: Kept = read_json(file)?;
         let unlike = |reason: String| io::Error::other(reason);
         if kept.version != VERSION {
@@ -294,27 +416,36 @@ impl Exceptions {
                 kept.version
             )));
         }
-        if kept.device != self.identity() {
+        let is_here = kept.device == self.identity();
+        if !is_here {
             log::info!(
                 "burn-amp: the exceptions of {} are not those of {}: what was tried there is dropped",
                 kept.device,
                 self.identity()
             );
-            return Ok(Vec::new());
         }
-        let tried = kept.operations.into_iter();
-        let tried = tried.filter(|entry| entry.reason == Reason::Tried);
-        tried
-            .map(|entry| {
-                let place = OPS.iter().position(|op| short(op.name) == entry.op);
-                let half = entry.half.filter(|half| HALVES.contains(half));
-                let (place, half) = place
-                    .zip(half)
-                    .ok_or_else(|| unlike(format!("it names an unknown operation: {entry}")))?;
-                let exact = entry.precision == OpPrecision::Half;
-                Ok((place, (entry.calls, index(half), exact)))
-            })
-            .collect()
+        let mut found = Found::default();
+        for entry in &kept.operations {
+            let place = OPS.iter().position(|op| short(op.name) == entry.op);
+            let half = entry.half.filter(|half| HALVES.contains(half));
+            let known = place
+                .zip(half)
+                .ok_or_else(|| unlike(format!("it names an unknown operation: {entry}")));
+            match entry.reason {
+                Reason::Configured => {}
+                Reason::Tried => {
+                    let (place, half) = known?;
+                    let exact = entry.precision == OpPrecision::Half;
+                    if is_here {
+                        found.0.push((place, (entry.calls, index(half), exact)));
+                    }
+                }
+                Reason::Overflowed => {
+                    found.1.push((known?.0, entry.length));
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Writes the file, if there is one. What was found is in force also where this fails.
@@ -417,7 +548,7 @@ pub fn report_lines(half: impl fmt::Display, exceptions: &[Exception]) -> String
         let of = |e: &&Exception| e.reason == reason && e.precision == precision;
         let text = |e: &Exception| match reason {
             Reason::Configured => format!("{e} in {precision}"),
-            Reason::Tried => e.to_string(),
+            Reason::Tried | Reason::Overflowed => e.to_string(),
         };
         exceptions.iter().filter(of).map(text).collect()
     };
@@ -428,6 +559,11 @@ pub fn report_lines(half: impl fmt::Display, exceptions: &[Exception]) -> String
         ("operations", configured, "changed by AmpConfig::with_op"),
         ("FP32 here", of(Reason::Tried, F32), rounded.as_str()),
         ("half here", of(Reason::Tried, Half), &without_casts),
+        (
+            "overflowed",
+            of(Reason::Overflowed, F32),
+            "in FP32 now: no loss scale mends it",
+        ),
     ];
     let lines = lines.map(|(label, ops, why)| line(label, &ops, "exceptions", why));
     lines.concat()
@@ -436,7 +572,6 @@ pub fn report_lines(half: impl fmt::Display, exceptions: &[Exception]) -> String
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::sync::atomic::AtomicUsize;
 
     use tempfile::tempdir;
 
@@ -487,19 +622,19 @@ mod tests {
     fn one_look_up_has_all_that_is_known_of_an_operation() {
         let exceptions = some();
         assert_eq!(texts(&exceptions), SOME);
-        let conv = exceptions.of(&Op::named("conv2d"));
+        let conv = exceptions.of(&Op::named("conv2d"), || 9);
         assert_eq!(conv.configured(), Some(OpPrecision::F32));
         for calls in Kind::ALL {
             let found = (calls == Kind::Grouped).then_some(false);
             assert_eq!(conv.is_exact(calls, F16), found);
             assert_eq!(conv.is_exact(calls, BF16), None);
-            assert_eq!(conv.configured_only().is_exact(calls, F16), None);
+            assert_eq!(conv.without_trials().is_exact(calls, F16), None);
         }
-        assert_eq!(conv.configured_only().configured(), Some(OpPrecision::F32));
-        let softmax = exceptions.of(&Op::named("softmax"));
+        assert_eq!(conv.without_trials().configured(), Some(OpPrecision::F32));
+        let softmax = exceptions.of(&Op::named("softmax"), || 9);
         assert_eq!(softmax.configured(), Some(OpPrecision::Half));
         let own = Op::custom("conv2d", Class::Fp32, Role::Forward);
-        assert_eq!(exceptions.of(&own), Known::default());
+        assert_eq!(exceptions.of(&own, || 9), Known::default());
     }
 
     #[test]
@@ -545,7 +680,8 @@ mod tests {
         // What is configured is the program's to say.
         assert_eq!(texts(&same), ["matmul, f16: f32, Tried", SOME[1], SOME[3]]);
         assert_eq!(
-            same.of(&Op::named("linear")).is_exact(Kind::Usual, BF16),
+            same.of(&Op::named("linear"), || 9)
+                .is_exact(Kind::Usual, BF16),
             Some(true)
         );
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -557,6 +693,71 @@ mod tests {
         let third = Exceptions::default();
         third.named(|| "one".into()).keep_in(&path).unwrap();
         assert_eq!(third.list(), []);
+    }
+
+    #[test]
+    fn calls_that_overflow_are_told_apart_by_a_length_and_the_second_stands_for_all() {
+        let exceptions = some();
+        let matmul = Op::named("float_matmul");
+        let overflowed =
+            |exceptions: &Exceptions, length| exceptions.of(&matmul, || length).overflowed();
+        assert!(exceptions.add_overflowed("float_matmul", 64, "forward"));
+        assert!(!exceptions.add_overflowed("float_matmul", 64, "forward"));
+        let found = [64, 65].map(|length| overflowed(&exceptions, length));
+        assert_eq!(found, [true, false]);
+        assert!(texts(&exceptions).contains(&"matmul over 64, f16: f32, Overflowed".into()));
+        assert!(exceptions.add_overflowed("float_matmul", 65, "backward"));
+        assert!(!exceptions.add_overflowed("float_matmul", 66, "forward"));
+        assert!(
+            overflowed(&exceptions, 7)
+                && texts(&exceptions).contains(&"matmul, f16: f32, Overflowed".into())
+        );
+        assert!(exceptions.of(&matmul, || 7).without_trials().overflowed());
+        // What moves data, what is of the backward pass, and what is no row cannot be changed.
+        for op in ["float_reshape", "relu_backward", "own"] {
+            assert!(!exceptions.add_overflowed(op, 1, "forward"), "{op}");
+        }
+        assert_eq!(
+            exceptions.in_force(Precision::Bf16).len(),
+            exceptions.in_force(Precision::F16).len() - 1
+        );
+
+        exceptions.withdraw("float_matmul", 9);
+        assert!(!overflowed(&exceptions, 64));
+        assert_eq!(texts(&exceptions), SOME);
+        exceptions.add_overflowed("float_matmul", 64, "forward");
+        exceptions.withdraw("float_matmul", 65);
+        assert!(overflowed(&exceptions, 64));
+        exceptions.clear();
+        assert!(!overflowed(&exceptions, 64));
+        exceptions.freeze(true);
+        assert!(!exceptions.add_overflowed("float_matmul", 64, "forward"));
+    }
+
+    #[test]
+    fn what_overflowed_is_read_from_a_file_of_any_device() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("exceptions.json");
+        let exceptions = some();
+        exceptions.named(|| "one".into()).keep_in(&path).unwrap();
+        exceptions.add_overflowed("float_matmul", 64, "forward");
+        exceptions.add_overflowed("float_mul", 1, "forward");
+        exceptions.add_overflowed("float_mul", 2, "forward");
+
+        let all = [
+            "matmul over 64, f16: f32, Overflowed",
+            "mul, f16: f32, Overflowed",
+        ];
+        let other = Exceptions::default();
+        other.add_overflowed("float_mul", 5, "forward");
+        other.named(|| "other".into()).keep_in(&path).unwrap();
+        assert_eq!(texts(&other), all);
+
+        let unread = Exceptions::default();
+        unread.add_overflowed("float_mul", 5, "forward");
+        let nowhere = folder.path().join("exceptions.json").join("no folder");
+        assert!(unread.keep_in(nowhere).is_err());
+        assert_eq!(texts(&unread), ["mul over 5, f16: f32, Overflowed"]);
     }
 
     #[test]
@@ -632,7 +833,7 @@ mod tests {
                 .collect()
         });
         let known = exceptions
-            .of(&Op::named("linear"))
+            .of(&Op::named("linear"), || 9)
             .is_exact(Kind::Usual, F16);
         assert!(known.is_some());
         assert!(answers.iter().all(|answer| *answer == known), "{answers:?}");
@@ -648,6 +849,12 @@ mod tests {
             lines(&some(), Precision::F16),
             "operations  conv2d in f32, softmax in half: changed by AmpConfig::with_op\n\
              FP32 here   conv2d in groups: computed in FP32, then rounded to f16\n"
+        );
+        let overflowed = Exceptions::default();
+        overflowed.add_overflowed("float_matmul", 64, "forward");
+        assert_eq!(
+            lines(&overflowed, Precision::F16),
+            "overflowed  matmul over 64: in FP32 now: no loss scale mends it\n"
         );
         assert_eq!(
             lines(&some(), Precision::Bf16),

@@ -38,8 +38,9 @@ pub use scaler::{
 };
 #[doc(hidden)]
 pub use scaler::{
-    Findings, Listener, Parameter, PendingStep, PendingStepRecord, RecordedStep, Shared,
-    SharedScaler, ShownStep, StepQueue, is_watched_by_environment,
+    Findings, Listener, Overflow, OverflowFallback, Overflowed, Parameter, PendingStep,
+    PendingStepRecord, RecordedStep, Shared, SharedScaler, ShownStep, StepQueue, Watched,
+    is_watched_by_environment,
 };
 pub use trainer::{StepMetrics, StepProgress, WhenStuck};
 #[doc(hidden)]

@@ -22,7 +22,7 @@ pub(crate) mod trained;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn_amp_core::Findings;
+use burn_amp_core::{Findings, Watched};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn_autodiff::grads::Gradients;
@@ -117,7 +117,14 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
             let leaves = half_wanted().then(leaves::alive);
             let scale = (tracked && half_wanted()).then_some(1.0);
             let (mut tape, replicas) = tape_of::<B, C>(loss.clone(), scale);
-            replicas::agreed::<B>(replicas.as_deref(), &device, None, StepOutcome::Finite);
+            let finite = StepOutcome::Finite;
+            replicas::agreed::<B>(
+                replicas.as_deref(),
+                &device,
+                None,
+                finite,
+                &mut Watched::default(),
+            );
             let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
             let copied = leaves.map(take).unwrap_or_default();
             // Of the device and not of the region: this pass may be in FP32 within a step in f16.
@@ -127,6 +134,10 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
                 tape: Some(tape),
                 ready: of_leaves::<B>(copied, None),
             };
+        }
+        if scales {
+            let fallback = DeviceState::of::<B>(&device).overflow_fallback();
+            scaler.shared.listen_once(fallback);
         }
         match explicit {
             #[cfg(feature = "train")]
@@ -419,9 +430,11 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     let finite = finite.read();
     let (loss_is_finite, gradients) = finite.split_first().expect("the loss was added");
     let here = StepOutcome::of(*loss_is_finite, !gradients.contains(&false));
-    let outcome = replicas::agreed::<B>(replicas.as_deref(), &device, Some(factor), here);
+    let mut watched = anomaly::take();
+    let (replicas, factor) = (replicas.as_deref(), Some(factor));
+    let outcome = replicas::agreed::<B>(replicas, &device, factor, here, &mut watched);
     let mut findings = Findings {
-        anomalies: anomaly::take(),
+        watched,
         ..Findings::default()
     };
     if outcome != StepOutcome::Finite {

@@ -4,8 +4,10 @@
 //! that others lack. So the replicas vote after each backward pass. They wait for each other, until a
 //! replica has ended or was silent for too long.
 
+use std::mem;
 use std::time::Duration;
 
+use burn_amp_core::{Overflow, Watched};
 use burn_backend::Backend;
 use parking_lot::{Condvar, Mutex};
 
@@ -75,22 +77,29 @@ impl Failure {
 }
 
 /// A replica's vote on a backward pass.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 struct Vote {
     /// The factor on the replica's loss, 1 where it is only checked; `None` where nothing is checked.
     factor: Option<f32>,
     outcome: StepOutcome,
+    /// What overflowed. All replicas get the same exceptions in the same step.
+    overflows: Vec<Overflow>,
 }
 
 impl Vote {
     /// Combines two votes: a value is finite only if it is finite on every replica.
-    fn and(self, other: Self) -> Result<Self, Failure> {
+    fn and(mut self, other: Self) -> Result<Self, Failure> {
         if self.factor != other.factor {
             return Err(Failure::Different(self.factor, other.factor));
         }
+        for overflow in other.overflows {
+            if !self.overflows.contains(&overflow) {
+                self.overflows.push(overflow);
+            }
+        }
         Ok(Self {
-            factor: self.factor,
             outcome: self.outcome.max(other.outcome),
+            ..self
         })
     }
 }
@@ -162,12 +171,14 @@ impl Replicas {
 }
 
 /// The outcome that the replicas agree on, for a pass that is checked and whose loss was multiplied by `factor`, or
-/// for one that is not checked. Without replicas, `outcome` itself.
+/// for one that is not checked. Without replicas, `outcome` itself. What one replica `watched` overflows is then found on
+/// all.
 pub(crate) fn agreed<B: Backend>(
     replicas: Option<&Replicas>,
     device: &B::Device,
     factor: Option<f32>,
     outcome: StepOutcome,
+    watched: &mut Watched,
 ) -> StepOutcome {
     let Some(replicas) = replicas else {
         return outcome;
@@ -175,10 +186,17 @@ pub(crate) fn agreed<B: Backend>(
     let timeout = DeviceState::of::<B>(device)
         .in_force::<B>(device)
         .replica_timeout;
-    let vote = Vote { factor, outcome };
-    replicas
-        .agree(&device::name::<B>(device), timeout, vote)
-        .outcome
+    let vote = Vote {
+        factor,
+        outcome,
+        overflows: mem::take(&mut watched.overflows),
+    };
+    let vote = replicas.agree(&device::name::<B>(device), timeout, vote);
+    watched.overflows = vote.overflows;
+    watched
+        .overflows
+        .sort_by_key(|overflow| (overflow.op, overflow.length));
+    vote.outcome
 }
 
 #[cfg(feature = "distributed")]
@@ -260,6 +278,8 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use burn_amp_core::{Overflow, Overflowed};
+
     use super::{Replicas, Vote};
     use crate::StepOutcome;
 
@@ -292,20 +312,21 @@ mod tests {
         Vote {
             factor: Some(8.0),
             outcome: StepOutcome::of(loss_is_finite, gradients_are_finite),
+            overflows: Vec::new(),
         }
     }
 
     /// Each replica's answer after these votes.
     fn told(replicas: &Replicas, votes: &[Vote]) -> Vec<Result<Vote, String>> {
-        told_of(replicas, LONG, votes.iter().copied().enumerate())
+        told_of(replicas, LONG, votes.iter().cloned().enumerate())
     }
 
     #[test]
     fn one_that_ends_wakes_the_others() {
         let replicas = &replicas(3);
-        let fine = vote(true, true);
+        let fine = || vote(true, true);
         let told = thread::scope(|scope| {
-            let others = scope.spawn(|| told_of(replicas, LONG, [(0, fine), (2, fine)]));
+            let others = scope.spawn(|| told_of(replicas, LONG, [(0, fine()), (2, fine())]));
             // The others may be waiting already or may not have voted yet.
             thread::sleep(Duration::from_millis(20));
             replicas.leave("device 1");
@@ -316,7 +337,7 @@ mod tests {
             assert!(text.contains("the replica on device 1 has ended"), "{text}");
         }
         // A replica that votes later does not wait either.
-        let later = told_of(replicas, LONG, [(0, fine)]).remove(0);
+        let later = told_of(replicas, LONG, [(0, fine())]).remove(0);
         assert!(later.unwrap_err().contains("device 1"));
     }
 
@@ -334,9 +355,9 @@ mod tests {
     #[test]
     fn one_that_is_silent_is_given_up() {
         let replicas = replicas(3);
-        let fine = vote(true, true);
+        let fine = || vote(true, true);
         let short = Duration::from_millis(30);
-        for told in told_of(&replicas, short, [(0, fine), (1, fine)]) {
+        for told in told_of(&replicas, short, [(0, fine()), (1, fine())]) {
             let text = told.unwrap_err();
             for part in ["30ms", "device 2", "with_replica_timeout"] {
                 assert!(text.contains(part), "{text}");
@@ -347,23 +368,23 @@ mod tests {
             );
         }
         // If the silent replica votes after all, it does not wait either.
-        let late = told_of(&replicas, LONG, [(2, fine)]).remove(0);
+        let late = told_of(&replicas, LONG, [(2, fine())]).remove(0);
         assert!(late.is_err());
     }
 
     #[test]
     fn one_that_is_not_finite_is_so_for_all() {
         let replicas = replicas(3);
-        let fine = vote(true, true);
+        let fine = || vote(true, true);
         for (odd, outcome) in [
-            (fine, StepOutcome::Finite),
+            (fine(), StepOutcome::Finite),
             (vote(true, false), StepOutcome::Overflow),
             (vote(false, true), StepOutcome::NonFiniteLoss),
             (vote(false, false), StepOutcome::NonFiniteLoss),
         ] {
             for at in 0..3 {
-                let mut votes = [fine; 3];
-                votes[at] = odd;
+                let mut votes = [fine(), fine(), fine()];
+                votes[at] = odd.clone();
                 let told = told(&replicas, &votes);
                 assert!(
                     told.iter()
@@ -371,9 +392,33 @@ mod tests {
                 );
             }
         }
-        let mixed = [vote(false, true), vote(true, false), fine];
+        let mixed = [vote(false, true), vote(true, false), fine()];
         let told = told(&replicas, &mixed);
         assert!(told.iter().all(|told| *told == Ok(vote(false, false))));
+    }
+
+    #[test]
+    fn what_overflows_on_one_is_found_on_all() {
+        let replicas = replicas(3);
+        let overflow = |length| Overflow {
+            op: "float_matmul",
+            length,
+            of: Overflowed::Result,
+        };
+        let of = |overflows| Vote {
+            overflows,
+            ..vote(false, true)
+        };
+        let votes = [
+            of(vec![overflow(8)]),
+            of(vec![]),
+            of(vec![overflow(8), overflow(9)]),
+        ];
+        for told in told(&replicas, &votes) {
+            let mut all = told.unwrap().overflows;
+            all.sort_by_key(|overflow| overflow.length);
+            assert_eq!(all, [overflow(8), overflow(9)]);
+        }
     }
 
     #[test]
@@ -402,7 +447,7 @@ mod tests {
             assert!(both && message.contains("with_finite_check"), "{message}");
         }
         assert_eq!(
-            told(&replicas, &[vote(true, true); 2]),
+            told(&replicas, &[vote(true, true), vote(true, true)]),
             [Ok(vote(true, true)), Ok(vote(true, true))]
         );
     }

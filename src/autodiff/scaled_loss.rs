@@ -57,12 +57,18 @@ pub(super) fn end_pass<B: Backend>(
     device: &B::Device,
     factor: f32,
 ) {
+    let mut found = anomaly::take();
     let outcome = StepOutcome::Finite;
-    agreed::<B>(replicas.as_deref(), device, Some(factor), outcome);
-    let found = anomaly::take();
+    agreed::<B>(
+        replicas.as_deref(),
+        device,
+        Some(factor),
+        outcome,
+        &mut found,
+    );
     let mut pending = scaler.shared.pending();
     if let Some(replicas) = replicas {
         pending.losses.replicas = Some(replicas);
     }
-    pending.anomalies.extend(found);
+    pending.watched.extend(found);
 }

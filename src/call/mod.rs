@@ -3,6 +3,7 @@
 
 mod create;
 mod plain;
+mod probe;
 
 use std::marker::PhantomData;
 use std::sync::Once;
@@ -18,6 +19,7 @@ use crate::policy::{Decision, Mode, Op, Operand, Site, is_half};
 use crate::precision::{creates_parameter, half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
 use crate::tensor::{AmpTensor, Side, Step, learned};
+use probe::Probe;
 
 pub(crate) use create::{assert_one_autodiff, below, constant, create, in_use, of_program};
 pub(crate) use plain::*;
@@ -28,8 +30,8 @@ pub(crate) struct Call<B, S> {
     pub decision: Decision,
     /// The scaler of the scaled loss among the operands, if any.
     scaled: Option<ScaledLoss>,
-    /// Whether anomaly detection checks the operation.
-    watched: bool,
+    /// What tells the calls of the operation apart, if the operation is watched.
+    watched: Option<usize>,
     layer: PhantomData<fn() -> (B, S)>,
 }
 
@@ -49,8 +51,12 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             context,
             device,
         };
-        let watched = is_watched(op.name, &context, tensors);
-        if watched {
+        let length = || {
+            let second = tensors.get(1).unwrap_or(&tensors[0]);
+            op.length(&tensors[0].shape(), &second.shape())
+        };
+        let is_watched = is_watched(op.name, &context, tensors);
+        if is_watched {
             anomaly::scalars(scalars);
         }
         let layer = Layer {
@@ -62,7 +68,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             support: context.in_force.support,
             data_in_half: context.in_force.data_in_half,
             declared: None,
-            known: context.known(&op),
+            known: context.known(&op, length),
         };
         let decision = decide(&op, operands, scalars, &layer, &at);
         decision.log(&op);
@@ -76,7 +82,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             op,
             decision,
             scaled: S::RECORDS.then(|| scaled_loss(tensors)).flatten(),
-            watched,
+            watched: is_watched.then(length),
             layer: PhantomData,
         }
     }
@@ -102,7 +108,8 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         self.watch(&tensor);
         match (self.decision.operands, self.decision.rounded) {
             (None, _) => tensor.into_primitive(),
-            (Some(dtype), None) => S::into_dtype(tensor, dtype),
+            (Some(dtype), None) if tensor.dtype() == dtype => tensor.into_dtype(dtype),
+            (Some(dtype), None) => self.probed(S::into_dtype(tensor, dtype)),
             (Some(dtype), Some(half)) => S::cast(S::into_dtype(tensor, half), dtype),
         }
     }
@@ -136,8 +143,17 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
     /// [`operand`](Call::operand).
     #[inline(always)]
     pub fn watch(&self, tensor: &AmpTensor<B, S>) {
-        if self.watched {
+        if self.watched.is_some() {
             anomaly::operand(tensor);
+        }
+    }
+
+    /// The same tensor. In a watched pass, its gradient in f16 is checked.
+    #[inline(always)]
+    fn probed(&self, primitive: FloatTensor<B>) -> FloatTensor<B> {
+        match self.watched {
+            Some(length) => probed::<B, S>(self.op.name, length, primitive),
+            None => primitive,
         }
     }
 
@@ -162,10 +178,12 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
     /// Wraps a float result of a recorded operation, in the result's own dtype.
     #[inline(always)]
     pub fn in_own_dtype(&self, primitive: FloatTensor<B>) -> AmpTensor<B, S> {
-        if self.watched {
-            anomaly::result::<B, S>(self.op.name, self.op.class(), &primitive);
+        if let Some(length) = self.watched {
+            let casts = [self.decision.operands, self.decision.rounded];
+            let in_f16 = casts.contains(&Some(DType::F16));
+            anomaly::result::<B, S>(&self.op, length, in_f16, &primitive);
         }
-        self.marked(primitive)
+        self.marked(self.probed(primitive))
     }
 
     /// A tensor with the flags, the terms and the scaler of the result.
@@ -175,6 +193,20 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             .with_terms(self.decision.terms)
             .with_scaled(self.scaled.clone())
     }
+}
+
+/// The same tensor, whose gradient is checked if it is in f16.
+#[cold]
+fn probed<B: Backend, S: Side<B>>(
+    op: &'static str,
+    length: usize,
+    primitive: FloatTensor<B>,
+) -> FloatTensor<B> {
+    if primitive.dtype() != DType::F16 || !S::is_tracked(&primitive) {
+        return primitive;
+    }
+    let recorded = S::record(Probe { op, length }, [primitive]);
+    recorded.unwrap_or_else(|[primitive]| primitive)
 }
 
 /// Logs, once, that a backward function in f16 runs outside of a backward pass of burn-amp's. Autodiff hands nothing
@@ -235,7 +267,7 @@ pub(crate) fn is_watched<B: Backend, S: Side<B>>(
     context: &DeviceContext,
     tensors: &[&AmpTensor<B, S>],
 ) -> bool {
-    context.in_force.watched && anomaly::begins(op, tensors)
+    context.is_watched() && anomaly::begins(op, tensors, context.in_force.watched)
 }
 
 /// The scaler of the scaled losses among the operands.

@@ -13,6 +13,7 @@ use crate::precision::{half_wanted, in_kernel};
 use crate::tensor::{Side, TensorFlags};
 use crate::workarounds::fusion::{linear_of_rows, row_or_column_unfused};
 use crate::workarounds::libtorch;
+use burn_amp_core::policy::Role;
 
 /// Functions for operations of which nothing but the row has to be known: the tensors come first, then a scalar,
 /// then the rest.
@@ -204,7 +205,9 @@ pub(crate) fn casted<B: Backend, S: Side<B>>(
     }
     let cast = cast(tensor, dtype);
     if watched {
-        anomaly::result::<B, S>("float_cast", Class::Keep, &cast);
+        // The program's own cast, and no operation that the policy could change.
+        let cast_op = Op::custom("float_cast", Class::Keep, Role::Forward);
+        anomaly::result::<B, S>(&cast_op, 1, false, &cast);
     }
     AmpTensor::new(cast, flags).with_scaled(scaled)
 }

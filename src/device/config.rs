@@ -7,7 +7,7 @@ use burn_amp_core::is_watched_by_environment;
 use burn_backend::Backend;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{DeviceState, name};
+use super::{BackendKind, DeviceState, name};
 use crate::policy::{OpPrecision, OpPrecisions, Support};
 use crate::{AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, WhenStuck};
 
@@ -35,6 +35,7 @@ pub struct AmpConfig {
     finite_check: bool,
     anomaly_detection: bool,
     trials: bool,
+    overflow_fallback: bool,
     replica_timeout: Duration,
 }
 
@@ -49,6 +50,7 @@ impl Default for AmpConfig {
             finite_check: false,
             anomaly_detection: false,
             trials: true,
+            overflow_fallback: true,
             replica_timeout: Duration::from_secs(600),
         }
     }
@@ -162,6 +164,20 @@ impl AmpConfig {
         self
     }
 
+    /// Sets whether an operation that overflows f16 at any loss scale computes in FP32 from then on. Default on. Without
+    /// it, as in PyTorch, every step of such a run is skipped: a loss scale mends gradients, and no forward pass.
+    ///
+    /// With a dynamic loss scale alone. After a step whose loss is not finite, and after a scale that has fallen by 2^6
+    /// without a step taken, the next step is watched as by [anomaly detection](Self::with_anomaly_detection), at its
+    /// cost. An operation whose finite operands give a result that is not finite becomes an
+    /// [exception](crate::exceptions()) of the device: its calls that sum as many products, or have the same last
+    /// dimension, run in FP32; after a second such number, all of its calls. So does one whose gradient overflows at
+    /// each scale. A result that is not finite in FP32 either is the program's own, and such steps are skipped as before.
+    pub fn with_overflow_fallback(mut self, overflow_fallback: bool) -> Self {
+        self.overflow_fallback = overflow_fallback;
+        self
+    }
+
     /// Sets how long a replica of Burn's distributed data parallel (feature `distributed`) waits
     /// for the others to report whether their gradients are finite. After that time the replica
     /// panics and names the missing replicas. Default 10 minutes, like PyTorch's for NCCL.
@@ -225,17 +241,23 @@ impl AmpConfig {
             return Err(AmpError::LossScaleWithoutF16 { precision });
         }
         LossScaler::new(self.loss_scale.unwrap_or_default())?;
-        Ok(self.settings(precision, state.support::<B>(device)))
+        Ok(self.settings::<B>(device, precision))
     }
 
     /// The settings that operations read.
-    pub(super) fn settings(&self, precision: Precision, support: Support) -> Settings {
+    pub(super) fn settings<B: Backend>(
+        &self,
+        device: &B::Device,
+        precision: Precision,
+    ) -> Settings {
         Settings {
             precision,
-            support,
+            support: DeviceState::of::<B>(device).support::<B>(device),
+            compiles: BackendKind::of::<B>(device).may_be_cubecl,
             is_chosen: self.precision != Precision::Auto,
             watched: self.anomaly_detection || is_watched_by_environment(),
             tried: self.trials,
+            falls_back: self.overflow_fallback,
             checked: self.finite_check,
             data_in_half: self.data_in_half,
             replica_timeout: self.replica_timeout,
@@ -290,6 +312,10 @@ pub(crate) struct Settings {
     pub watched: bool,
     /// Whether a trial checks an operation before it computes in half.
     pub tried: bool,
+    /// Whether an operation that overflows f16 at any loss scale computes in FP32.
+    pub falls_back: bool,
+    /// Whether the backend compiles kernels.
+    pub compiles: bool,
     /// Whether a step is checked where its loss is not scaled.
     pub checked: bool,
     /// Whether a contraction in which nothing learned takes part is demoted, too.

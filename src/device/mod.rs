@@ -62,7 +62,7 @@ pub fn is_exact<B: Backend>(device: &B::Device, op: TriedOp) -> Option<bool> {
     let context = DeviceContext::of::<B>(device);
     match context.mode {
         Mode::On(half) if trial::exists::<B>(op) => {
-            let known = context.known(&Op::named(op.name()));
+            let known = context.known(&Op::named(op.name()), || 1);
             let known = known.is_exact(op.kind(), half);
             known.or_else(|| context.tried::<B>(device, half, op))
         }
@@ -132,14 +132,21 @@ impl DeviceContext {
         }
     }
 
-    /// What the exceptions of the device say of an operation.
+    /// What the exceptions of the device say of a call of this length.
     #[inline]
-    pub(crate) fn known(&self, op: &Op) -> Known {
-        let known = self.state.exceptions().of(op);
+    pub(crate) fn known(&self, op: &Op, length: impl FnOnce() -> usize) -> Known {
+        let known = self.state.exceptions().of(op, length);
         match self.in_force.tried {
             true => known,
-            false => known.configured_only(),
+            false => known.without_trials(),
         }
+    }
+
+    /// Whether a pass on the device is watched: on request, or because f16 overflows at any loss scale.
+    #[inline]
+    pub(crate) fn is_watched(&self) -> bool {
+        let in_f16 = self.mode == Mode::On(DType::F16);
+        self.in_force.watched || in_f16 && self.state.overflow_fallback().is_watching()
     }
 
     /// Tries an operation in `half`. Returns whether the device is exact in it; `None` if trials are off. `B` must be a

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
-use burn_amp_core::{Capabilities, Chosen, Registry};
+use burn_amp_core::{Capabilities, Chosen, OverflowFallback, Registry};
 use burn_backend::{Backend, DeviceOps};
 
 use super::auto::select;
@@ -17,7 +17,7 @@ use crate::{AmpError, GradScaler, Precision};
 
 /// The state of a device, for all threads and for the life of the process. Backends that share the
 /// device share its state.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct DeviceState {
     capabilities: OnceLock<Capabilities>,
     /// The precision that `Auto` selects. Unset until it is first needed.
@@ -26,11 +26,29 @@ pub(crate) struct DeviceState {
     in_force: ArcSwapOption<Settings>,
     scaler: GradScaler,
     statistics: CastStatistics,
-    exceptions: Exceptions,
+    exceptions: Arc<Exceptions>,
+    overflow_fallback: Arc<OverflowFallback>,
     /// The backward passes of losses on this device.
     passes: AtomicU64,
     /// Whether the log has that a program read a loss that was not finite.
     lost: AtomicBool,
+}
+
+impl Default for DeviceState {
+    fn default() -> Self {
+        let exceptions = Arc::<Exceptions>::default();
+        Self {
+            overflow_fallback: Arc::new(OverflowFallback::of(exceptions.clone())),
+            exceptions,
+            capabilities: OnceLock::default(),
+            auto: OnceLock::default(),
+            in_force: ArcSwapOption::default(),
+            scaler: GradScaler::default(),
+            statistics: CastStatistics::default(),
+            passes: AtomicU64::default(),
+            lost: AtomicBool::default(),
+        }
+    }
 }
 
 /// The states of all devices. Process-wide, because a device outlives every tensor on it, and any
@@ -104,7 +122,7 @@ impl DeviceState {
     #[cold]
     fn in_auto<B: Backend>(&self, device: &B::Device) -> Settings {
         let auto = self.auto::<B>(device).precision;
-        let auto = Arc::new(AmpConfig::new().settings(auto, self.support::<B>(device)));
+        let auto = Arc::new(AmpConfig::new().settings::<B>(device, auto));
         let none: Option<Arc<Settings>> = None;
         let before = self.in_force.compare_and_swap(&none, Some(auto.clone()));
         match &*before {
@@ -134,6 +152,11 @@ impl DeviceState {
     /// The operations that the device computes in another precision than the table says.
     pub(crate) fn exceptions(&self) -> &Exceptions {
         &self.exceptions
+    }
+
+    /// What makes exceptions of operations that overflow f16.
+    pub(crate) fn overflow_fallback(&self) -> &Arc<OverflowFallback> {
+        &self.overflow_fallback
     }
 
     /// Begins a backward pass, which consumes the nodes of its tape.
@@ -168,6 +191,8 @@ impl DeviceState {
         if settings.precision.is_half() || settings.checked || settings.watched {
             want_half();
         }
+        self.overflow_fallback
+            .set(settings.falls_back, !settings.compiles);
         self.scaler
             .shared
             .set_unscaled(!settings.precision.scales_loss());

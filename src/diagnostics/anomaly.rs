@@ -1,23 +1,25 @@
-//! Finds, on request, the first operation with a non-finite result. Costs a read-back from the
-//! device after every operation.
+//! Finds the first operation with a non-finite result: on request, and where f16 overflows at any loss scale. Costs a
+//! read-back from the device after every operation.
 
 use std::cell::RefCell;
 use std::mem;
 
+use burn_amp_core::{Overflow, Overflowed, Watched};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, TensorMetadata, try_read_sync};
+use burn_backend::{Backend, DType, TensorMetadata, try_read_sync};
 
 use super::FiniteCheck;
-use crate::policy::Class;
+use crate::policy::{Class, Op};
 use crate::precision::{inspecting, is_in_backward, is_inspecting, keeps_dtypes};
-use crate::tensor::{AmpTensor, Side, at_least_f32};
+use crate::tensor::{AmpTensor, Below, Side, at_least_f32};
 use crate::{Anomaly, AnomalyPass};
 
 /// The findings so far in this thread's pass.
 #[derive(Default)]
-struct Watched {
-    /// The first anomaly of each pass.
-    found: Vec<Anomaly>,
+struct Pass {
+    found: Watched,
+    /// Whether anomaly detection is on. Otherwise only what overflows is looked for.
+    detects: bool,
     /// The current operation of the forward pass.
     op: Option<&'static str>,
     /// The operation whose backward step runs.
@@ -32,11 +34,11 @@ struct Watched {
 thread_local! {
     /// Thread-local, because a pass runs on one thread: Burn's operations have no argument for the
     /// findings of earlier operations.
-    static WATCHED: RefCell<Watched> = RefCell::default();
+    static WATCHED: RefCell<Pass> = RefCell::default();
 }
 
-/// Takes the anomalies found since the last call.
-pub(crate) fn take() -> Vec<Anomaly> {
+/// Takes what was found since the last call.
+pub(crate) fn take() -> Watched {
     WATCHED.take().found
 }
 
@@ -45,8 +47,14 @@ pub(crate) fn take() -> Vec<Anomaly> {
 pub(crate) fn end_unreported(are_steps: bool) {
     let is_next = |anomaly: &Anomaly| are_steps && anomaly.pass == AnomalyPass::Forward;
     let ended = WATCHED.with_borrow_mut(|watched| {
+        let found = &mut watched.found;
+        if !are_steps {
+            found.overflows.clear();
+        }
         let ended: Vec<_>;
-        (watched.found, ended) = mem::take(&mut watched.found).into_iter().partition(is_next);
+        (found.anomalies, ended) = mem::take(&mut found.anomalies)
+            .into_iter()
+            .partition(is_next);
         ended
     });
     for anomaly in ended {
@@ -54,11 +62,13 @@ pub(crate) fn end_unreported(are_steps: bool) {
     }
 }
 
-/// Begins an operation on a watched device. Returns whether this operation is watched.
+/// Begins an operation on a watched device, where anomaly detection is on or only overflows are looked for. Returns
+/// whether this operation is watched.
 #[cold]
 pub(crate) fn begins<B: Backend, S: Side<B>>(
     op: &'static str,
     tensors: &[&AmpTensor<B, S>],
+    detects: bool,
 ) -> bool {
     // The forward pass is watched above autodiff, the backward pass below it.
     if is_inspecting() || !(is_in_backward() || S::RECORDS && !keeps_dtypes()) {
@@ -69,6 +79,7 @@ pub(crate) fn begins<B: Backend, S: Side<B>>(
         .filter(|t| B::float_is_require_grad(&t.primitive));
     let leaf = leaves.find_map(|leaf| S::node(&leaf.primitive));
     WATCHED.with_borrow_mut(|watched| {
+        watched.detects = detects;
         watched.op = S::RECORDS.then_some(op).or(watched.op);
         watched.leaf = leaf.map(|node| node.id).or(watched.leaf);
         (watched.largest, watched.finite) = (0.0, true);
@@ -123,34 +134,68 @@ pub(crate) fn scalars(scalars: &[f64]) {
     });
 }
 
-/// Checks the result of the current operation.
+/// Checks the result of the current operation, whose calls this `length` tells apart.
 #[cold]
-pub(crate) fn result<B: Backend, S: Side<B>>(op: &str, class: Class, tensor: &FloatTensor<B>) {
+pub(crate) fn result<B: Backend, S: Side<B>>(
+    op: &Op,
+    length: usize,
+    in_f16: bool,
+    tensor: &FloatTensor<B>,
+) {
     let pass = if is_in_backward() {
         AnomalyPass::Backward
     } else {
         AnomalyPass::Forward
     };
-    let is_known = |watched: &Watched| watched.found.iter().any(|found| found.pass == pass);
-    if class == Class::Move || WATCHED.with_borrow(|watched| !watched.finite || is_known(watched)) {
+    let is_moved = op.class() == Class::Move;
+    if is_moved || WATCHED.with_borrow(|watched| !watched.finite) {
         return;
     }
-    if magnitude::<B, S>(tensor.clone()).is_none() {
-        WATCHED.with_borrow_mut(|watched| {
-            watched.found.push(Anomaly {
-                op: short(op),
-                pass,
-                dtype: format!("{:?}", tensor.dtype()),
-                shape: tensor.shape().to_vec(),
-                largest_operand: watched.largest,
-                step: watched
-                    .step
-                    .filter(|_| pass == AnomalyPass::Backward)
-                    .map(short),
-                parameter: None,
-                leaf: watched.leaf.filter(|_| pass == AnomalyPass::Forward),
-            });
+    if magnitude::<B, S>(tensor.clone()).is_some() {
+        return;
+    }
+    WATCHED.with_borrow_mut(|watched| {
+        if S::RECORDS {
+            let of = match in_f16 || tensor.dtype() == DType::F16 {
+                true => Overflowed::Result,
+                false => Overflowed::Fp32Result,
+            };
+            let op = op.name;
+            watched.found.overflows.push(Overflow { op, length, of });
+        }
+        let anomalies = &mut watched.found.anomalies;
+        if !watched.detects || anomalies.iter().any(|found| found.pass == pass) {
+            return;
+        }
+        anomalies.push(Anomaly {
+            op: short(op.name),
+            pass,
+            dtype: format!("{:?}", tensor.dtype()),
+            shape: tensor.shape().to_vec(),
+            largest_operand: watched.largest,
+            step: watched
+                .step
+                .filter(|_| pass == AnomalyPass::Backward)
+                .map(short),
+            parameter: None,
+            leaf: watched.leaf.filter(|_| pass == AnomalyPass::Forward),
         });
+    });
+}
+
+/// Checks the gradient of the result of an operation, or of an operand that it casts to f16.
+#[cold]
+pub(crate) fn gradient<B: Backend>(op: &'static str, length: usize, grad: &AmpTensor<B>) {
+    let is_known = |overflow: &Overflow| overflow.of == Overflowed::Gradient;
+    // The first one explains those before it.
+    if WATCHED.with_borrow(|watched| watched.found.overflows.iter().any(is_known)) {
+        return;
+    }
+    let primitive = grad.unshared().into_primitive();
+    if magnitude::<B, Below>(primitive).is_none() {
+        let of = Overflowed::Gradient;
+        let found = Overflow { op, length, of };
+        WATCHED.with_borrow_mut(|watched| watched.found.overflows.push(found));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The scaler's methods that take a module. Most form the explicit protocol of PyTorch's `GradScaler`:
 //! scale, unscale, step, update.
 
-use burn_amp_core::PendingStepRecord;
+use burn_amp_core::{PendingStepRecord, Watched};
 use burn_core::module::AutodiffModule;
 use burn_core::tensor::backend::AutodiffBackend;
 use burn_core::tensor::{DType, FloatDType, Tensor, TensorPrimitive};
@@ -198,14 +198,21 @@ impl GradScaler {
         let replicas = replicas.and_then(|replicas| replicas.downcast::<Replicas>().ok());
         let replicas = replicas.as_deref();
         let factor = Some(to_check.scale);
-        let outcome = agreed::<B::InnerBackend>(replicas, &found.device, factor, outcome);
+        let outcome = agreed::<B::InnerBackend>(
+            replicas,
+            &found.device,
+            factor,
+            outcome,
+            &mut Watched::default(),
+        );
 
         // Visit the module without holding the lock: the module's code may call this scaler.
-        let is_watched = !self.shared.pending().anomalies.is_empty();
+        let is_watched = !self.shared.pending().watched.anomalies.is_empty();
         let nodes = is_watched.then(|| gradients::nodes::<B, M>(model));
         let nodes = nodes.unwrap_or_default();
         let mut pending = self.shared.pending();
-        pending.anomalies.iter_mut().for_each(|a| a.place(&nodes));
+        let anomalies = &mut pending.watched.anomalies;
+        anomalies.iter_mut().for_each(|a| a.place(&nodes));
         pending.set_unscaled(&scaled, &finite, outcome);
     }
 

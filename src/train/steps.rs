@@ -217,7 +217,7 @@ fn worse(one: Pass, other: Pass) -> Pass {
     let rank = |pass: &Pass| (severity(&pass.outcome), pass.scale.is_some());
     let is_worse = rank(&other) > rank(&one);
     let (mut worse, better) = if is_worse { (other, one) } else { (one, other) };
-    worse.findings.anomalies.extend(better.findings.anomalies);
+    worse.findings.watched.extend(better.findings.watched);
     worse
 }
 

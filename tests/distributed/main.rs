@@ -25,9 +25,10 @@ use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams, Optimizer, 
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{ExecutionStrategy, Learner};
+use burn_amp::policy::{Exception, Reason};
 use burn_amp::{
     AmpAutodiff, AmpConfig, AmpTrainingExt, DynamicLossScale, GradScaler, LossScaleConfig,
-    LossScaler, Precision, StepOutcome,
+    LossScaler, Precision, StepOutcome, exceptions,
 };
 use burn_backend::distributed::{
     DistributedBackend, DistributedConfig, DistributedParamId, ReduceOperation,
@@ -273,6 +274,44 @@ fn an_overflow_of_what_one_replica_alone_has_skips_the_step_of_all() {
         loss + own.sqrt()
     });
     assert_eq!(scaler.skipped_steps(), 3);
+}
+
+/// Gradients of different dtypes are never reduced together: what overflows on one replica computes in FP32 on all, from
+/// the same step on.
+#[test]
+fn what_overflows_on_one_replica_is_an_exception_on_all() {
+    let model = Mlp::<B>::new();
+    let devices = devices(2, Precision::F16);
+    let ended = replicas(ReduceOperation::Mean, &devices, move |replica| {
+        let mut model = replica.model(&model);
+        let mut optimizer = SgdConfig::new().init();
+        let mut found = Vec::new();
+        for i in 0..8 {
+            let mut loss = replica.loss(&model, i);
+            if replica.index == 1 && i > 0 {
+                let x = values::<B, 2>([8, 8], 1).to_device(&replica.device);
+                let large = model.first.forward(x) * 900.0;
+                loss = loss + (large.clone() * large).mean() * 1e-7;
+            }
+            model = step(&mut optimizer, model, loss);
+            found.push(exceptions::<B>(&replica.device).list());
+        }
+        (parameters(&model), replica.scaler().state(), found)
+    });
+    assert_same(&ended);
+    let (_, scaler, found) = &ended[0];
+    assert_eq!((scaler.taken_steps(), scaler.skipped_steps()), (6, 2));
+    // A trial may have found that the device sums in half.
+    let is_overflow = |e: &&Exception| e.reason == Reason::Overflowed;
+    let counts: Vec<_> = found
+        .iter()
+        .map(|list| list.iter().filter(is_overflow).count())
+        .collect();
+    assert_eq!(counts, [0, 0, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(
+        found[7].iter().find(is_overflow).unwrap().to_string(),
+        "mul over 16"
+    );
 }
 
 #[test]

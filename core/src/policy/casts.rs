@@ -88,12 +88,16 @@ impl<D: FloatDType> OperandCasts<D> {
 }
 
 impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
-    /// The precision that the configuration gives the operation, if it applies.
+    /// The precision that the exceptions give the operation, if it applies.
     pub(super) fn change(&self) -> Option<OpPrecision> {
         let Mode::On(half) = self.mode else {
             return None;
         };
-        let precision = self.layer.known.configured()?;
+        let known = self.layer.known;
+        let precision = match half == D::F16 && known.overflowed() {
+            true => OpPrecision::F32,
+            false => known.configured()?,
+        };
         let applies = match precision {
             OpPrecision::F32 => true,
             OpPrecision::Half => {

@@ -4,8 +4,8 @@ use super::OpPrecision;
 use super::trials::Kind;
 use crate::FloatDType;
 
-/// What the table of a device says of an operation: two bits for the configuration, and two for each [`Kind`] of its
-/// calls in each half dtype.
+/// What the table of a device says of an operation: two bits for the configuration, two for each [`Kind`] of its
+/// calls in each half dtype, and one for calls that overflowed f16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Known(pub(crate) u32);
 
@@ -26,10 +26,23 @@ const YES: u32 = 2;
 
 impl Known {
     pub(crate) const CONFIGURED: u32 = 0b11;
+    /// Calls of the operation overflowed f16.
+    pub(crate) const OVERFLOWED: u32 = 1 << 18;
 
-    /// What the configuration says alone.
-    pub fn configured_only(self) -> Self {
-        Self(self.0 & Self::CONFIGURED)
+    /// The same, without what was tried.
+    pub fn without_trials(self) -> Self {
+        Self(self.0 & (Self::CONFIGURED | Self::OVERFLOWED))
+    }
+
+    /// Whether the call overflowed f16: no loss scale mends it.
+    #[inline]
+    pub(crate) fn overflowed(self) -> bool {
+        self.0 & Self::OVERFLOWED != 0
+    }
+
+    /// The same for a call that did not overflow.
+    pub(crate) fn without_overflow(self) -> Self {
+        Self(self.0 & !Self::OVERFLOWED)
     }
 
     /// The precision that the configuration gives the operation, in the place of the table's.

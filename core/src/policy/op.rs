@@ -100,6 +100,18 @@ impl Op {
         matches!(self.role, Role::Backward | Role::ParameterGradient)
     }
 
+    /// What tells the calls of the operation apart, whatever the batch, from the shapes of the first two operands: how
+    /// many products a convolution sums, else the last dimension of the first operand, as a product of matrices sums it.
+    pub fn length(&self, first: &[usize], second: &[usize]) -> usize {
+        if !self.name.starts_with("conv") {
+            return first.last().copied().unwrap_or(1);
+        }
+        // The weight is `[out, in, ..]`, or `[in, out, ..]` if transposed.
+        let out = usize::from(self.name.starts_with("conv_transpose"));
+        let summed = second.iter().enumerate().filter(|(i, _)| *i != out);
+        summed.map(|(_, size)| size).product()
+    }
+
     /// How the operation treats its operands.
     pub const fn class(&self) -> Class {
         self.class

@@ -63,6 +63,11 @@ pub trait Listener: Send + Sync {
     /// A step was taken or skipped.
     fn ended(&self, _step: &RecordedStep) {}
 
+    /// The scale to go back to after the step, if the scale fell for nothing.
+    fn restored_scale(&self) -> Option<f32> {
+        None
+    }
+
     /// The run is stuck since the last step.
     fn stuck(&self, _error: &AmpError) {}
 }
@@ -352,6 +357,10 @@ impl<L: Default> SharedScaler<L> {
         recorded.log();
         let listeners = self.listeners();
         listeners.iter().for_each(|l| l.ended(&recorded));
+        if let Some(scale) = listeners.iter().find_map(|l| l.restored_scale()) {
+            // A state that was loaded meanwhile may not allow the scale.
+            let _ = self.set_scale(scale);
+        }
         self.report_stuck(recorded.transition, &recorded.after, &recorded.step);
         recorded.transition
     }
@@ -397,6 +406,15 @@ impl<L: Default> SharedScaler<L> {
     pub fn listen(&self, listener: &Arc<impl Listener + 'static>) {
         let listener: Arc<dyn Listener> = listener.clone();
         self.lock().listeners.push(Arc::downgrade(&listener));
+    }
+
+    /// As [`listen`](Self::listen), unless it listens already.
+    pub fn listen_once(&self, listener: &Arc<impl Listener + 'static>) {
+        let is =
+            |other: &Weak<dyn Listener>| std::ptr::addr_eq(other.as_ptr(), Arc::as_ptr(listener));
+        if !self.lock().listeners.iter().any(is) {
+            self.listen(listener);
+        }
     }
 
     /// The listeners that have not been dropped.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Findings, LastStep, LossScaler, StepOutcome, Transition};
+use super::{Findings, LastStep, LossScaler, Overflow, StepOutcome, Transition};
 use crate::error::{AmpError, NOT_THE_SCALE, StuckReason, UNSCALED};
 use crate::words::counted;
 
@@ -152,8 +152,10 @@ pub struct RecordedStep {
     pub step: LastStep,
     /// How the step changed the scale.
     pub transition: Transition,
+    /// The operations that overflowed in watched passes.
+    pub(super) overflows: Vec<Overflow>,
     /// Whether the loss was scaled.
-    is_scaled: bool,
+    pub(super) is_scaled: bool,
     before: LossScaler,
     pub(super) after: LossScaler,
 }
@@ -178,6 +180,7 @@ impl RecordedStep {
         Self {
             step,
             transition,
+            overflows: findings.watched.overflows.clone(),
             is_scaled: scale.is_some(),
             before,
             after: *scaler,

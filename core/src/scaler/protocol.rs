@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Anomaly, Findings, LossScaler, StepOutcome};
+use super::{Findings, LossScaler, StepOutcome, Watched};
 use crate::AmpError;
 
 /// A parameter with a gradient: its id, and its path in the module.
@@ -63,8 +63,8 @@ pub struct PendingStep<L> {
     stepped: HashSet<u64>,
     /// The paths of the unscaled parameters, each with whether its gradient is finite here.
     parameters: Vec<(String, bool)>,
-    /// What anomaly detection found in the passes.
-    pub anomalies: Vec<Anomaly>,
+    /// What was found in watched passes.
+    pub watched: Watched,
 }
 
 /// An unscaled gradient.
@@ -292,7 +292,7 @@ impl<L: Default> PendingStep<L> {
         let outcome = StepOutcome::of(!self.non_finite_loss, all_finite);
         let findings = Findings {
             parameters: self.parameters.clone(),
-            anomalies: self.anomalies.clone(),
+            watched: self.watched.clone(),
             ..Findings::default()
         };
         Some((self.scale_in_use(), outcome, findings))

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use super::StepOutcome;
+use super::{Overflow, StepOutcome};
 
 /// The result of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,8 +39,25 @@ pub struct Findings {
     pub parameters: Vec<(String, bool)>,
     /// If the module is not known: the parameters' nodes, each with whether its gradient is finite.
     pub leaves: HashMap<u64, bool>,
-    /// The anomalies that were found, if anomaly detection is on.
+    /// What was found in watched passes.
+    pub watched: Watched,
+}
+
+/// What was found in the watched passes of a step.
+#[derive(Debug, Clone, Default)]
+pub struct Watched {
+    /// The first anomaly of each pass.
     pub anomalies: Vec<Anomaly>,
+    /// The operations that overflowed.
+    pub overflows: Vec<Overflow>,
+}
+
+impl Watched {
+    /// Adds what was found in another pass.
+    pub fn extend(&mut self, other: Self) {
+        self.anomalies.extend(other.anomalies);
+        self.overflows.extend(other.overflows);
+    }
 }
 
 impl Findings {
@@ -59,7 +76,8 @@ impl Findings {
     /// and paths, in module order.
     pub fn name(&mut self, nodes: &[(u64, String)]) {
         self.parameters.extend(named(&mut self.leaves, nodes));
-        self.anomalies.iter_mut().for_each(|a| a.place(nodes));
+        let anomalies = &mut self.watched.anomalies;
+        anomalies.iter_mut().for_each(|a| a.place(nodes));
     }
 }
 
@@ -80,7 +98,7 @@ impl LastStep {
             non_finite_gradients: findings.non_finite_gradients(),
             parameters: Vec::new(),
             last_finite: None,
-            anomalies: findings.anomalies.clone(),
+            anomalies: findings.watched.anomalies.clone(),
         };
         step.name(&findings.parameters);
         step

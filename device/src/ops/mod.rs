@@ -82,7 +82,10 @@ impl Call {
             support: state.support::<B>(&device),
             // The client's graph has its own dtypes.
             declared: Some(declared.into()),
-            known: state.exceptions().of(&op),
+            known: state.exceptions().of(&op, || {
+                let second = tensors.get(1).unwrap_or(&tensors[0]);
+                op.length(&tensors[0].shape(), &second.shape())
+            }),
         };
         if UNSCALED.is_watched()
             && op.name.ends_with("_backward")

@@ -286,7 +286,7 @@ mod tests {
         let device = Reads(RefCell::new(read.concat()));
         let try_it = || op.tried(&device, DType::F16, support, "");
         let found = exceptions.tried(op, DType::F16, try_it);
-        let known = exceptions.of(&Op::named(op.name()));
+        let known = exceptions.of(&Op::named(op.name()), || 1);
         assert_eq!(known.is_exact(op.kind(), DType::F16), found);
         [OpPrecision::F32, OpPrecision::Half].map(|precision| {
             let mut list = exceptions.list();

@@ -1,0 +1,385 @@
+//! f16 that mends itself: an operation that overflows f16 at any loss scale becomes an exception of its device.
+//! Independent of tensors.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Listener, LossScaleConfig, RecordedStep, StepOutcome, Transition};
+use crate::exceptions::Exceptions;
+
+/// An operation that a watched pass found: finite values went in, and values that are not finite came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overflow {
+    /// The operation of the forward pass.
+    pub op: &'static str,
+    /// The terms of a sum of a contraction, or the last dimension.
+    pub length: usize,
+    /// What was not finite.
+    pub of: Overflowed,
+}
+
+/// What is not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overflowed {
+    /// The result of the operation, computed in f16 or from operands in f16.
+    Result,
+    /// The result of the operation, in FP32: no precision mends it.
+    Fp32Result,
+    /// The gradient of its result, or of an operand that it casts to f16.
+    Gradient,
+}
+
+/// Watches passes on a device that the loss scale does not mend, and makes an exception of each operation that overflows
+/// f16 there. PyTorch skips every step of such a run.
+///
+/// ```text
+/// needed by   a loss that is not finite, and an overflow at a scale that has fallen by 2^6, or to its minimum,
+///             since it last grew
+/// watched     the next 1, 2, 4, .. 32 passes after the 1st, 2nd, 3rd, .. 8th such step; then none, until the scale
+///             grows. An overflow may be that of some batches alone
+/// found       a result in f16       exception; begin anew
+///             a result in FP32      the program's own: no exception, and one that was made is withdrawn
+///             only a gradient       exception, at the minimum scale or after 8 scales; begin anew
+/// ```
+///
+/// An infinity need not reach the loss: `1 / inf` is 0. So the pass after 8, 64, 512, .. steps taken is watched as well,
+/// where this compiles no kernels.
+///
+/// With an exception, the scale returns to what it was before it fell for nothing.
+///
+/// Exceptions begin when the step is recorded: no recomputation of this step sees them.
+#[derive(Debug)]
+pub struct OverflowFallback {
+    exceptions: Arc<Exceptions>,
+    is_on: AtomicBool,
+    looks: AtomicBool,
+    watches: AtomicBool,
+    run: Mutex<Run>,
+}
+
+#[derive(Debug, Default)]
+struct Run {
+    /// The scale before it fell.
+    from: Option<f32>,
+    /// How many steps needed a watched pass, since one was mended.
+    asked: u32,
+    /// How many passes are still to be watched.
+    left: u32,
+    /// The operation whose gradient overflowed last, and at how many scales.
+    suspect: Option<(&'static str, usize, u32)>,
+    /// The scale to go back to.
+    restored: Option<f32>,
+    /// Operations that are not finite in FP32 either.
+    own: Vec<(&'static str, usize)>,
+}
+
+/// How far the scale falls before a pass is watched: some skipped steps are normal at the start.
+const FALLEN: f32 = 64.0;
+/// At so many scales the gradient of an operation overflows before the operation becomes an exception.
+const SCALES: u32 = 8;
+/// So many steps ask for watched passes, and get so many of them at most.
+const ASKED: u32 = 8;
+const LONGEST: u32 = 32;
+
+impl OverflowFallback {
+    /// A fallback that adds to these exceptions.
+    pub fn of(exceptions: Arc<Exceptions>) -> Self {
+        Self {
+            exceptions,
+            is_on: AtomicBool::new(true),
+            looks: AtomicBool::new(false),
+            watches: AtomicBool::new(false),
+            run: Mutex::default(),
+        }
+    }
+
+    /// Turns it on or off, and begins anew. Whether it `looks`: a watched pass compiles no kernels.
+    pub fn set(&self, is_on: bool, looks: bool) {
+        self.is_on.store(is_on, Ordering::Relaxed);
+        self.looks.store(looks, Ordering::Relaxed);
+        self.watches.store(false, Ordering::Relaxed);
+        *self.run.lock().unwrap_or_else(PoisonError::into_inner) = Run::default();
+    }
+
+    /// Whether the pass on the device is watched.
+    #[inline]
+    pub fn is_watching(&self) -> bool {
+        self.watches.load(Ordering::Relaxed)
+    }
+
+    /// Adds the exceptions that follow from a watched step. Returns whether there are any.
+    fn mend(&self, run: &mut Run, recorded: &RecordedStep, at_minimum: bool) -> bool {
+        let (mut mended, mut in_forward) = (false, false);
+        for Overflow { op, length, of } in &recorded.overflows {
+            if *of == Overflowed::Gradient || run.own.contains(&(op, *length)) {
+                continue;
+            }
+            in_forward = true;
+            if *of == Overflowed::Result {
+                mended |= self.exceptions.add_overflowed(op, *length, "forward");
+            } else {
+                self.exceptions.withdraw(op, *length);
+                run.own.push((op, *length));
+            }
+        }
+        // What is not finite in the forward pass, or in the loss, explains the gradients.
+        if in_forward || recorded.step.outcome != StepOutcome::Overflow {
+            return mended;
+        }
+        let is_gradient = |overflow: &&Overflow| overflow.of == Overflowed::Gradient;
+        if let Some(Overflow { op, length, .. }) = recorded.overflows.iter().find(is_gradient) {
+            let before = run
+                .suspect
+                .filter(|(of, over, _)| (of, over) == (op, length));
+            let scales = before.map_or(0, |(.., scales)| scales) + 1;
+            run.suspect = Some((op, *length, scales));
+            if at_minimum || scales >= SCALES {
+                mended = self.exceptions.add_overflowed(op, *length, "backward");
+            }
+        }
+        mended
+    }
+}
+
+impl Listener for OverflowFallback {
+    fn ended(&self, recorded: &RecordedStep) {
+        let LossScaleConfig::Dynamic(dynamic) = recorded.after.config() else {
+            return;
+        };
+        if !recorded.is_scaled || !self.is_on.load(Ordering::Relaxed) {
+            return;
+        }
+        let run = &mut *self.run.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mended = false;
+        if self.is_watching() {
+            run.left = run.left.saturating_sub(1);
+            mended = self.mend(run, recorded, recorded.step.scale <= dynamic.min_scale);
+        }
+        let scale = recorded.after.scale();
+        if mended {
+            run.restored = run.from.filter(|from| *from > scale);
+        }
+        if mended || recorded.transition == Transition::Grown {
+            (run.from, run.asked, run.suspect) = (None, 0, None);
+            // The next operation may overflow, too.
+            run.left = u32::from(mended);
+        }
+        match recorded.step.outcome {
+            StepOutcome::Finite => {
+                let taken = recorded.after.taken_steps();
+                let is_power =
+                    taken > 1 && taken.is_power_of_two() && taken.ilog2().is_multiple_of(3);
+                if is_power && self.looks.load(Ordering::Relaxed) {
+                    run.left = run.left.max(1);
+                }
+            }
+            outcome => {
+                let from = *run.from.get_or_insert(recorded.step.scale);
+                let is_beyond = from >= scale * FALLEN || scale <= dynamic.min_scale;
+                if (outcome == StepOutcome::NonFiniteLoss || is_beyond) && run.asked < ASKED {
+                    run.left = run.left.max(LONGEST.min(1 << run.asked));
+                    run.asked += 1;
+                }
+            }
+        }
+        let watches = run.left > 0 && !self.exceptions.is_frozen();
+        self.watches.store(watches, Ordering::Relaxed);
+    }
+
+    fn restored_scale(&self) -> Option<f32> {
+        let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
+        run.restored.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scaler::{Findings, SharedScaler, Watched};
+    use crate::{DynamicLossScale, LossScaler};
+    use Overflowed::{Fp32Result, Gradient, Result};
+    use StepOutcome::{Finite, NonFiniteLoss};
+
+    /// A scaler with the fallback of its device.
+    struct Device {
+        scaler: SharedScaler<()>,
+        exceptions: Arc<Exceptions>,
+        fallback: Arc<OverflowFallback>,
+    }
+
+    fn device(config: LossScaleConfig) -> Device {
+        let exceptions = Arc::<Exceptions>::default();
+        let fallback = Arc::new(OverflowFallback::of(exceptions.clone()));
+        let scaler = SharedScaler::from(LossScaler::new(config).unwrap());
+        for _ in 0..2 {
+            scaler.listen_once(&fallback);
+        }
+        Device {
+            scaler,
+            exceptions,
+            fallback,
+        }
+    }
+
+    fn dynamic() -> Device {
+        device(DynamicLossScale::default().into())
+    }
+
+    impl Device {
+        /// Records a step. Returns whether the next one is watched.
+        fn step(&self, outcome: StepOutcome, overflows: &[Overflow]) -> bool {
+            // What is not watched finds nothing.
+            let overflows = match self.fallback.is_watching() {
+                true => overflows.to_vec(),
+                false => Vec::new(),
+            };
+            let findings = Findings {
+                watched: Watched {
+                    overflows,
+                    ..Watched::default()
+                },
+                ..Findings::default()
+            };
+            self.scaler.record(Some(self.scale()), outcome, findings);
+            self.fallback.is_watching()
+        }
+
+        fn scale(&self) -> f32 {
+            self.scaler.loss_scale()
+        }
+
+        fn listed(&self) -> Vec<String> {
+            let list = self.exceptions.list();
+            list.iter().map(ToString::to_string).collect()
+        }
+    }
+
+    const MATMUL: Overflow = Overflow {
+        op: "float_matmul",
+        length: 64,
+        of: Result,
+    };
+
+    fn of(of: Overflowed) -> Overflow {
+        Overflow { of, ..MATMUL }
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_watched_in_the_next_pass() {
+        let device = dynamic();
+        assert!(!device.step(Finite, &[MATMUL]));
+        assert!(device.step(NonFiniteLoss, &[MATMUL]));
+        assert!(device.listed().is_empty());
+        // The next operation may overflow, too.
+        assert!(device.step(NonFiniteLoss, &[MATMUL]));
+        assert_eq!(device.listed(), ["matmul over 64"]);
+        let mul = Overflow {
+            op: "float_mul",
+            ..MATMUL
+        };
+        assert!(device.step(NonFiniteLoss, &[mul]));
+        assert!(!device.step(Finite, &[]));
+        assert_eq!((device.listed().len(), device.scale()), (2, 65536.0));
+    }
+
+    #[test]
+    fn an_overflow_of_some_batches_is_watched_for_longer_each_time_and_not_for_ever() {
+        let device = dynamic();
+        let mut watched = Vec::new();
+        for _ in 0..10 {
+            device.step(NonFiniteLoss, &[]);
+            let finite = (0..40).take_while(|_| {
+                device.fallback.is_watching() && {
+                    device.step(Finite, &[]);
+                    true
+                }
+            });
+            watched.push(finite.count());
+        }
+        assert_eq!(watched, [1, 2, 4, 8, 16, 32, 32, 32, 0, 0]);
+    }
+
+    #[test]
+    fn the_scale_falls_before_a_pass_is_watched_and_returns() {
+        let device = dynamic();
+        let overflow = StepOutcome::Overflow;
+        let watched: Vec<_> = (0..6).map(|_| device.step(overflow, &[MATMUL])).collect();
+        assert_eq!(watched, [false, false, false, false, false, true]);
+        assert_eq!(device.scale(), 1024.0);
+        assert!(device.step(overflow, &[MATMUL]));
+        assert_eq!((device.listed().len(), device.scale()), (1, 65536.0));
+    }
+
+    #[test]
+    fn a_gradient_overflows_at_many_scales_first() {
+        let device = dynamic();
+        let overflow = StepOutcome::Overflow;
+        for _ in 0..6 + SCALES {
+            assert!(device.listed().is_empty(), "{}", device.scale());
+            device.step(overflow, &[of(Gradient)]);
+        }
+        assert_eq!(device.listed(), ["matmul over 64"]);
+        // Another operation each time: no one is suspected, but at the minimum scale.
+        let device = dynamic();
+        for step in 0..17 {
+            assert!(device.listed().is_empty(), "{}", device.scale());
+            let length = 64 + step;
+            device.step(
+                overflow,
+                &[Overflow {
+                    length,
+                    ..of(Gradient)
+                }],
+            );
+        }
+        assert_eq!(device.listed(), ["matmul over 80"]);
+    }
+
+    #[test]
+    fn what_fp32_has_too_is_withdrawn_and_not_made_again() {
+        let device = dynamic();
+        device.step(NonFiniteLoss, &[]);
+        device.step(NonFiniteLoss, &[MATMUL]);
+        assert_eq!(device.listed().len(), 1);
+        for found in [of(Fp32Result), MATMUL, of(Fp32Result)] {
+            device.step(NonFiniteLoss, &[found]);
+            assert!(device.listed().is_empty(), "{found:?}");
+        }
+        // It does not explain the gradients of another.
+        let device = dynamic();
+        device.step(NonFiniteLoss, &[]);
+        device.step(NonFiniteLoss, &[of(Fp32Result)]);
+        let mul = Overflow {
+            op: "float_mul",
+            ..of(Gradient)
+        };
+        for _ in 0..20 {
+            device.step(StepOutcome::Overflow, &[of(Fp32Result), mul]);
+        }
+        assert_eq!(device.listed(), ["mul over 64"]);
+    }
+
+    #[test]
+    fn infinities_that_reach_no_loss_are_looked_for_where_this_compiles_nothing() {
+        for looks in [true, false] {
+            let device = dynamic();
+            device.fallback.set(true, looks);
+            let watched: Vec<_> = (1..=512).filter(|_| device.step(Finite, &[])).collect();
+            assert_eq!(watched, if looks { vec![8, 64, 512] } else { vec![] });
+        }
+    }
+
+    #[test]
+    fn without_a_dynamic_scale_and_where_it_is_off_or_frozen_nothing_is_watched() {
+        let off = dynamic();
+        off.fallback.set(false, true);
+        let frozen = dynamic();
+        frozen.exceptions.freeze(true);
+        for device in [device(LossScaleConfig::Fixed(8.0)), off, frozen] {
+            for _ in 0..20 {
+                assert!(!device.step(NonFiniteLoss, &[MATMUL]));
+            }
+            assert!(device.listed().is_empty());
+        }
+    }
+}
