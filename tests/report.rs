@@ -19,10 +19,12 @@ use common::HALVES;
 
 type B = AmpAutodiff<Checked>;
 
-/// A device of one's own, with a scaler that grows after two good steps.
+/// A device of one's own, with a scaler that grows after two good steps. No step is watched: each operation of such a
+/// step is read back.
 fn device_in(precision: Precision) -> CheckedDevice {
     let device = CheckedDevice::new();
     let config = checked::config().with_precision(precision);
+    let config = config.with_overflow_fallback(false);
     let config = match precision.scales_loss() {
         true => config.with_loss_scale(DynamicLossScale::new().with_growth_interval(2).into()),
         false => config,
@@ -45,13 +47,7 @@ fn layer(device: &CheckedDevice) -> Linear<B> {
 
 /// Two good steps, an overflow, a loss that is not finite and a good step.
 fn trained() -> CheckedDevice {
-    let device = CheckedDevice::new();
-    // A watched step reads each result back.
-    let config = checked::config().with_precision(Precision::F16);
-    config
-        .with_overflow_fallback(false)
-        .apply::<B>(&device)
-        .unwrap();
+    let device = device_in(Precision::F16);
     let layer = layer(&device);
     for factor in [1e-3, 1e-3, 1e34, f32::NAN, 1e-3] {
         step(&layer, factor);
