@@ -100,7 +100,8 @@ pub use train::{
 };
 #[cfg(feature = "train")]
 pub use train::{
-    AmpTraining, AmpTrainingExt, ConvertFloat, LossScaleMetric, LrSchedulerWithScaler,
-    MixedPrecision, MixedPrecisionTrainer, MixedPrecisionTrainerConfig, PrecisionMetric,
-    SkippedStepsMetric, clip_grad_norm, half_weights,
+    AmpTraining, AmpTrainingExt, ComparedGradient, ComparedOperation, Comparison, ConvertFloat,
+    LossScaleMetric, LrSchedulerWithScaler, MixedPrecision, MixedPrecisionTrainer,
+    MixedPrecisionTrainerConfig, PrecisionMetric, SkippedStepsMetric, clip_grad_norm, compare,
+    half_weights,
 };

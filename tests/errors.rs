@@ -12,7 +12,8 @@ use burn::tensor::{FloatDType, Tensor};
 use burn_amp::policy::OpPrecision;
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, AmpError, DynamicLossScale, GradScaler, LossScaleConfig,
-    MixedPrecisionTrainerConfig, Precision, StepProgress, WhenStuck, half_weights,
+    MixedPrecisionTrainerConfig, Precision, StepProgress, WhenStuck, compare, half_weights,
+    with_precision,
 };
 use burn_backend::{DTypeUsage, DTypeUsageSet};
 
@@ -387,6 +388,18 @@ fn autodiff_below_amp_autodiff_is_refused() {
     type Twice = AmpAutodiff<Autodiff<Checked>>;
     let config = AmpConfig::new().with_precision(Precision::Bf16);
     config.apply::<Twice>(&CheckedDevice::new()).ok();
+}
+
+#[test]
+fn nothing_to_compare() {
+    let model = Mlp::<AmpAutodiff<Flex>>::new();
+    let compared = with_precision(Precision::F32, || compare(&model, 0, |model| model.loss(0)));
+    let text = "compare: got f32, expected f16 or bf16 in force on the model's device, which is an AmpAutodiff's. Apply \
+                AmpConfig::with_precision, or call compare in with_precision(..)";
+    assert_says(compared, text);
+    let model = Mlp::<Plain>::new();
+    let compared = with_precision(Precision::F16, || compare(&model, 0, |model| model.loss(0)));
+    assert_says(compared, &text.replace("f32", "f16"));
 }
 
 #[test]

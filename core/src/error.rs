@@ -239,6 +239,16 @@ pub enum AmpError {
         precision: Precision,
     },
 
+    /// A comparison of half precision with FP32 where FP32 is in force.
+    #[error(
+        "compare: got {precision}, expected f16 or bf16 in force on the model's device, which is an AmpAutodiff's. Apply \
+         AmpConfig::with_precision, or call compare in with_precision(..)"
+    )]
+    NothingToCompare {
+        /// The precision in force.
+        precision: Precision,
+    },
+
     /// A weight that the half precision cannot hold.
     #[error(
         "the weight {parameter} has a value of magnitude {value}, expected at most {}",

@@ -338,7 +338,7 @@ macro_rules! own_ops {
     ($($op:ident($(
         $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
     ),+) -> $out:ident => $own:expr;)*) => {$(
-        #[allow(clippy::too_many_arguments)]
+        #[allow(clippy::too_many_arguments, clippy::clone_on_copy)]
         #[inline(never)]
         fn $op($(
             $($t: FloatTensor<Self>)?
@@ -347,7 +347,18 @@ macro_rules! own_ops {
             $($a: $ty)?
         ),+) -> $out<Self> {
             if $crate::precision::half_wanted() {
-                $crate::call::by_policy(move || $own)
+                $crate::diagnostics::compare::recorded_call!(
+                    $out,
+                    $op,
+                    $crate::call::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]),
+                    Self::$op($(
+                        $($crate::diagnostics::compare::operand(&$t))?
+                        $($o.as_ref().map($crate::diagnostics::compare::operand))?
+                        $($s)?
+                        $($a.clone())?
+                    ),+),
+                    $crate::call::by_policy(move || $own)
+                )
             } else {
                 // Nothing is deferred in such a process.
                 // Drop first: an operation with nothing left to drop writes its result straight to its

@@ -1,5 +1,6 @@
 //! Training loops: the pieces of mixed precision, and a trainer built from them.
 
+mod compare;
 mod convert;
 mod grad_scaler;
 mod gradients;
@@ -13,6 +14,7 @@ mod trainer;
 mod training;
 mod workers;
 
+pub use compare::{ComparedGradient, ComparedOperation, Comparison, compare};
 pub use convert::ConvertFloat;
 pub use gradients::clip_grad_norm;
 pub use half_weights::half_weights;
