@@ -173,12 +173,18 @@ impl Exceptions {
         }
     }
 
+    /// Whether calls of the operation can be exceptions: it is no move of data, no function of the backward pass, and not
+    /// the user's own.
+    #[doc(hidden)]
+    pub fn may_overflow(op: &Op) -> bool {
+        op.place.is_some() && allowed(op).0.contains(&OpPrecision::F32)
+    }
+
     /// Adds calls that overflowed f16 in this pass. A second length of an operation stands for all: it is that of a
     /// batch or of a sequence, which varies. Returns whether they are new.
     pub(crate) fn add_overflowed(&self, op: &str, length: usize, pass: &str) -> bool {
         let place = OPS.iter().position(|row| row.name == op);
-        let allows = |place: &usize| allowed(&OPS[*place]).0.contains(&OpPrecision::F32);
-        let place = place.filter(allows).filter(|_| !self.is_frozen());
+        let place = place.filter(|place| Self::may_overflow(&OPS[*place]) && !self.is_frozen());
         let Some((place, calls)) =
             place.and_then(|place| Some((place, self.widen(place, length)?)))
         else {
@@ -426,22 +432,24 @@ impl Exceptions {
         }
         let mut found = Found::default();
         for entry in &kept.operations {
+            let is_read = match entry.reason {
+                Reason::Configured => false,
+                Reason::Tried => is_here,
+                Reason::Overflowed => true,
+            };
+            if !is_read {
+                continue;
+            }
             let place = OPS.iter().position(|op| short(op.name) == entry.op);
             let half = entry.half.filter(|half| HALVES.contains(half));
-            let known = place
+            let (place, half) = place
                 .zip(half)
-                .ok_or_else(|| unlike(format!("it names an unknown operation: {entry}")));
+                .ok_or_else(|| unlike(format!("it names an unknown operation: {entry}")))?;
             match entry.reason {
-                Reason::Configured => {}
-                Reason::Tried => {
-                    let (place, half) = known?;
+                Reason::Overflowed => found.1.push((place, entry.length)),
+                _ => {
                     let exact = entry.precision == OpPrecision::Half;
-                    if is_here {
-                        found.0.push((place, (entry.calls, index(half), exact)));
-                    }
-                }
-                Reason::Overflowed => {
-                    found.1.push((known?.0, entry.length));
+                    found.0.push((place, (entry.calls, index(half), exact)));
                 }
             }
         }

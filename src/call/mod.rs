@@ -10,6 +10,7 @@ use std::sync::Once;
 
 use burn_amp_core::policy::trials::TriedOp;
 use burn_amp_core::policy::{Layer, decide};
+use burn_amp_core::{Exceptions, Overflow, Overflowed};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorMetadata};
 
@@ -30,8 +31,10 @@ pub(crate) struct Call<B, S> {
     pub decision: Decision,
     /// The scaler of the scaled loss among the operands, if any.
     scaled: Option<ScaledLoss>,
-    /// What tells the calls of the operation apart, if the operation is watched.
-    watched: Option<usize>,
+    /// Whether the operation is watched.
+    watched: bool,
+    /// What an overflow of a watched operation would be, if its calls may be exceptions.
+    overflow: Option<Overflow>,
     layer: PhantomData<fn() -> (B, S)>,
 }
 
@@ -55,8 +58,8 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             let second = tensors.get(1).unwrap_or(&tensors[0]);
             op.length(&tensors[0].shape(), &second.shape())
         };
-        let is_watched = is_watched(op.name, &context, tensors);
-        if is_watched {
+        let watched = is_watched(op.name, &context, tensors);
+        if watched {
             anomaly::scalars(scalars);
         }
         let layer = Layer {
@@ -82,7 +85,21 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             op,
             decision,
             scaled: S::RECORDS.then(|| scaled_loss(tensors)).flatten(),
-            watched: is_watched.then(length),
+            watched,
+            overflow: (watched && S::RECORDS && Exceptions::may_overflow(&op)).then(|| {
+                // Whether an exception changes the call: it may have FP32 operands anyway.
+                let known = layer.known.without_overflow();
+                let without = decide(&op, operands, scalars, &Layer { known, ..layer }, &at);
+                let casts = |of: &Decision| (of.operands, of.rounded, of.result);
+                Overflow {
+                    op: op.name,
+                    length: length(),
+                    of: match casts(&without) == casts(&decision) {
+                        true => Overflowed::Result,
+                        false => Overflowed::InFp32,
+                    },
+                }
+            }),
             layer: PhantomData,
         }
     }
@@ -143,16 +160,16 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
     /// [`operand`](Call::operand).
     #[inline(always)]
     pub fn watch(&self, tensor: &AmpTensor<B, S>) {
-        if self.watched.is_some() {
+        if self.watched {
             anomaly::operand(tensor);
         }
     }
 
-    /// The same tensor. In a watched pass, its gradient in f16 is checked.
+    /// The same tensor. In a watched pass, its gradient is checked.
     #[inline(always)]
     fn probed(&self, primitive: FloatTensor<B>) -> FloatTensor<B> {
-        match self.watched {
-            Some(length) => probed::<B, S>(self.op.name, length, primitive),
+        match self.overflow {
+            Some(overflow) => probed::<B, S>(overflow, primitive),
             None => primitive,
         }
     }
@@ -178,10 +195,13 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
     /// Wraps a float result of a recorded operation, in the result's own dtype.
     #[inline(always)]
     pub fn in_own_dtype(&self, primitive: FloatTensor<B>) -> AmpTensor<B, S> {
-        if let Some(length) = self.watched {
+        if self.watched {
             let casts = [self.decision.operands, self.decision.rounded];
-            let in_f16 = casts.contains(&Some(DType::F16));
-            anomaly::result::<B, S>(&self.op, length, in_f16, &primitive);
+            let in_f16 = casts.contains(&Some(DType::F16)) || primitive.dtype() == DType::F16;
+            // In FP32, only what is an exception is looked at.
+            let looked_at = |overflow: &Overflow| in_f16 == (overflow.of == Overflowed::Result);
+            let overflow = self.overflow.filter(looked_at);
+            anomaly::result::<B, S>(&self.op, overflow, &primitive);
         }
         self.marked(self.probed(primitive))
     }
@@ -195,17 +215,18 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
     }
 }
 
-/// The same tensor, whose gradient is checked if it is in f16.
+/// The same tensor, whose gradient is checked: in f16, and in FP32 that of an exception.
 #[cold]
-fn probed<B: Backend, S: Side<B>>(
-    op: &'static str,
-    length: usize,
-    primitive: FloatTensor<B>,
-) -> FloatTensor<B> {
-    if primitive.dtype() != DType::F16 || !S::is_tracked(&primitive) {
+fn probed<B: Backend, S: Side<B>>(overflow: Overflow, primitive: FloatTensor<B>) -> FloatTensor<B> {
+    let of = match (primitive.dtype(), overflow.of) {
+        (DType::F16, _) => Overflowed::Gradient,
+        (DType::F32, Overflowed::InFp32) => Overflowed::InFp32,
+        _ => return primitive,
+    };
+    if !S::is_tracked(&primitive) {
         return primitive;
     }
-    let recorded = S::record(Probe { op, length }, [primitive]);
+    let recorded = S::record(Probe(Overflow { of, ..overflow }), [primitive]);
     recorded.unwrap_or_else(|[primitive]| primitive)
 }
 

@@ -207,7 +207,7 @@ pub(crate) fn casted<B: Backend, S: Side<B>>(
     if watched {
         // The program's own cast, and no operation that the policy could change.
         let cast_op = Op::custom("float_cast", Class::Keep, Role::Forward);
-        anomaly::result::<B, S>(&cast_op, 1, false, &cast);
+        anomaly::result::<B, S>(&cast_op, None, &cast);
     }
     AmpTensor::new(cast, flags).with_scaled(scaled)
 }

@@ -1,5 +1,6 @@
 //! A node of the tape that checks a gradient.
 
+use burn_amp_core::Overflow;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Ops, unary};
 use burn_backend::Backend;
@@ -8,13 +9,10 @@ use crate::diagnostics::anomaly;
 use crate::tensor::{Checkpoint, Operands, Step};
 use crate::{Amp, AmpTensor};
 
-/// Checks the gradient of a tensor in f16, the result of an operation or an operand that it casts, and changes nothing.
+/// Checks the gradient of the result of a call, or of an operand that it casts to f16, and changes nothing.
 /// Only in a pass that is watched.
 #[derive(Debug, Clone)]
-pub(super) struct Probe {
-    pub op: &'static str,
-    pub length: usize,
-}
+pub(super) struct Probe(pub Overflow);
 
 impl<B: Backend> Step<B, 1> for Probe {
     type Kept = ();
@@ -31,7 +29,7 @@ impl<B: Backend> Step<B, 1> for Probe {
 
     fn backward(self, ops: Ops<(), 1>, grads: &mut Gradients) {
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-            anomaly::gradient(self.op, self.length, &grad);
+            anomaly::gradient(self.0, &grad);
             grad
         });
     }

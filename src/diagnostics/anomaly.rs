@@ -4,9 +4,9 @@
 use std::cell::RefCell;
 use std::mem;
 
-use burn_amp_core::{Overflow, Overflowed, Watched};
+use burn_amp_core::{Overflow, Watched};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, TensorMetadata, try_read_sync};
+use burn_backend::{Backend, TensorMetadata, try_read_sync};
 
 use super::FiniteCheck;
 use crate::policy::{Class, Op};
@@ -18,6 +18,8 @@ use crate::{Anomaly, AnomalyPass};
 #[derive(Default)]
 struct Pass {
     found: Watched,
+    /// Whether a gradient was found that is not finite.
+    has_gradient: bool,
     /// Whether anomaly detection is on. Otherwise only what overflows is looked for.
     detects: bool,
     /// The current operation of the forward pass.
@@ -47,10 +49,11 @@ pub(crate) fn take() -> Watched {
 pub(crate) fn end_unreported(are_steps: bool) {
     let is_next = |anomaly: &Anomaly| are_steps && anomaly.pass == AnomalyPass::Forward;
     let ended = WATCHED.with_borrow_mut(|watched| {
-        let found = &mut watched.found;
         if !are_steps {
-            found.overflows.clear();
+            watched.found.overflows.clear();
+            watched.has_gradient = false;
         }
+        let found = &mut watched.found;
         let ended: Vec<_>;
         (found.anomalies, ended) = mem::take(&mut found.anomalies)
             .into_iter()
@@ -71,7 +74,7 @@ pub(crate) fn begins<B: Backend, S: Side<B>>(
     detects: bool,
 ) -> bool {
     // The forward pass is watched above autodiff, the backward pass below it.
-    if is_inspecting() || !(is_in_backward() || S::RECORDS && !keeps_dtypes()) {
+    if is_inspecting() || !(detects && is_in_backward() || S::RECORDS && !keeps_dtypes()) {
         return false;
     }
     let mut leaves = tensors
@@ -134,12 +137,11 @@ pub(crate) fn scalars(scalars: &[f64]) {
     });
 }
 
-/// Checks the result of the current operation, whose calls this `length` tells apart.
+/// Checks the result of the current operation. `of` is what its overflow would be, if the call may be an exception.
 #[cold]
 pub(crate) fn result<B: Backend, S: Side<B>>(
     op: &Op,
-    length: usize,
-    in_f16: bool,
+    of: Option<Overflow>,
     tensor: &FloatTensor<B>,
 ) {
     let pass = if is_in_backward() {
@@ -155,14 +157,7 @@ pub(crate) fn result<B: Backend, S: Side<B>>(
         return;
     }
     WATCHED.with_borrow_mut(|watched| {
-        if S::RECORDS {
-            let of = match in_f16 || tensor.dtype() == DType::F16 {
-                true => Overflowed::Result,
-                false => Overflowed::Fp32Result,
-            };
-            let op = op.name;
-            watched.found.overflows.push(Overflow { op, length, of });
-        }
+        watched.add(of);
         let anomalies = &mut watched.found.anomalies;
         if !watched.detects || anomalies.iter().any(|found| found.pass == pass) {
             return;
@@ -183,19 +178,26 @@ pub(crate) fn result<B: Backend, S: Side<B>>(
     });
 }
 
-/// Checks the gradient of the result of an operation, or of an operand that it casts to f16.
+/// Checks the gradient of the result of a call, or of an operand that it casts to f16.
 #[cold]
-pub(crate) fn gradient<B: Backend>(op: &'static str, length: usize, grad: &AmpTensor<B>) {
-    let is_known = |overflow: &Overflow| overflow.of == Overflowed::Gradient;
+pub(crate) fn gradient<B: Backend>(of: Overflow, grad: &AmpTensor<B>) {
     // The first one explains those before it.
-    if WATCHED.with_borrow(|watched| watched.found.overflows.iter().any(is_known)) {
+    if WATCHED.with_borrow(|watched| watched.has_gradient) {
         return;
     }
     let primitive = grad.unshared().into_primitive();
     if magnitude::<B, Below>(primitive).is_none() {
-        let of = Overflowed::Gradient;
-        let found = Overflow { op, length, of };
-        WATCHED.with_borrow_mut(|watched| watched.found.overflows.push(found));
+        WATCHED.with_borrow_mut(|watched| {
+            watched.has_gradient = true;
+            watched.add(Some(of));
+        });
+    }
+}
+
+impl Pass {
+    fn add(&mut self, overflow: Option<Overflow>) {
+        let overflows = &mut self.found.overflows;
+        overflows.extend(overflow.filter(|overflow| !overflows.contains(overflow)));
     }
 }
 

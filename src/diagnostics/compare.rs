@@ -46,6 +46,7 @@ thread_local! {
 
 /// Runs a forward pass. Returns its calls of operations above autodiff. Each is computed in FP32, too, if
 /// `compares`.
+#[cfg(feature = "train")]
 pub(crate) fn recorded<T>(compares: bool, pass: impl FnOnce() -> T) -> (T, Calls) {
     /// Ends the record, also when the thread unwinds.
     struct Ended;

@@ -41,7 +41,7 @@ impl Known {
     }
 
     /// The same for a call that did not overflow.
-    pub(crate) fn without_overflow(self) -> Self {
+    pub fn without_overflow(self) -> Self {
         Self(self.0 & !Self::OVERFLOWED)
     }
 

@@ -63,11 +63,6 @@ pub trait Listener: Send + Sync {
     /// A step was taken or skipped.
     fn ended(&self, _step: &RecordedStep) {}
 
-    /// The scale to go back to after the step, if the scale fell for nothing.
-    fn restored_scale(&self) -> Option<f32> {
-        None
-    }
-
     /// The run is stuck since the last step.
     fn stuck(&self, _error: &AmpError) {}
 }
@@ -357,10 +352,6 @@ impl<L: Default> SharedScaler<L> {
         recorded.log();
         let listeners = self.listeners();
         listeners.iter().for_each(|l| l.ended(&recorded));
-        if let Some(scale) = listeners.iter().find_map(|l| l.restored_scale()) {
-            // A state that was loaded meanwhile may not allow the scale.
-            let _ = self.set_scale(scale);
-        }
         self.report_stuck(recorded.transition, &recorded.after, &recorded.step);
         recorded.transition
     }
@@ -410,10 +401,12 @@ impl<L: Default> SharedScaler<L> {
 
     /// As [`listen`](Self::listen), unless it listens already.
     pub fn listen_once(&self, listener: &Arc<impl Listener + 'static>) {
+        let listeners = &mut self.lock().listeners;
         let is =
             |other: &Weak<dyn Listener>| std::ptr::addr_eq(other.as_ptr(), Arc::as_ptr(listener));
-        if !self.lock().listeners.iter().any(is) {
-            self.listen(listener);
+        if !listeners.iter().any(is) {
+            let listener: Arc<dyn Listener> = listener.clone();
+            listeners.push(Arc::downgrade(&listener));
         }
     }
 

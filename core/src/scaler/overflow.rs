@@ -1,10 +1,11 @@
 //! f16 that mends itself: an operation that overflows f16 at any loss scale becomes an exception of its device.
 //! Independent of tensors.
 
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Listener, LossScaleConfig, RecordedStep, StepOutcome, Transition};
+use super::{DynamicLossScale, Listener, LossScaleConfig, RecordedStep, StepOutcome, Transition};
 use crate::exceptions::Exceptions;
 
 /// An operation that a watched pass found: finite values went in, and values that are not finite came out.
@@ -23,10 +24,10 @@ pub struct Overflow {
 pub enum Overflowed {
     /// The result of the operation, computed in f16 or from operands in f16.
     Result,
-    /// The result of the operation, in FP32: no precision mends it.
-    Fp32Result,
     /// The gradient of its result, or of an operand that it casts to f16.
     Gradient,
+    /// The result or its gradient, although the call is an exception and in FP32: no precision mends it.
+    InFp32,
 }
 
 /// Watches passes on a device that the loss scale does not mend, and makes an exception of each operation that overflows
@@ -37,15 +38,14 @@ pub enum Overflowed {
 ///             since it last grew
 /// watched     the next 1, 2, 4, .. 32 passes after the 1st, 2nd, 3rd, .. 8th such step; then none, until the scale
 ///             grows. An overflow may be that of some batches alone
-/// found       a result in f16       exception; begin anew
-///             a result in FP32      the program's own: no exception, and one that was made is withdrawn
-///             only a gradient       exception, at the minimum scale or after 8 scales; begin anew
+/// found       a result in f16         exception; begin anew
+///             only a gradient         exception, after 8 such steps and at a scale of 16 or less, or at the minimum;
+///                                     begin anew
+///             either, of an exception the program's own: withdrawn, and not made again
 /// ```
 ///
 /// An infinity need not reach the loss: `1 / inf` is 0. So the pass after 8, 64, 512, .. steps taken is watched as well,
 /// where this compiles no kernels.
-///
-/// With an exception, the scale returns to what it was before it fell for nothing.
 ///
 /// Exceptions begin when the step is recorded: no recomputation of this step sees them.
 #[derive(Debug)]
@@ -65,18 +65,18 @@ struct Run {
     asked: u32,
     /// How many passes are still to be watched.
     left: u32,
-    /// The operation whose gradient overflowed last, and at how many scales.
+    /// The operation whose gradient overflowed last, and in how many steps.
     suspect: Option<(&'static str, usize, u32)>,
-    /// The scale to go back to.
-    restored: Option<f32>,
     /// Operations that are not finite in FP32 either.
     own: Vec<(&'static str, usize)>,
 }
 
 /// How far the scale falls before a pass is watched: some skipped steps are normal at the start.
 const FALLEN: f32 = 64.0;
-/// At so many scales the gradient of an operation overflows before the operation becomes an exception.
-const SCALES: u32 = 8;
+/// In so many steps, and at so low a scale, the gradient of an operation overflows before the operation becomes an
+/// exception: half then loses small gradients.
+const STEPS: u32 = 8;
+const LOW: f32 = 16.0;
 /// So many steps ask for watched passes, and get so many of them at most.
 const ASKED: u32 = 8;
 const LONGEST: u32 = 32;
@@ -98,72 +98,69 @@ impl OverflowFallback {
         self.is_on.store(is_on, Ordering::Relaxed);
         self.looks.store(looks, Ordering::Relaxed);
         self.watches.store(false, Ordering::Relaxed);
-        *self.run.lock().unwrap_or_else(PoisonError::into_inner) = Run::default();
+        *self.run() = Run::default();
     }
 
     /// Whether the pass on the device is watched.
     #[inline]
     pub fn is_watching(&self) -> bool {
-        self.watches.load(Ordering::Relaxed)
+        self.watches.load(Ordering::Relaxed) && !self.exceptions.is_frozen()
     }
 
     /// Adds the exceptions that follow from a watched step. Returns whether there are any.
-    fn mend(&self, run: &mut Run, recorded: &RecordedStep, at_minimum: bool) -> bool {
-        let (mut mended, mut in_forward) = (false, false);
+    fn mend(&self, run: &mut Run, recorded: &RecordedStep, minimum: f32) -> bool {
+        let (mut mended, mut is_explained) = (false, false);
         for Overflow { op, length, of } in &recorded.overflows {
-            if *of == Overflowed::Gradient || run.own.contains(&(op, *length)) {
-                continue;
-            }
-            in_forward = true;
-            if *of == Overflowed::Result {
-                mended |= self.exceptions.add_overflowed(op, *length, "forward");
-            } else {
-                self.exceptions.withdraw(op, *length);
-                run.own.push((op, *length));
+            let is_own = run.own.contains(&(op, *length));
+            match of {
+                Overflowed::Result if !is_own => {
+                    mended |= self.exceptions.add_overflowed(op, *length, "forward");
+                }
+                Overflowed::InFp32 if !is_own => {
+                    self.exceptions.withdraw(op, *length);
+                    run.own.push((op, *length));
+                    is_explained = true;
+                }
+                _ => {}
             }
         }
         // What is not finite in the forward pass, or in the loss, explains the gradients.
-        if in_forward || recorded.step.outcome != StepOutcome::Overflow {
+        if mended || is_explained || recorded.step.outcome != StepOutcome::Overflow {
             return mended;
         }
         let is_gradient = |overflow: &&Overflow| overflow.of == Overflowed::Gradient;
-        if let Some(Overflow { op, length, .. }) = recorded.overflows.iter().find(is_gradient) {
+        if let Some(Overflow { op, length, .. }) = recorded.overflows.iter().find(is_gradient)
+            && !run.own.contains(&(op, *length))
+        {
             let before = run
                 .suspect
                 .filter(|(of, over, _)| (of, over) == (op, length));
-            let scales = before.map_or(0, |(.., scales)| scales) + 1;
-            run.suspect = Some((op, *length, scales));
-            if at_minimum || scales >= SCALES {
+            let steps = before.map_or(0, |(.., steps)| steps) + 1;
+            run.suspect = Some((op, *length, steps));
+            let scale = recorded.step.scale;
+            if scale <= minimum || steps >= STEPS && scale <= LOW {
                 mended = self.exceptions.add_overflowed(op, *length, "backward");
             }
         }
         mended
     }
-}
 
-impl Listener for OverflowFallback {
-    fn ended(&self, recorded: &RecordedStep) {
-        let LossScaleConfig::Dynamic(dynamic) = recorded.after.config() else {
-            return;
-        };
-        if !recorded.is_scaled || !self.is_on.load(Ordering::Relaxed) {
-            return;
-        }
-        let run = &mut *self.run.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What follows from a step. The caller holds no lock: the program's logger may configure the device.
+    fn after(&self, run: &mut Run, recorded: &RecordedStep, dynamic: &DynamicLossScale) {
         let mut mended = false;
         if self.is_watching() {
             run.left = run.left.saturating_sub(1);
-            mended = self.mend(run, recorded, recorded.step.scale <= dynamic.min_scale);
-        }
-        let scale = recorded.after.scale();
-        if mended {
-            run.restored = run.from.filter(|from| *from > scale);
+            mended = self.mend(run, recorded, dynamic.min_scale);
         }
         if mended || recorded.transition == Transition::Grown {
             (run.from, run.asked, run.suspect) = (None, 0, None);
             // The next operation may overflow, too.
             run.left = u32::from(mended);
         }
+        if mended {
+            return;
+        }
+        let scale = recorded.after.scale();
         match recorded.step.outcome {
             StepOutcome::Finite => {
                 let taken = recorded.after.taken_steps();
@@ -182,22 +179,34 @@ impl Listener for OverflowFallback {
                 }
             }
         }
-        let watches = run.left > 0 && !self.exceptions.is_frozen();
-        self.watches.store(watches, Ordering::Relaxed);
     }
 
-    fn restored_scale(&self) -> Option<f32> {
-        let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
-        run.restored.take()
+    fn run(&self) -> MutexGuard<'_, Run> {
+        self.run.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Listener for OverflowFallback {
+    fn ended(&self, recorded: &RecordedStep) {
+        let LossScaleConfig::Dynamic(dynamic) = recorded.after.config() else {
+            return;
+        };
+        if !recorded.is_scaled || !self.is_on.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut run = mem::take(&mut *self.run());
+        self.after(&mut run, recorded, dynamic);
+        self.watches.store(run.left > 0, Ordering::Relaxed);
+        *self.run() = run;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LossScaler;
     use crate::scaler::{Findings, SharedScaler, Watched};
-    use crate::{DynamicLossScale, LossScaler};
-    use Overflowed::{Fp32Result, Gradient, Result};
+    use Overflowed::{Gradient, InFp32, Result};
     use StepOutcome::{Finite, NonFiniteLoss};
 
     /// A scaler with the fallback of its device.
@@ -300,21 +309,21 @@ mod tests {
     }
 
     #[test]
-    fn the_scale_falls_before_a_pass_is_watched_and_returns() {
+    fn the_scale_falls_before_a_pass_is_watched() {
         let device = dynamic();
         let overflow = StepOutcome::Overflow;
         let watched: Vec<_> = (0..6).map(|_| device.step(overflow, &[MATMUL])).collect();
         assert_eq!(watched, [false, false, false, false, false, true]);
         assert_eq!(device.scale(), 1024.0);
         assert!(device.step(overflow, &[MATMUL]));
-        assert_eq!((device.listed().len(), device.scale()), (1, 65536.0));
+        assert_eq!((device.listed().len(), device.scale()), (1, 512.0));
     }
 
     #[test]
     fn a_gradient_overflows_at_many_scales_first() {
         let device = dynamic();
         let overflow = StepOutcome::Overflow;
-        for _ in 0..6 + SCALES {
+        for _ in 0..6 + STEPS {
             assert!(device.listed().is_empty(), "{}", device.scale());
             device.step(overflow, &[of(Gradient)]);
         }
@@ -341,20 +350,20 @@ mod tests {
         device.step(NonFiniteLoss, &[]);
         device.step(NonFiniteLoss, &[MATMUL]);
         assert_eq!(device.listed().len(), 1);
-        for found in [of(Fp32Result), MATMUL, of(Fp32Result)] {
+        for found in [of(InFp32), MATMUL, of(InFp32)] {
             device.step(NonFiniteLoss, &[found]);
             assert!(device.listed().is_empty(), "{found:?}");
         }
         // It does not explain the gradients of another.
         let device = dynamic();
         device.step(NonFiniteLoss, &[]);
-        device.step(NonFiniteLoss, &[of(Fp32Result)]);
+        device.step(NonFiniteLoss, &[of(InFp32)]);
         let mul = Overflow {
             op: "float_mul",
             ..of(Gradient)
         };
         for _ in 0..20 {
-            device.step(StepOutcome::Overflow, &[of(Fp32Result), mul]);
+            device.step(StepOutcome::Overflow, &[of(InFp32), mul]);
         }
         assert_eq!(device.listed(), ["mul over 64"]);
     }

@@ -258,7 +258,7 @@ impl GradScaler {
         // Losses that cannot be read count as not finite.
         let finite = finite.inspect_err(|_| pending.set_losses(false))?;
         if let Some(device) = unscale.device.filter(|_| is_watched()) {
-            pending.anomalies.extend(local::anomalies(&device));
+            pending.watched.anomalies.extend(local::anomalies(&device));
         }
         let parameters = to_check.parameters();
         let outcome = pending.found(&parameters, &finite);
