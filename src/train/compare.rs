@@ -102,7 +102,7 @@ pub struct ComparedGradient {
 /// let model: Linear<B> = LinearConfig::new(8, 8).init(&device);
 /// let report = with_precision(Precision::Bf16, || {
 ///     compare(&model, 42, |model| {
-///         let x = Tensor::random([4, 8], Distribution::Default, &device);
+///         let x = Tensor::<B, 2>::random([4, 8], Distribution::Default, &device);
 ///         model.forward(x).tanh().mean()
 ///     })
 /// })?;
