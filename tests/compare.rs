@@ -108,6 +108,9 @@ fn a_variance_by_subtraction_grows_where_the_means_are_subtracted() {
         })
     });
     println!("{report}");
+    // Both products are rows of the report.
+    let products = report.operations.iter().filter(|of| of.op == "matmul");
+    assert_eq!(products.map(|of| of.calls).sum::<usize>(), 2, "{report}");
     let grown: Vec<_> = report.operations.iter().filter(|of| of.grows).collect();
     assert_eq!(grown.last().unwrap().op, "sub", "{report}");
     assert!(grown.last().unwrap().total > 0.5, "{report}");

@@ -20,6 +20,7 @@ use crate::call::{
     of_program, op, own_ops, permuted, transpose,
 };
 use crate::device::DeviceContext;
+use crate::diagnostics::compare::{self, recorded_call};
 use crate::policy::{
     self, HalfSupport, Mode, follows_half, holds, holds_exactly, is_half, largest_within,
 };
@@ -259,7 +260,16 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     }
 
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        matmul(lhs, rhs)
+        if !half_wanted() {
+            return matmul(lhs, rhs);
+        }
+        recorded_call!(
+            FloatTensor,
+            float_matmul,
+            [&lhs, &rhs],
+            Self::float_matmul(compare::operand(&lhs), compare::operand(&rhs)),
+            matmul(lhs, rhs)
+        )
     }
 
     #[inline(never)]
