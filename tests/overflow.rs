@@ -82,6 +82,12 @@ fn noise<B: Backend, const D: usize>(of: &Tensor<B, D>, step: u64) -> Tensor<B, 
     batch::<B, D>(of.dims(), step + 1000, &of.device()) * 0.8
 }
 
+/// What a program is to learn of its input: the first two columns, in noise.
+fn target<B: Backend, const D: usize>(x: Tensor<B, D>, step: u64) -> Tensor<B, D> {
+    let columns = x.narrow(D - 1, 0, 2);
+    columns.clone() + noise(&columns, step)
+}
+
 /// Reproducible numbers on a device.
 fn batch<B: Backend, const D: usize>(
     shape: [usize; D],
@@ -103,8 +109,7 @@ fn attention<B: Backend>(
     let [q, k] = [&net.first, &net.second].map(|layer| layer.forward(x.clone()) * 60.0);
     let scores = q.matmul(k.swap_dims(1, 2)) / 40_000.0;
     let mixed = softmax(scores, 2).matmul(x.clone());
-    let target = x.slice([0..2, 0..length, 0..2]);
-    let target = target.clone() + noise(&target, step);
+    let target = target(x, step);
     (net.third.forward(mixed) - target).powi_scalar(2).mean()
 }
 
@@ -132,8 +137,7 @@ fn padded<B: Backend>(net: &Net<B>, step: u64, length: usize, device: &B::Device
     let padding = Tensor::full([4, WIDTH], 4e4, device);
     let hidden = net.first.forward(Tensor::cat(vec![x.clone(), padding], 0));
     let out = net.third.forward(relu(net.second.forward(relu(hidden))));
-    let target = x.slice([0..length, 0..2]);
-    let target = target.clone() + noise(&target, step);
+    let target = target(x, step);
     (out.slice([0..length, 0..2]) - target)
         .powi_scalar(2)
         .mean()
@@ -159,8 +163,7 @@ fn zero_row<B: Backend>(
         .swap_dims(0, 1)
         .reshape([length + 1, WIDTH]);
     let out = net.third.forward(net.norm.forward(rows));
-    let target = x.slice([0..length + 1, 0..2]);
-    let target = target.clone() + noise(&target, step);
+    let target = target(x, step);
     (out - target).powi_scalar(2).sum()
 }
 
@@ -174,8 +177,7 @@ fn norm_by_hand<B: Backend>(
     let x = batch::<B, 2>([length, WIDTH], step, device);
     let hidden = net.second.forward(relu(net.first.forward(x.clone()))) * 300.0;
     let norm = (hidden.clone() * hidden.clone()).sum_dim(1).sqrt() + 1.0;
-    let target = x.slice([0..length, 0..2]);
-    let target = target.clone() + noise(&target, step);
+    let target = target(x, step);
     (net.third.forward(hidden / norm) - target)
         .powi_scalar(2)
         .mean()
@@ -195,8 +197,7 @@ fn linear_attention<B: Backend>(
     let sums = k.clone().transpose().matmul(values);
     let weights = q.clone().matmul(k.sum_dim(0).transpose());
     let mixed = q.matmul(sums) / weights;
-    let target = x.slice([0..tokens, 0..2]);
-    let target = target.clone() + noise(&target, step);
+    let target = target(x, step);
     (net.third.forward(mixed) - target).powi_scalar(2).mean()
 }
 

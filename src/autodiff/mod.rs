@@ -137,7 +137,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         }
         if scales {
             let fallback = DeviceState::of::<B>(&device).overflow_fallback();
-            scaler.shared.listen_once(fallback);
+            scaler.shared.listen(fallback);
         }
         match explicit {
             #[cfg(feature = "train")]

@@ -1,6 +1,6 @@
 //! Half precision beside FP32: what a model computes in each, and where the two part.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use burn_amp_core::{counted, grouped};
@@ -169,7 +169,7 @@ fn gradients<B: AutodiffBackend, M: AutodiffModule<B>>(
     grads: &GradientsParams,
 ) -> Vec<(String, Vec<f64>)> {
     let mut found: Vec<(String, Vec<f64>)> = Vec::new();
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     for_each_parameter::<B, M>(model, |id, path, _| {
         let grad = grads
             .get::<B::InnerBackend, 1>(id)
@@ -199,13 +199,10 @@ fn operations(
     paths: &HashMap<u64, String>,
 ) -> (Vec<ComparedOperation>, Option<String>) {
     let (mut found, mut diverged): (Vec<ComparedOperation>, _) = (Vec::new(), None);
-    // In f16 and bf16, some of a program's casts do nothing.
-    let [half, exact] =
-        [half, exact].map(|calls| calls.calls.iter().filter(|call| call.op != "cast"));
-    let mut exact = exact.fuse();
+    let mut exact = exact.calls.iter();
     let roundings = 10.0 * rounding(precision);
     let mut largest = roundings / 4.0;
-    for call in half {
+    for call in &half.calls {
         let other = exact.next();
         let is_same = |other: &&Call| other.op == call.op && other.shapes == call.shapes;
         if diverged.is_none() && other.filter(is_same).is_none() {

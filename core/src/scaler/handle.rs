@@ -393,14 +393,8 @@ impl<L: Default> SharedScaler<L> {
         Some(step.clone())
     }
 
-    /// Notifies `listener` from now on.
+    /// Notifies `listener` from now on, unless it is notified already.
     pub fn listen(&self, listener: &Arc<impl Listener + 'static>) {
-        let listener: Arc<dyn Listener> = listener.clone();
-        self.lock().listeners.push(Arc::downgrade(&listener));
-    }
-
-    /// As [`listen`](Self::listen), unless it listens already.
-    pub fn listen_once(&self, listener: &Arc<impl Listener + 'static>) {
         let listeners = &mut self.lock().listeners;
         let is =
             |other: &Weak<dyn Listener>| std::ptr::addr_eq(other.as_ptr(), Arc::as_ptr(listener));

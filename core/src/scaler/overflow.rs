@@ -221,7 +221,7 @@ mod tests {
         let fallback = Arc::new(OverflowFallback::of(exceptions.clone()));
         let scaler = SharedScaler::from(LossScaler::new(config).unwrap());
         for _ in 0..2 {
-            scaler.listen_once(&fallback);
+            scaler.listen(&fallback);
         }
         Device {
             scaler,
