@@ -16,6 +16,8 @@ use crate::policy::trials::{Kind, TriedOp};
 use crate::policy::{
     Half, Known, OPS, Op, OpPrecision, OpPrecisions, Tried, allowed, bits, half_of, short,
 };
+use crate::reference::{Convolution, Verdict};
+use crate::verified::{Calls, Key, State, Verification, Verified};
 use crate::words::line;
 use crate::{AmpError, FloatDType, Precision};
 
@@ -31,6 +33,9 @@ pub enum Reason {
     Configured,
     /// A trial showed whether the device is exact in the operation in half.
     Tried,
+    /// Samples of the operation's result at these shapes were compared with sums on the host:
+    /// `AmpConfig::with_verification`.
+    Verified,
     /// The operation overflowed f16 at any loss scale, in a step that would have been skipped for ever:
     /// `AmpConfig::with_overflow_fallback`.
     Overflowed,
@@ -49,6 +54,13 @@ pub struct Exception {
     /// this. The batch and the length of a sequence tell no calls apart. `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<usize>,
+    /// What was verified: the shapes of the float operands of the first of these calls. Calls whose sizes a device tells apart
+    /// in no other way are alike.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shapes: Vec<Vec<usize>>,
+    /// The options of a convolution that was verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub convolution: Option<Convolution>,
     /// The half precision in force; `None`: f16 and bf16.
     pub half: Option<Precision>,
     /// The precision that the operation computes in. What was tried and is FP32 returns half: operands and result
@@ -65,9 +77,26 @@ impl Exception {
             op: short(OPS[place].name).into(),
             calls,
             length: None,
+            shapes: Vec::new(),
+            convolution: None,
             half: None,
             precision,
             reason: Reason::Configured,
+        }
+    }
+
+    /// What a comparison showed of calls.
+    fn verified(calls: Calls, state: State) -> Self {
+        let precision = match state {
+            State::Wrong(_) => OpPrecision::F32,
+            _ => OpPrecision::Half,
+        };
+        Self {
+            shapes: calls.shapes,
+            convolution: calls.convolution,
+            half: Some(HALVES[calls.half as usize]),
+            reason: Reason::Verified,
+            ..Self::of(calls.place, calls.kind, precision)
         }
     }
 
@@ -85,13 +114,26 @@ impl Exception {
 impl fmt::Display for Exception {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.op, self.calls)?;
-        self.length
-            .map_or(Ok(()), |length| write!(f, " over {length}"))
+        if let Some(length) = self.length {
+            write!(f, " over {length}")?;
+        }
+        for (i, shape) in self.shapes.iter().enumerate() {
+            let word = if i == 0 { "of" } else { "and" };
+            write!(f, " {word} {shape:?}")?;
+        }
+        Ok(())
     }
 }
 
-/// What a file has: what was tried, each with the place of its operation, and what overflowed.
-type Found = (Vec<(usize, Tried)>, Vec<(usize, Option<usize>)>);
+/// What a file has.
+#[derive(Default)]
+struct Found {
+    /// Each with the place of its operation.
+    tried: Vec<(usize, Tried)>,
+    verified: Vec<(Calls, State)>,
+    /// Each with the place of its operation.
+    overflowed: Vec<(usize, Option<usize>)>,
+}
 
 /// The half precisions.
 const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
@@ -101,12 +143,13 @@ fn index(half: Precision) -> Half {
     u32::from(half == Precision::Bf16)
 }
 
-/// The exceptions of a device, for all threads: what its configuration changes, what trials found, and what overflowed
-/// f16.
+/// The exceptions of a device, for all threads: what its configuration changes, what trials and comparisons found, and
+/// what overflowed f16.
 ///
 /// ```text
 /// configured   AmpConfig::with_op        until the next configuration
 /// tried        the first use in half     for the life of the process, or from the device's file
+/// verified     the first uses at a shape for the life of the process, or from the device's file
 /// overflowed   a step that no loss       for the life of the process, or from a file of any device
 ///              scale mends
 /// ```
@@ -115,6 +158,7 @@ pub struct Exceptions {
     known: [AtomicU32; OPS.len()],
     /// The length of the calls that overflowed f16, of each operation; [`ALL`], or 0 for none.
     overflowed: [AtomicUsize; OPS.len()],
+    verified: Verified,
     is_frozen: AtomicBool,
     device: OnceLock<String>,
     /// Where the exceptions are kept. Held while the file is written.
@@ -140,6 +184,7 @@ impl Default for Exceptions {
         Self {
             known: [const { AtomicU32::new(0) }; OPS.len()],
             overflowed: [const { AtomicUsize::new(0) }; OPS.len()],
+            verified: Verified::default(),
             is_frozen: AtomicBool::new(false),
             device: OnceLock::new(),
             file: Mutex::new(None),
@@ -281,6 +326,55 @@ impl Exceptions {
         }
     }
 
+    /// What was verified of a call of a contraction in `half`, on float operands of these shapes.
+    #[doc(hidden)]
+    pub fn verified<D: FloatDType>(&self, op: &Op, half: D, shapes: &[&[usize]]) -> Verification {
+        let asked = self.verified.ask(op, half_of(half), shapes);
+        if self.is_frozen() && asked.begun.is_some() {
+            self.end_verification(asked.begun, None);
+            return Verification {
+                begun: None,
+                ..asked
+            };
+        }
+        asked
+    }
+
+    /// Ends a comparison that began. Without a verdict, the next such call begins another one.
+    #[doc(hidden)]
+    pub fn end_verification(&self, begun: Option<Key>, verdict: Option<Verdict>) {
+        let Some((calls, state)) = begun.and_then(|key| self.verified.end(key, verdict)) else {
+            return;
+        };
+        let device = self.device.get().map_or("the device", String::as_str);
+        let exception = Exception::verified(calls, state);
+        let half = exception.half.expect("it is set");
+        match (state, verdict) {
+            (State::Wrong(None), Some(Verdict::Wrong { found, right })) => log::warn!(
+                "burn-amp: {exception} in {half} is wrong on {device}: it gave {found}, and {right} is right. It computes \
+                 in FP32 from now on, and its result is rounded to {half}. burn_amp::exceptions lists it"
+            ),
+            (State::Wrong(Some(false)), Some(Verdict::Wrong { found, right })) => log::error!(
+                "burn-amp: {exception} is wrong on {device} in FP32, too: it gave {found}, and {right} is right. No \
+                 precision mends it: report it to Burn, or use other shapes"
+            ),
+            _ => {}
+        }
+        self.keep();
+    }
+
+    /// The calls of contractions in this precision that were not verified so far: none of their operands told anything, or
+    /// too many were new.
+    #[doc(hidden)]
+    pub fn unverified(&self, half: Precision) -> Vec<String> {
+        let all = self.verified.all().into_iter();
+        let open = all.filter(|(_, state)| *state == State::Open);
+        let open = open.map(|(calls, state)| Exception::verified(calls, state));
+        open.filter(|calls| calls.half == Some(half))
+            .map(|calls| calls.to_string())
+            .collect()
+    }
+
     /// The exceptions, in the order of the policy's table. Of what is tried, only operations that have run in half.
     pub fn list(&self) -> Vec<Exception> {
         self.all()
@@ -300,7 +394,9 @@ impl Exceptions {
     /// Everything that is known, each with whether it differs from the table.
     fn all(&self) -> impl Iterator<Item = (bool, Exception)> {
         let every = self.known.iter().zip(&self.overflowed).enumerate();
-        every.flat_map(|(place, (known, overflowed))| {
+        let mut verified = self.verified.all();
+        verified.retain(|(_, state)| *state != State::Open);
+        every.flat_map(move |(place, (known, overflowed))| {
             let known = Known(known.load(Ordering::Relaxed));
             let class = OPS[place].class;
             let configured = known.configured();
@@ -325,17 +421,30 @@ impl Exceptions {
                     Some((is_exception, entry))
                 })
             });
-            configured.into_iter().chain(tried).chain(overflowed)
+            let verified = verified
+                .iter()
+                .filter(move |(calls, _)| calls.place == place)
+                .map(|(calls, state)| {
+                    let is_exception = matches!(state, State::Wrong(_));
+                    (is_exception, Exception::verified(calls.clone(), *state))
+                });
+            let verified: Vec<_> = verified.collect();
+            configured
+                .into_iter()
+                .chain(tried)
+                .chain(verified)
+                .chain(overflowed)
         })
     }
 
-    /// Forgets what was tried, and what overflowed: an operation is tried again when it next computes in half. What is
+    /// Forgets what was tried, what was verified, and what overflowed: an operation is tried again when it next computes in half. What is
     /// configured stays.
     pub fn clear(&self) {
         for (known, overflowed) in self.known.iter().zip(&self.overflowed) {
             known.fetch_and(Known::CONFIGURED, Ordering::Relaxed);
             overflowed.store(0, Ordering::Relaxed);
         }
+        self.verified.clear();
         self.keep();
     }
 
@@ -372,9 +481,8 @@ impl Exceptions {
         let unread = |error| format!("{error}. Delete the file to try the operations again");
         let read = read.map_err(|error| AmpError::unread(path.display(), unread(error)))?;
         let mut file = self.file();
-        let (tried, overflowed) = read;
         // What was found meanwhile stays.
-        let added = tried.into_iter().filter(|(place, entry)| {
+        let added = read.tried.into_iter().filter(|(place, entry)| {
             let add = |known| Known(known).with(entry).map(|known| known.0);
             let known = &self.known[*place];
             known
@@ -386,8 +494,12 @@ impl Exceptions {
             .overflowed
             .each_ref()
             .map(|calls| calls.load(Ordering::Relaxed));
-        for (place, length) in overflowed {
+        for (place, length) in read.overflowed {
             self.widen(place, length.unwrap_or(ALL));
+        }
+        let verified = self.verified.all();
+        for (calls, state) in read.verified {
+            self.verified.add(&OPS[calls.place], calls, state);
         }
         if let Err(error) = self.write(path) {
             for (place, calls) in before.into_iter().enumerate() {
@@ -396,6 +508,7 @@ impl Exceptions {
                     calls => self.overflowed[place].store(calls, Ordering::Relaxed),
                 }
             }
+            self.verified.retain(&verified);
             for (place, (calls, half, _)) in &added {
                 let answer = 0b11 << bits(*calls, *half);
                 self.known[*place].fetch_and(!answer, Ordering::Relaxed);
@@ -412,7 +525,7 @@ impl Exceptions {
         self.file().clone()
     }
 
-    /// What was tried and what overflowed by a file.
+    /// What a file knows.
     fn read(&self, file: File) -> io::Result<Found> {
         let kept: Kept = read_json(file)?;
         let unlike = |reason: String| io::Error::other(reason);
@@ -434,7 +547,7 @@ impl Exceptions {
         for entry in &kept.operations {
             let is_read = match entry.reason {
                 Reason::Configured => false,
-                Reason::Tried => is_here,
+                Reason::Tried | Reason::Verified => is_here,
                 Reason::Overflowed => true,
             };
             if !is_read {
@@ -445,12 +558,25 @@ impl Exceptions {
             let (place, half) = place
                 .zip(half)
                 .ok_or_else(|| unlike(format!("it names an unknown operation: {entry}")))?;
+            let (half, exact) = (index(half), entry.precision == OpPrecision::Half);
             match entry.reason {
-                Reason::Overflowed => found.1.push((place, entry.length)),
-                _ => {
-                    let exact = entry.precision == OpPrecision::Half;
-                    found.0.push((place, (entry.calls, index(half), exact)));
+                Reason::Overflowed => found.overflowed.push((place, entry.length)),
+                Reason::Verified => {
+                    let calls = Calls {
+                        place,
+                        kind: entry.calls,
+                        half,
+                        shapes: entry.shapes.clone(),
+                        convolution: entry.convolution,
+                    };
+                    let state = if exact {
+                        State::Right
+                    } else {
+                        State::Wrong(None)
+                    };
+                    found.verified.push((calls, state));
                 }
+                _ => found.tried.push((place, (entry.calls, half, exact))),
             }
         }
         Ok(found)
@@ -556,7 +682,7 @@ pub fn report_lines(half: impl fmt::Display, exceptions: &[Exception]) -> String
         let of = |e: &&Exception| e.reason == reason && e.precision == precision;
         let text = |e: &Exception| match reason {
             Reason::Configured => format!("{e} in {precision}"),
-            Reason::Tried | Reason::Overflowed => e.to_string(),
+            Reason::Tried | Reason::Verified | Reason::Overflowed => e.to_string(),
         };
         exceptions.iter().filter(of).map(text).collect()
     };
@@ -567,6 +693,7 @@ pub fn report_lines(half: impl fmt::Display, exceptions: &[Exception]) -> String
         ("operations", configured, "changed by AmpConfig::with_op"),
         ("FP32 here", of(Reason::Tried, F32), rounded.as_str()),
         ("half here", of(Reason::Tried, Half), &without_casts),
+        ("wrong here", of(Reason::Verified, F32), &rounded),
         (
             "overflowed",
             of(Reason::Overflowed, F32),

@@ -17,8 +17,10 @@ pub mod policy;
 mod precision;
 #[cfg(feature = "record-0-21")]
 mod record;
+mod reference;
 mod scaler;
 mod trainer;
+mod verified;
 mod words;
 
 pub use casts::Casts;
@@ -32,6 +34,9 @@ pub use file::replace_file;
 pub use precision::Precision;
 #[doc(hidden)]
 pub use precision::{Capabilities, Chosen, DTypeUses, Registry};
+pub use reference::Convolution;
+#[doc(hidden)]
+pub use reference::{Reference, Taken, Verdict, multiplied};
 pub use scaler::{
     Anomaly, AnomalyPass, DynamicLossScale, LastStep, LossScaleConfig, LossScaler, ScaleEntry,
     ScaleHistory, SkippedStep, StepOutcome, Transition,
@@ -45,5 +50,7 @@ pub use scaler::{
 pub use trainer::{StepMetrics, StepProgress, WhenStuck};
 #[doc(hidden)]
 pub use trainer::{check_trainer, continues_window};
+#[doc(hidden)]
+pub use verified::{Key, Verification};
 #[doc(hidden)]
 pub use words::{bytes, counted, grouped, line};

@@ -342,18 +342,18 @@ macro_rules! float_operations {
 macro_rules! module_operations {
     ($list:ident) => {
         $list! {
-            conv1d_x_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Spread(&options.stride));
-            conv1d_weight_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Gathered);
-            conv2d_x_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Spread(&options.stride));
-            conv2d_weight_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Gathered);
-            conv3d_x_backward([x], [weight], [output_grad], options: ConvOptions<3>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Spread(&options.stride));
-            conv3d_weight_backward([x], [weight], [output_grad], options: ConvOptions<3>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Gathered);
-            conv_transpose1d_x_backward([weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Gathered);
-            conv_transpose1d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Gathered);
-            conv_transpose2d_x_backward([weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Gathered);
-            conv_transpose2d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Gathered);
-            conv_transpose3d_x_backward([weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Gathered);
-            conv_transpose3d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor, of kind(&weight, options.groups, $crate::policy::trials::Strides::Gathered);
+            conv1d_x_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor, of convolution(weight, options);
+            conv1d_weight_backward([x], [weight], [output_grad], options: ConvOptions<1>) -> FloatTensor, of convolution(weight, options);
+            conv2d_x_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor, of convolution(weight, options);
+            conv2d_weight_backward([x], [weight], [output_grad], options: ConvOptions<2>) -> FloatTensor, of convolution(weight, options);
+            conv3d_x_backward([x], [weight], [output_grad], options: ConvOptions<3>) -> FloatTensor, of convolution(weight, options);
+            conv3d_weight_backward([x], [weight], [output_grad], options: ConvOptions<3>) -> FloatTensor, of convolution(weight, options);
+            conv_transpose1d_x_backward([weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor, of convolution(weight, options);
+            conv_transpose1d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<1>) -> FloatTensor, of convolution(weight, options);
+            conv_transpose2d_x_backward([weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor, of convolution(weight, options);
+            conv_transpose2d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<2>) -> FloatTensor, of convolution(weight, options);
+            conv_transpose3d_x_backward([weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor, of convolution(weight, options);
+            conv_transpose3d_weight_backward([x], [weight], [output_grad], options: ConvTransposeOptions<3>) -> FloatTensor, of convolution(weight, options);
             embedding([weights], indices: IntTensor<Self>) -> FloatTensor;
             embedding_backward([weights], [output_grad], indices: IntTensor<Self>) -> FloatTensor;
             unfold4d([x], kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor;

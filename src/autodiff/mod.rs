@@ -37,6 +37,7 @@ pub use gradients::AmpGradients;
 use leaves::LeafInfo;
 use replicas::Replicas;
 
+use crate::call::compare_waiting;
 use crate::device::{self, DeviceContext, DeviceState};
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::{Mode, is_half};
@@ -100,61 +101,9 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     /// - With the feature `distributed`, on every replica, if their losses are not scaled alike.
     fn backward(loss: FloatTensor<Self>) -> AmpGradients<Amp<B>> {
         let device = loss.device();
-        let context = DeviceContext::of::<AutodiffLayer<B, C>>(&device);
-        let f16 =
-            loss.flags().contains(TensorFlags::FROM_F16) || context.mode == Mode::On(DType::F16);
-        // Do not scale an untracked loss: autodiff panics for the loss itself, but not for a scaled
-        // one.
-        let tracked = loss.primitive.is_tracked();
-        let explicit = loss.scaled().cloned();
-        let scaler = match &explicit {
-            Some(scaled) => scaled.scaler.clone(),
-            None => scaler::in_scope().unwrap_or_else(|| GradScaler::of::<B>(&device)),
-        };
-        let scales = f16 && scaler.state().is_enabled();
-        if !tracked || !(scales || context.in_force.checked) {
-            let loss = loss.into_primitive();
-            let leaves = half_wanted().then(leaves::alive);
-            let scale = (tracked && half_wanted()).then_some(1.0);
-            let (mut tape, replicas) = tape_of::<B, C>(loss.clone(), scale);
-            let finite = StepOutcome::Finite;
-            replicas::agreed::<B>(
-                replicas.as_deref(),
-                &device,
-                None,
-                finite,
-                &mut Watched::default(),
-            );
-            let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
-            let copied = leaves.map(take).unwrap_or_default();
-            // Of the device and not of the region: this pass may be in FP32 within a step in f16.
-            let in_f16 = context.in_force.precision == Precision::F16;
-            anomaly::end_unreported(in_f16 && scaler.state().is_enabled());
-            return AmpGradients {
-                tape: Some(tape),
-                ready: of_leaves::<B>(copied, None),
-            };
-        }
-        if scales {
-            let fallback = DeviceState::of::<B>(&device).overflow_fallback();
-            scaler.shared.listen(fallback);
-        }
-        match explicit {
-            #[cfg(feature = "train")]
-            Some(scaled) => {
-                let value = Self::inner(loss.clone());
-                let scale = scales.then_some(scaled.scale);
-                let factor = scale.unwrap_or(1.0);
-                let (grads, replicas) = scaled_backward::<B, C>(loss, factor);
-                scaled_loss::add_loss::<Amp<B>>(&scaler, &device, value, scales);
-                scaled_loss::end_pass::<B>(&scaler, replicas, &device, factor);
-                AmpGradients::of_leaves(of_leaves::<B>(grads, scale))
-            }
-            _ => {
-                let scale = scales.then(|| scaler.state().scale());
-                checked_backward::<B, C>(loss, &scaler, scale)
-            }
-        }
+        let grads = pass::<B, C>(loss);
+        compare_waiting::<B>(&device);
+        grads
     }
 
     /// The unscaled gradient of a tensor that requires one, in the tensor's shape and dtype; `None`
@@ -277,6 +226,67 @@ fn finished<B: Backend>(leaf: LeafInfo, grad: AmpTensor<B>, scale: Option<f32>) 
         grad.with_flags(flags)
     } else {
         AmpTensor::new(grad.into_dtype(dtype), flags)
+    }
+}
+
+/// The backward pass of a loss: scaled and checked where it has to be.
+fn pass<B: AutodiffInner, C: CheckpointStrategy>(
+    loss: FloatTensor<AmpAutodiff<B, C>>,
+) -> AmpGradients<Amp<B>> {
+    let device = loss.device();
+    let context = DeviceContext::of::<AutodiffLayer<B, C>>(&device);
+    let f16 = loss.flags().contains(TensorFlags::FROM_F16) || context.mode == Mode::On(DType::F16);
+    // Do not scale an untracked loss: autodiff panics for the loss itself, but not for a scaled
+    // one.
+    let tracked = loss.primitive.is_tracked();
+    let explicit = loss.scaled().cloned();
+    let scaler = match &explicit {
+        Some(scaled) => scaled.scaler.clone(),
+        None => scaler::in_scope().unwrap_or_else(|| GradScaler::of::<B>(&device)),
+    };
+    let scales = f16 && scaler.state().is_enabled();
+    if !tracked || !(scales || context.in_force.checked) {
+        let loss = loss.into_primitive();
+        let leaves = half_wanted().then(leaves::alive);
+        let scale = (tracked && half_wanted()).then_some(1.0);
+        let (mut tape, replicas) = tape_of::<B, C>(loss.clone(), scale);
+        let finite = StepOutcome::Finite;
+        replicas::agreed::<B>(
+            replicas.as_deref(),
+            &device,
+            None,
+            finite,
+            &mut Watched::default(),
+        );
+        let take = |leaves| take_gradients::<B, C>(loss, &mut tape, leaves, true);
+        let copied = leaves.map(take).unwrap_or_default();
+        // Of the device and not of the region: this pass may be in FP32 within a step in f16.
+        let in_f16 = context.in_force.precision == Precision::F16;
+        anomaly::end_unreported(in_f16 && scaler.state().is_enabled());
+        return AmpGradients {
+            tape: Some(tape),
+            ready: of_leaves::<B>(copied, None),
+        };
+    }
+    if scales {
+        let fallback = DeviceState::of::<B>(&device).overflow_fallback();
+        scaler.shared.listen(fallback);
+    }
+    match explicit {
+        #[cfg(feature = "train")]
+        Some(scaled) => {
+            let value = AmpAutodiff::<B, C>::inner(loss.clone());
+            let scale = scales.then_some(scaled.scale);
+            let factor = scale.unwrap_or(1.0);
+            let (grads, replicas) = scaled_backward::<B, C>(loss, factor);
+            scaled_loss::add_loss::<Amp<B>>(&scaler, &device, value, scales);
+            scaled_loss::end_pass::<B>(&scaler, replicas, &device, factor);
+            AmpGradients::of_leaves(of_leaves::<B>(grads, scale))
+        }
+        _ => {
+            let scale = scales.then(|| scaler.state().scale());
+            checked_backward::<B, C>(loss, &scaler, scale)
+        }
     }
 }
 

@@ -4,7 +4,9 @@
 mod create;
 mod plain;
 mod probe;
+mod verify;
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Once;
 
@@ -24,9 +26,10 @@ use probe::Probe;
 
 pub(crate) use create::{assert_one_autodiff, below, constant, create, in_use, of_program};
 pub(crate) use plain::*;
+pub(crate) use verify::compare_waiting;
 
 /// An operation on side `S`, and the policy's decision on it.
-pub(crate) struct Call<B, S> {
+pub(crate) struct Call<B: Backend, S> {
     op: Op,
     pub decision: Decision,
     /// The scaler of the scaled loss among the operands, if any.
@@ -35,6 +38,8 @@ pub(crate) struct Call<B, S> {
     watched: bool,
     /// What an overflow of a watched operation would be, if its calls may be exceptions.
     overflow: Option<Overflow>,
+    /// The call, if its result is to be compared with a reference.
+    held: Cell<Option<Box<verify::Held<B>>>>,
     layer: PhantomData<fn() -> (B, S)>,
 }
 
@@ -73,7 +78,20 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             declared: None,
             known: context.known(&op, length),
         };
-        let decision = decide(&op, operands, scalars, &layer, &at);
+        let mut decision = decide(&op, operands, scalars, &layer, &at);
+        let mut held = None;
+        if !S::RECORDS
+            && context.in_force.verifies
+            && op.is_contraction()
+            && decision.rounded.is_none()
+        {
+            let decide_inexact = |half| {
+                let known = layer.known.inexact(op.kind(), half);
+                decide(&op, operands, scalars, &Layer { known, ..layer }, &at)
+            };
+            (decision, held) =
+                verify::verified(&op, &context, tensors, operands, decision, decide_inexact);
+        }
         decision.log(&op);
         if decision.is_of_data {
             context.count_data::<B>(&at.device);
@@ -86,6 +104,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             decision,
             scaled: S::RECORDS.then(|| scaled_loss(tensors)).flatten(),
             watched,
+            held: Cell::new(held),
             overflow: (watched && S::RECORDS && Exceptions::may_overflow(&op)).then(|| {
                 // Whether an exception changes the call: it may have FP32 operands anyway.
                 let known = layer.known.without_overflow();
@@ -177,6 +196,11 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
     /// Wraps a float result of the backend's operation.
     #[inline(always)]
     pub fn result(&self, primitive: FloatTensor<B>) -> AmpTensor<B, S> {
+        if !S::RECORDS
+            && let Some(held) = self.held.take()
+        {
+            held.wait(&primitive);
+        }
         let is_wide = self.decision.keeps_wide && primitive.dtype() == DType::F32;
         let wide = is_wide.then(|| primitive.clone());
         self.in_own_dtype(self.in_result_dtype(primitive))
@@ -403,13 +427,13 @@ macro_rules! own_ops {
 macro_rules! float_ops {
     ($($op:ident($(
         $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
-    ),+) -> $out:ident $(, of $kind:expr)?;)*) => {$(
+    ),+) -> $out:ident $(, of convolution($weight:ident, $options:ident))?;)*) => {$(
         $crate::call::own_ops! {
             $op($($([$t])? $([?$o])? $({$s})? $($a: $ty)?),+) -> $out => {
                 let tensors = $crate::call::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
                 let operands = tensors.map($crate::AmpTensor::operand);
                 let scalars = [$($($s.elem::<f64>(),)?)+];
-                let op = op!($op)$(.of_kind($kind))?;
+                let op = op!($op)$(.convolving(&$weight.shape(), burn_amp_core::convolution!($options)))?;
                 let call = $crate::call::Call::of(op, &tensors, &operands, &scalars);
                 $(
                     $(let $t = call.operand($t);)?

@@ -1,6 +1,7 @@
 //! The configuration of a device.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use burn_amp_core::is_watched_by_environment;
@@ -35,6 +36,7 @@ pub struct AmpConfig {
     finite_check: bool,
     anomaly_detection: bool,
     trials: bool,
+    verification: Option<bool>,
     overflow_fallback: bool,
     replica_timeout: Duration,
 }
@@ -50,6 +52,7 @@ impl Default for AmpConfig {
             finite_check: false,
             anomaly_detection: false,
             trials: true,
+            verification: None,
             overflow_fallback: true,
             replica_timeout: Duration::from_secs(600),
         }
@@ -164,6 +167,26 @@ impl AmpConfig {
         self
     }
 
+    /// Sets whether contractions in half are verified at the shapes that a program uses. Default on where kernels are chosen by
+    /// shape: on CubeCL, and off on Flex and LibTorch. The environment variable `BURN_AMP_VERIFY`, `1` or `0`, sets the
+    /// default of all devices.
+    ///
+    /// At the end of a pass, up to 16 calls of products, convolutions and their gradients whose shapes are new are compared
+    /// with sums on the host, in FP64: some tens of values of each result, at its edges and corners and between. A value may be
+    /// off by the rounding of the result, and by what a sum in FP32 adds. A call with a wrong value becomes an
+    /// [exception](crate::exceptions()): it and those like it compute in FP32, and return half. A
+    /// [trial](Self::with_trials) comes before an operation's first use, at shapes of its own, and checks all kinds of
+    /// operations; it does not see a kernel that is wrong at some shapes alone.
+    ///
+    /// Shapes are alike if the sizes of weights and channels are, and the other sizes up to the next power of two and in their
+    /// divisors 2 to 64. Operands that are zero or all equal tell nothing: a later use is compared.
+    /// [`AmpReport::unverified`](crate::AmpReport::unverified) lists what was not compared so far. A pass with a comparison
+    /// holds up to 256 MiB of operands and results to its end, and waits for the device once more.
+    pub fn with_verification(mut self, verification: bool) -> Self {
+        self.verification = Some(verification);
+        self
+    }
+
     /// Sets whether an operation that overflows f16 at any loss scale computes in FP32 from then on. Default on. Without
     /// it, as in PyTorch, every step of such a run is skipped: a loss scale mends gradients, and no forward pass.
     ///
@@ -251,10 +274,13 @@ impl AmpConfig {
         device: &B::Device,
         precision: Precision,
     ) -> Settings {
+        let compiles = BackendKind::of::<B>(device).may_be_cubecl;
+        let verifies = self.verification.or(verifies_by_environment());
         Settings {
             precision,
             support: DeviceState::of::<B>(device).support::<B>(device),
-            compiles: BackendKind::of::<B>(device).may_be_cubecl,
+            compiles,
+            verifies: verifies.unwrap_or(compiles),
             is_chosen: self.precision != Precision::Auto,
             watched: self.anomaly_detection || is_watched_by_environment(),
             tried: self.trials,
@@ -292,6 +318,15 @@ impl AmpConfig {
     }
 }
 
+/// What the environment says of verification, if it does.
+fn verifies_by_environment() -> Option<bool> {
+    static ASKED: LazyLock<Option<bool>> = LazyLock::new(|| {
+        let value = std::env::var("BURN_AMP_VERIFY").ok()?;
+        (!value.trim().is_empty()).then(|| !matches!(value.trim(), "0" | "false"))
+    });
+    *ASKED
+}
+
 /// The version of Burn.
 const BURN: &str = "0.21";
 
@@ -313,6 +348,8 @@ pub(crate) struct Settings {
     pub watched: bool,
     /// Whether a trial checks an operation before it computes in half.
     pub tried: bool,
+    /// Whether contractions are compared with a reference at the program's shapes.
+    pub verifies: bool,
     /// Whether an operation that overflows f16 at any loss scale computes in FP32.
     pub falls_back: bool,
     /// Whether the backend compiles kernels.

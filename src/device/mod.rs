@@ -8,6 +8,7 @@ mod kind;
 mod state;
 mod statistics;
 mod trial;
+mod waiting;
 
 use std::any::TypeId;
 
@@ -83,7 +84,7 @@ pub(crate) fn is_of_policy<B: Backend>(device: &B::Device, half: DType) -> bool 
 /// A device's state as one operation sees it.
 #[derive(Clone, Copy)]
 pub(crate) struct DeviceContext {
-    state: &'static DeviceState,
+    pub state: &'static DeviceState,
     pub in_force: Settings,
     /// How the policy applies before the operands are considered.
     pub mode: Mode,

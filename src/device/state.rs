@@ -10,6 +10,7 @@ use burn_backend::{Backend, DeviceOps};
 
 use super::auto::select;
 use super::capabilities::capabilities;
+use super::waiting::Waiting;
 use super::{AmpConfig, CastStatistics, DeviceKey, Settings, key, name};
 use crate::policy::{Exceptions, OpPrecisions, Support};
 use crate::precision::{in_kernel, is_in_region, want_half};
@@ -28,6 +29,8 @@ pub(crate) struct DeviceState {
     statistics: CastStatistics,
     exceptions: Arc<Exceptions>,
     overflow_fallback: Arc<OverflowFallback>,
+    /// The calls to be compared with a reference at the end of the pass.
+    waiting: Waiting,
     /// The backward passes of losses on this device.
     passes: AtomicU64,
     /// Whether the log has that a program read a loss that was not finite.
@@ -45,6 +48,7 @@ impl Default for DeviceState {
             in_force: ArcSwapOption::default(),
             scaler: GradScaler::default(),
             statistics: CastStatistics::default(),
+            waiting: Waiting::default(),
             passes: AtomicU64::default(),
             lost: AtomicBool::default(),
         }
@@ -157,6 +161,11 @@ impl DeviceState {
     /// What makes exceptions of operations that overflow f16.
     pub(crate) fn overflow_fallback(&self) -> &Arc<OverflowFallback> {
         &self.overflow_fallback
+    }
+
+    /// The calls to be compared with a reference at the end of the pass.
+    pub(crate) fn waiting(&self) -> &Waiting {
+        &self.waiting
     }
 
     /// Begins a backward pass, which consumes the nodes of its tape.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use burn_amp_core::{Casts, Chosen, counted, grouped, report_lines};
+use burn_amp_core::{Casts, Chosen, counted, grouped, line, report_lines};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
@@ -71,6 +71,9 @@ pub struct AmpReport {
     /// [`AmpConfig::with_op`](crate::AmpConfig::with_op) or by a trial: see [`exceptions`](crate::exceptions()). Of what is
     /// tried, only operations that have run on the device so far. Empty where FP32 is in force.
     pub exceptions: Vec<Exception>,
+    /// Calls of contractions in half that were not verified so far: see
+    /// [`AmpConfig::with_verification`](crate::AmpConfig::with_verification).
+    pub unverified: Vec<String>,
     /// Casts of tensors to f16 or bf16, since the device was configured.
     pub casts_to_half: Casts,
     /// Casts of tensors to FP32 or F64, since the device was configured.
@@ -113,6 +116,7 @@ impl AmpReport {
             skipped_in_a_row: 0,
             history: ScaleHistory::default(),
             exceptions,
+            unverified: state.exceptions().unverified(precision),
             casts_to_half: statistics.to_half.casts(),
             casts_from_half: statistics.from_half.casts(),
             contractions_of_data: statistics.contractions_of_data(),
@@ -192,6 +196,8 @@ impl fmt::Display for AmpReport {
             }
         }
         f.write_str(&report_lines(self.precision, &self.exceptions))?;
+        let not_yet = "not compared with a reference yet";
+        f.write_str(&line("unverified", &self.unverified, "calls", not_yet))?;
         let (to, from) = (self.casts_to_half, self.casts_from_half);
         writeln!(
             f,

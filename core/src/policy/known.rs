@@ -45,6 +45,12 @@ impl Known {
         Self(self.0 & !Self::OVERFLOWED)
     }
 
+    /// The same for calls in which the device is not exact in `half`.
+    pub fn inexact<D: FloatDType>(self, calls: Kind, half: D) -> Self {
+        let bits = bits(calls, half_of(half));
+        Self(self.0 & !(0b11 << bits) | NO << bits)
+    }
+
     /// The precision that the configuration gives the operation, in the place of the table's.
     #[inline]
     pub fn configured(self) -> Option<OpPrecision> {

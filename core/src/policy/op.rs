@@ -3,6 +3,7 @@
 use super::table::OPS;
 use super::trials::{Kind, TriedOp};
 use super::{Case, Class, Effect, Fits, Role, Row, same};
+use crate::Convolution;
 
 /// An operation and its row.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +33,8 @@ pub struct Op {
     pub(super) tried: Option<TriedOp>,
     /// Its place among the operations of the table; `None` for the user's own operation.
     pub(crate) place: Option<u16>,
+    /// The options of a convolution.
+    pub(crate) convolution: Option<Convolution>,
 }
 
 impl Op {
@@ -68,6 +71,7 @@ impl Op {
             is_fixed: false,
             tried: None,
             place: None,
+            convolution: None,
         }
     }
 
@@ -86,13 +90,35 @@ impl Op {
         }
     }
 
-    /// The operation in a call of this kind.
-    pub fn of_kind(self, kind: Kind) -> Self {
-        let tried = match kind {
+    /// The operation in a call with a weight of this shape and with these options.
+    pub fn convolving(self, weight: &[usize], options: Convolution) -> Self {
+        // Transposed, or for the gradient of an input, each value is spread over the result.
+        let spreads = if self.name.starts_with("conv_transpose") {
+            !self.is_backward()
+        } else {
+            self.name.ends_with("_x_backward")
+        };
+        let tried = match Kind::of_convolution(weight, &options, spreads) {
             Kind::Usual => self.tried,
             kind => self.tried.map(|op| op.of_kind(kind)),
         };
-        Self { tried, ..self }
+        Self {
+            tried,
+            convolution: Some(options),
+            ..self
+        }
+    }
+
+    /// Which of its calls are tried.
+    #[doc(hidden)]
+    pub fn kind(&self) -> Kind {
+        self.tried.map_or(Kind::Usual, TriedOp::kind)
+    }
+
+    /// Whether the operation is a contraction of two operands, as a kernel computes one.
+    #[doc(hidden)]
+    pub fn is_contraction(&self) -> bool {
+        self.class == Class::LowerPrecision && self.tried.is_some()
     }
 
     /// Whether the operation is a function of the backward pass.

@@ -268,13 +268,13 @@ macro_rules! own_ops {
 macro_rules! float_ops {
     ($($op:ident($(
         $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
-    ),+) -> $out:ident $(, of $kind:expr)?;)*) => {$(
+    ),+) -> $out:ident $(, of convolution($weight:ident, $options:ident))?;)*) => {$(
         $crate::ops::own_ops! {
             $op($($([$t])? $([?$o])? $({$s})? $($a: $ty)?),+) -> $out => {
                 let tensors = $crate::ops::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
                 let operands = tensors.map($crate::AmpTensor::operand);
                 let scalars = [$($($s.elem::<f64>(),)?)+];
-                let op = $crate::ops::op!($op)$(.of_kind($kind))?;
+                let op = $crate::ops::op!($op)$(.convolving(&$weight.shape(), burn_amp_core::convolution!($options)))?;
                 let call = $crate::ops::Call::of(op, &tensors, &operands, &scalars);
                 $(
                     $(let $t = call.operand($t);)?

@@ -1,6 +1,5 @@
 //! Neural network operations.
 
-use burn_amp_core::policy::trials::{Kind, Strides};
 use burn_amp_core::policy::{Op, is_half};
 #[cfg(feature = "burn-0-23")]
 use burn_backend::ops::{AttentionBackward, MaxPool3dBackward, MaxPool3dWithIndices};
@@ -23,10 +22,10 @@ use crate::{Amp, AmpTensor};
 
 /// Convolutions, each with the gradient of its bias.
 macro_rules! conv_ops {
-    ($($conv:ident($options:ty), $strides:expr; $bias_backward:ident;)*) => {$(
+    ($($conv:ident($options:ty); $bias_backward:ident;)*) => {$(
         own_ops! {
             $conv([x], [weight], [?bias], options: $options) -> FloatTensor => {
-                let op = op!($conv).of_kind(kind(&weight, options.groups, $strides(&options.stride)));
+                let op = op!($conv).convolving(&weight.shape(), burn_amp_core::convolution!(options));
                 contraction(op, 1, x, weight, bias, |x, weight, bias| {
                     B::$conv(x, weight, bias, options)
                 })
@@ -39,12 +38,12 @@ macro_rules! conv_ops {
 
 impl<B: Backend, P: Session> ModuleOps<Self> for Amp<B, P> {
     conv_ops! {
-        conv1d(ConvOptions<1>), gathered; conv1d_bias_backward;
-        conv2d(ConvOptions<2>), gathered; conv2d_bias_backward;
-        conv3d(ConvOptions<3>), gathered; conv3d_bias_backward;
-        conv_transpose1d(ConvTransposeOptions<1>), Strides::Spread; conv_transpose1d_bias_backward;
-        conv_transpose2d(ConvTransposeOptions<2>), Strides::Spread; conv_transpose2d_bias_backward;
-        conv_transpose3d(ConvTransposeOptions<3>), Strides::Spread; conv_transpose3d_bias_backward;
+        conv1d(ConvOptions<1>); conv1d_bias_backward;
+        conv2d(ConvOptions<2>); conv2d_bias_backward;
+        conv3d(ConvOptions<3>); conv3d_bias_backward;
+        conv_transpose1d(ConvTransposeOptions<1>); conv_transpose1d_bias_backward;
+        conv_transpose2d(ConvTransposeOptions<2>); conv_transpose2d_bias_backward;
+        conv_transpose3d(ConvTransposeOptions<3>); conv_transpose3d_bias_backward;
     }
 
     own_ops! {
@@ -83,15 +82,6 @@ impl<B: Backend, P: Session> ModuleOps<Self> for Amp<B, P> {
     module_operations! { float_ops }
 
     burn_amp_core::module_operations! { float_ops }
-}
-
-/// The kind of a convolution with this weight, for the trials of devices.
-fn kind<B: Backend>(weight: &AmpTensor<B>, groups: usize, strides: Strides) -> Kind {
-    Kind::of_convolution(&weight.shape(), groups, strides)
-}
-
-fn gathered(_: &[usize]) -> Strides<'_> {
-    Strides::Gathered
 }
 
 fn linear<B: Backend>(

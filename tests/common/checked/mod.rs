@@ -19,7 +19,7 @@ use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{DType, QTensorPrimitive, Shape, TensorMetadata};
 
 pub use call::is_contraction;
-pub use registry::{Casts, CheckedDevice, Counts, Reads, Wrong};
+pub use registry::{Casts, CheckedDevice, Counts, Fault, Reads, Wrong};
 
 /// A configuration without trials: Flex is not exact in f16 in some operations, so trials would move
 /// these to FP32.

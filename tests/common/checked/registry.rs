@@ -45,6 +45,18 @@ pub struct Reads {
 /// Called before each operation, with its name and dtype.
 type Hook = Arc<dyn Fn(&'static str, DType) + Send + Sync>;
 
+/// What of a result is wrong.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub enum Fault {
+    /// All of it.
+    #[default]
+    All,
+    /// A block of the last two dimensions, between a half and three quarters of each.
+    Block,
+    /// The end of the last dimension.
+    LastColumn,
+}
+
 /// Whether a kernel is wrong: by its name, its dtype and the shapes of its float operands.
 pub type Wrong = fn(&'static str, DType, &[Shape]) -> bool;
 
@@ -58,6 +70,7 @@ struct State {
     counts: Counts,
     hook: Option<Hook>,
     wrong: Wrong,
+    fault: Fault,
     unreadable: bool,
     timed: bool,
 }
@@ -116,6 +129,20 @@ impl CheckedDevice {
     /// Makes the results of some kernels wrong from now on, by two percent.
     pub fn set_wrong(&self, wrong: Wrong) {
         self.with(|state| state.wrong = wrong);
+    }
+
+    /// Sets what of these results is wrong.
+    pub fn set_fault(&self, fault: Fault) {
+        self.with(|state| state.fault = fault);
+    }
+
+    pub(super) fn fault(&self) -> Fault {
+        self.with(|state| state.fault)
+    }
+
+    /// How many random tensors were drawn.
+    pub fn draws(&self) -> u64 {
+        self.with(|state| state.draws)
     }
 
     pub(super) fn is_wrong(&self, op: &'static str, dtype: DType, operands: &[Shape]) -> bool {
@@ -280,6 +307,7 @@ impl Default for State {
             counts: Counts::default(),
             hook: None,
             wrong: |_, _, _| false,
+            fault: Fault::All,
             unreadable: false,
             timed: false,
         }

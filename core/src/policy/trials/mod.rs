@@ -20,7 +20,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use serde::{Deserialize, Serialize};
 
 use super::{Class, HalfSupport, Op, class, same, short};
-use crate::FloatDType;
+use crate::{Convolution, FloatDType};
 
 pub use inputs::{N, SPREAD, TrialInputs};
 pub use list::TRIED;
@@ -73,13 +73,14 @@ impl Kind {
         [Self::Usual, Self::FewChannels, Self::Grouped, Self::Strided];
 
     /// The kind of a convolution, of any dimensions: `[out, in / groups, ..]` is the shape of its weight, or
-    /// `[in, out / groups, ..]` if it is transposed. `strides` are those of its input or, where each value of
-    /// the input is spread over an output, those of the output.
-    pub fn of_convolution(weight: &[usize], groups: usize, strides: Strides) -> Self {
+    /// `[in, out / groups, ..]` if it is transposed. `spreads`: each value is spread over values of the result at the
+    /// distance of the stride. Kernels that gather values do not depend on it.
+    pub(crate) fn of_convolution(weight: &[usize], options: &Convolution, spreads: bool) -> Self {
+        let groups = options.groups();
         let channels = (weight[0] / groups.max(1)).min(weight[1]);
-        match strides {
-            _ if groups > 1 => Self::Grouped,
-            Strides::Spread(strides) if strides.iter().any(|stride| *stride > 1) => Self::Strided,
+        match groups {
+            2.. => Self::Grouped,
+            _ if spreads && options.strides() => Self::Strided,
             _ if channels < FEW => Self::FewChannels,
             _ => Self::Usual,
         }
@@ -96,15 +97,6 @@ impl fmt::Display for Kind {
             Kind::Strided => " with a stride",
         })
     }
-}
-
-/// The strides of a convolution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Strides<'a> {
-    /// Each value of the result gathers values at this distance: kernels do not depend on it.
-    Gathered,
-    /// Each value is spread over values of the result at this distance.
-    Spread(&'a [usize]),
 }
 
 /// Fewer channels are few.
@@ -361,9 +353,8 @@ mod tests {
     #[test]
     fn a_convolution_has_the_answer_of_its_kind() {
         let of = |weight: [usize; 4], groups, stride: usize| {
-            let spread = Strides::Spread(&[stride, 1]);
-            let kinds = [Strides::Gathered, spread];
-            kinds.map(|strides| Kind::of_convolution(&weight, groups, strides))
+            let options = Convolution::of([stride, 1], [0; 2], [1; 2], groups);
+            [false, true].map(|spreads| Kind::of_convolution(&weight, &options, spreads))
         };
         assert_eq!(of([64, 16, 3, 3], 1, 1), [Kind::Usual; 2]);
         assert_eq!(of([64, 64, 3, 3], 1, 2), [Kind::Usual, Kind::Strided]);

@@ -1,0 +1,197 @@
+//! The contractions of a device that were compared with a reference at the shapes that a program uses.
+//!
+//! A device chooses its kernels by shape. Calls are alike if their operation, half dtype and options are, and the sizes of
+//! their operands: exactly where a parameter decides, else up to the next power of two and with the same powers of two as
+//! divisors, as CubeCL tells sizes apart when it tunes.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::Convolution;
+use crate::policy::Op;
+use crate::policy::{Half, trials::Kind};
+use crate::reference::Verdict;
+
+/// Calls that are alike.
+#[doc(hidden)]
+pub type Key = u64;
+
+/// The calls that are alike, by the first of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Calls {
+    /// The place of the operation in the table.
+    pub place: usize,
+    pub kind: Kind,
+    pub half: Half,
+    /// The shapes of the float operands.
+    pub shapes: Vec<Vec<usize>>,
+    pub convolution: Option<Convolution>,
+}
+
+/// What is known of calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Not compared yet, or no operands so far told anything.
+    Open,
+    /// The device is right.
+    Right,
+    /// The device is wrong in half. Whether it is right in FP32.
+    Wrong(Option<bool>),
+}
+
+#[derive(Debug)]
+struct Entry {
+    calls: Calls,
+    state: State,
+    /// The calls since the table was made that found it in this state.
+    uses: u32,
+    /// Whether a comparison of such a call has begun.
+    is_begun: bool,
+}
+
+/// The calls of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Verified(Mutex<HashMap<Key, Entry>>);
+
+/// What a call is told.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Verification {
+    /// Whether the device is wrong in half.
+    pub is_wrong: bool,
+    /// The calls, if this one is to be compared.
+    pub begun: Option<Key>,
+}
+
+impl Verified {
+    fn entries(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of a call, and whether it is to be compared: the first, second, fourth, .. of those that are not known.
+    pub(crate) fn ask(&self, op: &Op, half: Half, shapes: &[&[usize]]) -> Verification {
+        let Some(place) = op.place.map(usize::from) else {
+            return Verification::default();
+        };
+        let key = key(op.name, half, op.convolution, shapes);
+        let mut entries = self.entries();
+        let entry = entries.entry(key).or_insert_with(|| Entry {
+            calls: Calls {
+                place,
+                kind: op.kind(),
+                half,
+                shapes: shapes.iter().map(|shape| shape.to_vec()).collect(),
+                convolution: op.convolution,
+            },
+            state: State::Open,
+            uses: 0,
+            is_begun: false,
+        });
+        let is_known = !matches!(entry.state, State::Open | State::Wrong(None));
+        let begins = !is_known && !entry.is_begun && {
+            entry.uses += 1;
+            entry.uses.is_power_of_two()
+        };
+        entry.is_begun |= begins;
+        Verification {
+            is_wrong: matches!(entry.state, State::Wrong(_)),
+            begun: begins.then_some(key),
+        }
+    }
+
+    /// Ends a comparison. Returns the calls and what is known of them now, if that is news. Without a verdict, the next
+    /// such call begins another comparison.
+    pub(crate) fn end(&self, key: Key, verdict: Option<Verdict>) -> Option<(Calls, State)> {
+        let mut entries = self.entries();
+        let entry = entries.get_mut(&key)?;
+        entry.is_begun = false;
+        let Some(verdict) = verdict else {
+            entry.uses = 0;
+            return None;
+        };
+        let state = match (entry.state, verdict) {
+            (State::Open, Verdict::Right) => State::Right,
+            (State::Open, Verdict::Wrong { .. }) => State::Wrong(None),
+            (State::Wrong(None), Verdict::Right) => State::Wrong(Some(true)),
+            (State::Wrong(None), Verdict::Wrong { .. }) => State::Wrong(Some(false)),
+            _ => return None,
+        };
+        (entry.state, entry.uses) = (state, 0);
+        Some((entry.calls.clone(), state))
+    }
+
+    /// Adds what a file knows, unless the calls are known.
+    pub(crate) fn add(&self, op: &Op, calls: Calls, state: State) {
+        let shapes: Vec<&[usize]> = calls.shapes.iter().map(Vec::as_slice).collect();
+        let key = key(op.name, calls.half, calls.convolution, &shapes);
+        let mut entries = self.entries();
+        let is_known = entries
+            .get(&key)
+            .is_some_and(|entry| entry.state != State::Open);
+        if !is_known {
+            let entry = Entry {
+                calls,
+                state,
+                uses: 0,
+                is_begun: false,
+            };
+            entries.insert(key, entry);
+        }
+    }
+
+    /// All calls so far, in the order of the table and of their shapes.
+    pub(crate) fn all(&self) -> Vec<(Calls, State)> {
+        let entries = self.entries();
+        let mut all: Vec<_> = entries
+            .values()
+            .map(|entry| (entry.calls.clone(), entry.state))
+            .collect();
+        all.sort_by(|(one, _), (other, _)| {
+            let by = |calls: &Calls| (calls.place, calls.half);
+            by(one)
+                .cmp(&by(other))
+                .then_with(|| one.shapes.cmp(&other.shapes))
+        });
+        all
+    }
+
+    pub(crate) fn clear(&self) {
+        self.entries().clear();
+    }
+
+    /// Takes back what was [added](Self::all) since.
+    pub(crate) fn retain(&self, before: &[(Calls, State)]) {
+        self.entries()
+            .retain(|_, entry| before.iter().any(|(calls, _)| *calls == entry.calls));
+    }
+}
+
+fn key(op: &str, half: Half, convolution: Option<Convolution>, shapes: &[&[usize]]) -> Key {
+    let mut hasher = DefaultHasher::new();
+    (op, half, convolution).hash(&mut hasher);
+    for (operand, shape) in shapes.iter().enumerate() {
+        let last = shape.len().saturating_sub(1);
+        // A weight's sizes are those of a parameter, and so are the channels of what it meets.
+        let is_weight = match op {
+            "float_matmul" | "linear_weight_backward" => false,
+            _ if op.starts_with("conv_transpose") && op.ends_with("_x_backward") => operand == 0,
+            "linear_x_backward" => operand == 0,
+            _ => operand == 1,
+        };
+        let channels = match op {
+            "float_matmul" => None,
+            _ if op.starts_with("conv") => Some(1),
+            _ => Some(last),
+        };
+        for (axis, size) in shape.iter().enumerate() {
+            match is_weight || channels == Some(axis) {
+                true => (0, *size as u32).hash(&mut hasher),
+                false => {
+                    (size.trailing_zeros().min(6) + 1, size.next_power_of_two()).hash(&mut hasher)
+                }
+            }
+        }
+    }
+    hasher.finish()
+}

@@ -1,0 +1,175 @@
+//! Verifies contractions in half at the shapes that a program uses: samples of a result are compared with sums on the host.
+//!
+//! The operands and the result of a call are held to the end of its pass, and all samples are then read back at once: a read
+//! between would split the block of operations in which fusion and autotune have the kernel stay.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn_amp_core::{Key, Reference, Taken, Verdict, multiplied};
+use burn_backend::ops::TransactionPrimitive;
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{
+    Backend, DType, TensorData, TensorMetadata, get_device_settings, try_read_sync,
+};
+
+use crate::AmpTensor;
+use crate::device::{DeviceContext, DeviceState, name};
+use crate::policy::{Decision, Op, Operand, is_half};
+use crate::precision::in_kernel;
+use crate::tensor::Side;
+
+/// A call whose result is to be compared.
+pub(super) struct Held<B: Backend> {
+    key: Key,
+    op: Op,
+    half: DType,
+    operands: [FloatTensor<B>; 2],
+    bias: Option<FloatTensor<B>>,
+}
+
+/// A call with its result.
+type Computed<B> = (Held<B>, FloatTensor<B>);
+
+/// What was verified of a call: a decision in the place of this one if the device is wrong, and whether to compare the call.
+#[cold]
+pub(super) fn verified<B: Backend, S: Side<B>>(
+    op: &Op,
+    context: &DeviceContext,
+    tensors: &[&AmpTensor<B, S>],
+    operands: &[Operand],
+    decision: Decision,
+    decide_inexact: impl FnOnce(DType) -> Decision,
+) -> (Decision, Option<Box<Held<B>>>) {
+    let half = decision.operands.unwrap_or(operands[0].dtype);
+    let state = context.state;
+    if !is_half(half) || state.waiting().is_off() {
+        return (decision, None);
+    }
+    let shapes: Vec<_> = tensors.iter().map(|tensor| tensor.shape()).collect();
+    let shapes: Vec<&[usize]> = shapes.iter().map(|shape| &shape[..]).collect();
+    // Without the bias.
+    let is_forward = !op.is_backward();
+    let known = if is_forward {
+        &shapes[..2]
+    } else {
+        &shapes[..]
+    };
+    let found = state.exceptions().verified(op, half, known);
+    let decision = match found.is_wrong {
+        true => decide_inexact(half),
+        false => decision,
+    };
+    let held = found.begun.map(|key| {
+        let primitive = |tensor: &AmpTensor<B, S>| tensor.unshared().into_primitive();
+        // Another operand stands in for an absent bias.
+        let bias = tensors.get(2).filter(|bias| {
+            is_forward && !decision.only_contracts && !std::ptr::eq(**bias, tensors[1])
+        });
+        Box::new(Held {
+            key,
+            op: *op,
+            half,
+            operands: multiplied(op).map(|operand| primitive(tensors[operand])),
+            bias: bias.map(|bias| primitive(bias)),
+        })
+    });
+    (decision, held)
+}
+
+impl<B: Backend> Held<B> {
+    /// Has the result of the call compared at the end of the pass.
+    #[cold]
+    pub(super) fn wait(self, result: &FloatTensor<B>) {
+        let state = DeviceState::of::<B>(&B::float_device(result));
+        let tensors = self.operands.iter().chain(&self.bias).chain([result]);
+        let bytes = tensors.map(|tensor| tensor.shape().num_elements() * tensor.dtype().size());
+        let (bytes, key) = (bytes.sum(), self.key);
+        let computed: Computed<B> = (self, result.clone());
+        if !state.waiting().add(bytes, computed) {
+            state.exceptions().end_verification(Some(key), None);
+        }
+    }
+}
+
+/// Compares what waits on a device. At the end of a backward pass, and before a program reads data.
+#[inline]
+pub(crate) fn compare_waiting<B: Backend>(device: &B::Device) {
+    let state = DeviceState::of::<B>(device);
+    let waiting = state.waiting().take::<Computed<B>>();
+    if !waiting.is_empty() {
+        in_kernel(|| compare(state, device, waiting));
+    }
+}
+
+#[cold]
+fn compare<B: Backend>(state: &DeviceState, device: &B::Device, waiting: Vec<Computed<B>>) {
+    let exceptions = state.exceptions().named(|| name::<B>(device));
+    let keys: Vec<_> = waiting.iter().map(|(held, _)| held.key).collect();
+    state.statistics().read_back();
+    let compared = catch_unwind(AssertUnwindSafe(|| verdicts::<B>(device, waiting)));
+    let Ok(Some(verdicts)) = compared else {
+        if state.waiting().turn_off() {
+            log::warn!(
+                "burn-amp: samples of contractions could not be read back from {}: its kernels are not verified",
+                name::<B>(device)
+            );
+        }
+        return;
+    };
+    for (key, verdict) in keys.into_iter().zip(verdicts) {
+        exceptions.end_verification(Some(key), Some(verdict));
+    }
+}
+
+/// Reads the samples of all calls at once. `None` if they cannot be read.
+fn verdicts<B: Backend>(device: &B::Device, waiting: Vec<Computed<B>>) -> Option<Vec<Verdict>> {
+    let int_dtype = get_device_settings::<B>(device).int_dtype;
+    let select = |tensor: FloatTensor<B>, axis: usize, indices: &[usize]| {
+        let indices: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
+        let data = TensorData::new(indices.clone(), [indices.len()]);
+        let indices = B::int_from_data(data.convert_dtype(int_dtype.into()), device);
+        B::float_select(tensor, axis, indices)
+    };
+    let take = |tensor: FloatTensor<B>, taken: &Taken| {
+        let some = taken.iter();
+        some.fold(tensor, |tensor, (axis, indices)| {
+            match tensor.shape()[*axis] == indices.len() {
+                true => tensor,
+                false => select(tensor, *axis, indices),
+            }
+        })
+    };
+    let mut reads = Vec::new();
+    let mut references = Vec::new();
+    for (held, result) in waiting {
+        let shapes = held.operands.each_ref().map(|operand| operand.shape());
+        let [first, second] = shapes.each_ref().map(|shape| &shape[..]);
+        let reference = Reference::of(&held.op, [first, second], &result.shape());
+        if let Some(reference) = &reference {
+            let [one, other] = held.operands;
+            for (tensor, taken) in [one, other, result].into_iter().zip(reference.taken()) {
+                reads.push(take(tensor, taken));
+            }
+            reads.extend(
+                held.bias
+                    .clone()
+                    .map(|bias| select(bias, 0, reference.of_bias())),
+            );
+        }
+        references.push((reference, held.half, held.bias.is_some()));
+    }
+    let read = TransactionPrimitive::new(reads, vec![], vec![], vec![]);
+    let data = try_read_sync(B::tr_execute(read))?.ok()?;
+    let mut data = data.read_floats.iter();
+    let mut values = || -> Option<Vec<f32>> { Some(data.next()?.iter::<f32>().collect()) };
+    let verdict = |(reference, half, has_bias): (Option<Reference>, DType, bool)| {
+        // What is too large to be summed tells nothing.
+        let Some(reference) = reference else {
+            return Some(Verdict::Silent);
+        };
+        let [one, other, out] = [values()?, values()?, values()?];
+        let bias = if has_bias { Some(values()?) } else { None };
+        Some(reference.compared(half, [&one, &other, &out], bias.as_deref()))
+    };
+    references.into_iter().map(verdict).collect()
+}

@@ -1,0 +1,455 @@
+//! Contractions in half are compared with sums on the host, at the shapes that a program uses.
+
+#[path = "common/checked/mod.rs"]
+mod checked;
+mod common;
+
+use burn::backend::Flex;
+use burn::nn::{Linear, LinearConfig};
+use burn::prelude::*;
+use burn::tensor::module;
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
+use burn::tensor::{Distribution, Tensor};
+use burn_amp::policy::{OpPrecision, Reason};
+use burn_amp::{AmpAutodiff, AmpReport, LossScaleConfig, Precision, exceptions, with_precision};
+use burn_backend::{Backend, DType};
+
+use checked::{Checked, CheckedDevice, Fault, Wrong};
+use common::HALVES;
+
+type B = AmpAutodiff<Checked>;
+
+fn device(precision: Precision) -> CheckedDevice {
+    let device = CheckedDevice::new();
+    configure(&device, precision, true);
+    device
+}
+
+fn configure(device: &CheckedDevice, precision: Precision, verifies: bool) {
+    let config = checked::config()
+        .with_precision(precision)
+        .with_verification(verifies);
+    let config = match precision.scales_loss() {
+        true => config.with_loss_scale(LossScaleConfig::Fixed(1.0)),
+        false => config,
+    };
+    config.apply::<B>(device).unwrap();
+}
+
+/// The exceptions, as text.
+fn found(device: &CheckedDevice) -> Vec<String> {
+    let list = exceptions::<B>(device).list();
+    assert!(
+        list.iter()
+            .all(|e| e.reason == Reason::Verified && e.precision == OpPrecision::F32)
+    );
+    list.iter().map(ToString::to_string).collect()
+}
+
+fn unverified(device: &CheckedDevice) -> Vec<String> {
+    AmpReport::of::<B>(device).unwrap().unverified
+}
+
+/// Numbers that sum to no number that half has.
+fn random<const D: usize>(shape: [usize; D], device: &CheckedDevice) -> Tensor<B, D> {
+    let count: usize = shape.iter().product();
+    let value = |i: usize| ((i * 2_654_435_761) % 1_000_003) as f32 / 1_000_003.0 - 0.4;
+    let values = (0..count).map(|i| value(i + count)).collect();
+    Tensor::from_data(TensorData::new::<f32, _>(values, shape), device)
+}
+
+fn learned<const D: usize>(shape: [usize; D], device: &CheckedDevice) -> Tensor<B, D> {
+    random(shape, device).require_grad()
+}
+
+/// A forward and a backward pass.
+fn pass<const D: usize>(out: Tensor<B, D>) {
+    let weights = random(out.dims(), &out.device());
+    (out * weights).sum().backward();
+}
+
+type Contraction = (&'static str, fn(&CheckedDevice));
+
+/// Contractions of each form, each with its gradients.
+const CONTRACTIONS: &[Contraction] = &[
+    ("a product", |d| {
+        pass(learned([33, 70], d).matmul(learned([70, 18], d)))
+    }),
+    ("a row", |d| {
+        pass(learned([1, 70], d).matmul(learned([70, 18], d)))
+    }),
+    ("a batch", |d| {
+        pass(learned([3, 2, 12, 40], d).matmul(learned([3, 1, 40, 24], d)))
+    }),
+    ("linear", |d| {
+        let layer = LinearConfig::new(48, 40).init::<B>(d);
+        let layer = Linear {
+            weight: burn::module::Param::from_tensor(random([48, 40], d)),
+            bias: layer.bias.map(|bias| bias.map(|_| random([40], d))),
+        };
+        pass(layer.forward(learned::<3>([4, 10, 48], d)));
+    }),
+    ("conv1d", |d| {
+        let options = ConvOptions::new([2], [3], [2], 1);
+        let bias = Some(learned([24], d));
+        pass(module::conv1d(
+            learned([3, 16, 50], d),
+            learned([24, 16, 4], d),
+            bias,
+            options,
+        ));
+    }),
+    ("conv2d", |d| {
+        let options = ConvOptions::new([2, 1], [1, 2], [1, 2], 1);
+        let (x, weight) = (learned([3, 16, 19, 17], d), learned([24, 16, 3, 3], d));
+        pass(module::conv2d(x, weight, Some(learned([24], d)), options));
+    }),
+    ("conv2d in groups", |d| {
+        let options = ConvOptions::new([1, 1], [1, 1], [1, 1], 4);
+        let (x, weight) = (learned([3, 16, 14, 17], d), learned([24, 4, 3, 3], d));
+        pass(module::conv2d(x, weight, None, options));
+    }),
+    ("conv2d of each channel", |d| {
+        let options = ConvOptions::new([2, 2], [1, 1], [1, 1], 24);
+        let (x, weight) = (learned([3, 24, 14, 17], d), learned([24, 1, 3, 3], d));
+        pass(module::conv2d(x, weight, None, options));
+    }),
+    ("conv3d", |d| {
+        let options = ConvOptions::new([1, 2, 1], [1, 0, 1], [1, 1, 2], 1);
+        let (x, weight) = (learned([2, 8, 6, 7, 9], d), learned([12, 8, 2, 3, 2], d));
+        pass(module::conv3d(x, weight, None, options));
+    }),
+    ("conv_transpose1d", |d| {
+        let options = ConvTransposeOptions::new([2], [1], [1], [2], 1);
+        let (x, weight) = (learned([3, 16, 20], d), learned([16, 12, 3], d));
+        pass(module::conv_transpose1d(
+            x,
+            weight,
+            Some(learned([12], d)),
+            options,
+        ));
+    }),
+    ("conv_transpose2d", |d| {
+        let options = ConvTransposeOptions::new([2, 1], [1, 0], [1, 0], [1, 2], 1);
+        let (x, weight) = (learned([3, 16, 9, 8], d), learned([16, 12, 3, 2], d));
+        pass(module::conv_transpose2d(x, weight, None, options));
+    }),
+    ("conv_transpose2d in groups", |d| {
+        let options = ConvTransposeOptions::new([2, 2], [1, 1], [0, 0], [1, 1], 4);
+        let (x, weight) = (learned([3, 16, 9, 8], d), learned([16, 6, 3, 3], d));
+        pass(module::conv_transpose2d(x, weight, None, options));
+    }),
+    ("conv_transpose3d", |d| {
+        let options = ConvTransposeOptions::new([1, 2, 1], [0, 1, 0], [0, 1, 0], [1, 1, 1], 1);
+        let (x, weight) = (learned([2, 8, 4, 5, 6], d), learned([8, 6, 2, 3, 2], d));
+        pass(module::conv_transpose3d(x, weight, None, options));
+    }),
+];
+
+fn all(device: &CheckedDevice) {
+    for (_, contraction) in CONTRACTIONS {
+        contraction(device);
+    }
+}
+
+#[test]
+fn a_device_that_is_right_has_no_exception() {
+    for (name, contraction) in CONTRACTIONS {
+        let device = device(Precision::Bf16);
+        contraction(&device);
+        assert_eq!(found(&device), [""; 0], "{name}");
+        assert_eq!(unverified(&device), [""; 0], "{name}");
+    }
+}
+
+/// The operations that contract, by their names.
+const OPERATIONS: [&str; 22] = [
+    "float_matmul",
+    "linear",
+    "linear_x_backward",
+    "linear_weight_backward",
+    "conv1d",
+    "conv1d_x_backward",
+    "conv1d_weight_backward",
+    "conv2d",
+    "conv2d_x_backward",
+    "conv2d_weight_backward",
+    "conv3d",
+    "conv3d_x_backward",
+    "conv3d_weight_backward",
+    "conv_transpose1d",
+    "conv_transpose1d_x_backward",
+    "conv_transpose1d_weight_backward",
+    "conv_transpose2d",
+    "conv_transpose2d_x_backward",
+    "conv_transpose2d_weight_backward",
+    "conv_transpose3d",
+    "conv_transpose3d_x_backward",
+    "conv_transpose3d_weight_backward",
+];
+
+/// A device that is wrong in half in one operation.
+fn wrong_in(op: usize) -> Wrong {
+    macro_rules! wrong {
+        ($($n:literal)*) => {
+            [$(|op, dtype, _| op == OPERATIONS[$n] && dtype == DType::BF16),*]
+        };
+    }
+    const WRONG: [Wrong; 22] = wrong!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21);
+    WRONG[op]
+}
+
+#[test]
+fn what_is_wrong_is_found_in_each_operation_and_nothing_else() {
+    for (i, op) in OPERATIONS.iter().enumerate() {
+        for fault in [Fault::All, Fault::Block, Fault::LastColumn] {
+            let device = device(Precision::Bf16);
+            device.set_wrong(wrong_in(i));
+            device.set_fault(fault);
+            for _ in 0..3 {
+                all(&device);
+            }
+            let found = found(&device);
+            let short = op.trim_start_matches("float_");
+            assert!(!found.is_empty(), "{op}, {fault:?}");
+            for found in &found {
+                assert_eq!(found.split(' ').next(), Some(short), "{fault:?}");
+            }
+            println!("{op} {fault:?} {}", found.len());
+            assert_eq!(unverified(&device), [""; 0], "{op}");
+            // It computes in FP32 from now on.
+            device.reset();
+            all(&device);
+            let ran = |dtype| device.counts().ran_in(op, dtype);
+            assert!(ran(DType::F32) >= found.len(), "{op}");
+        }
+    }
+}
+
+fn conv(channels: usize, device: &CheckedDevice) -> Tensor<B, 4> {
+    let x = random([2, channels, 8, 8], device);
+    let weight = random([16, channels, 1, 1], device).set_require_grad(false);
+    module::conv2d(x, weight, None, ConvOptions::new([1; 2], [0; 2], [1; 2], 1))
+}
+
+fn values<const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+    tensor.into_data().convert::<f32>().to_vec().unwrap()
+}
+
+/// As cubek#519: a convolution of 96 channels is wrong, and those of 80 and 112 are right. Reading a result is the end of a
+/// pass, too.
+#[test]
+fn channels_at_which_a_kernel_is_wrong_are_found_and_no_others() {
+    for precision in HALVES {
+        let device = device(precision);
+        device.set_wrong(|op, dtype, shapes| {
+            op == "conv2d" && dtype != DType::F32 && shapes[1][1] == 96
+        });
+        let first: Vec<_> = [80, 96, 112]
+            .map(|channels| values(conv(channels, &device)))
+            .into();
+        assert_eq!(
+            found(&device),
+            ["conv2d of [2, 96, 8, 8] and [16, 96, 1, 1]"]
+        );
+        // Another batch is of the same calls; the first one was wrong, and the next is right.
+        let other = with_precision(Precision::F32, || {
+            [80, 96, 112].map(|channels| values(conv(channels, &CheckedDevice::new())))
+        });
+        let second: Vec<_> = [80, 96, 112]
+            .map(|channels| values(conv(channels, &device)))
+            .into();
+        let half = if precision == Precision::F16 { -10 } else { -7 };
+        for (i, right) in other.iter().enumerate() {
+            let off = |of: &[f32]| {
+                let off = of.iter().zip(right).map(|(one, right)| (one - right).abs());
+                off.fold(0.0, f32::max) / right.iter().fold(0.0, |a, b| b.abs().max(a))
+            };
+            assert_eq!(off(&first[i]) < 2f32.powi(half), i != 1, "{precision} {i}");
+            assert!(off(&second[i]) < 2f32.powi(half), "{precision} {i}");
+        }
+        assert_eq!(unverified(&device), [""; 0]);
+    }
+}
+
+/// Flex adds a product of one row up in f16.
+#[test]
+fn a_sum_in_half_is_found_where_a_backend_has_one() {
+    let device = device(Precision::F16);
+    // 33 rows are one product, and a row is another one.
+    for rows in [1, 33] {
+        let x = random([rows, 200], &device);
+        let weight = random([200, 24], &device).set_require_grad(false);
+        x.matmul(weight).into_data();
+    }
+    assert_eq!(found(&device), ["matmul of [1, 200] and [200, 24]"]);
+    let report = AmpReport::of::<B>(&device).unwrap().to_string();
+    let line =
+        "\nwrong here  matmul of [1, 200] and [200, 24]: computed in FP32, then rounded to f16\n";
+    assert!(report.contains(line), "{report}");
+}
+
+#[test]
+fn operands_that_show_nothing_are_compared_at_a_later_use() {
+    let device = device(Precision::Bf16);
+    device.set_wrong(|op, dtype, _| op == "float_matmul" && dtype == DType::BF16);
+    let product = |x: Tensor<B, 2>| {
+        let weight = random([40, 24], &device).set_require_grad(false);
+        x.matmul(weight).into_data();
+    };
+    // A weight that begins at zero, as an adapter's.
+    for _ in 0..3 {
+        product(Tensor::zeros([8, 40], &device));
+    }
+    assert_eq!(found(&device), [""; 0]);
+    assert_eq!(unverified(&device), ["matmul of [8, 40] and [40, 24]"]);
+    let report = AmpReport::of::<B>(&device).unwrap().to_string();
+    let line = "unverified  matmul of [8, 40] and [40, 24]: not compared with a reference yet\n";
+    assert!(report.contains(line), "{report}");
+    product(random([8, 40], &device));
+    assert_eq!(found(&device), ["matmul of [8, 40] and [40, 24]"]);
+    assert_eq!(unverified(&device), [""; 0]);
+}
+
+#[test]
+fn a_pass_compares_sixteen_new_calls_and_the_next_pass_the_rest() {
+    let device = device(Precision::Bf16);
+    let pass = || {
+        let products = (0..20).map(|n| {
+            let (rows, inner) = (2 << (n % 5), 2 << (n / 5));
+            let weight = random([inner, 8], &device).set_require_grad(false);
+            random([rows, inner], &device).matmul(weight).sum()
+        });
+        let sum = products.reduce(|one, other| one + other);
+        sum.unwrap().into_data();
+    };
+    pass();
+    assert_eq!(unverified(&device).len(), 20 - 16);
+    pass();
+    assert_eq!(unverified(&device), [""; 0]);
+    // Nothing is read then.
+    device.reset();
+    pass();
+    assert_eq!(device.counts().ran("float_select"), 0);
+    assert_eq!(device.counts().reads.total(), 1);
+}
+
+#[test]
+fn it_is_off_on_flex_and_where_it_is_switched_off() {
+    for config in [
+        checked::config().with_precision(Precision::Bf16),
+        checked::config()
+            .with_precision(Precision::Bf16)
+            .with_verification(false),
+        checked::config()
+            .with_precision(Precision::F32)
+            .with_verification(true),
+    ] {
+        let device = CheckedDevice::new();
+        config.apply::<B>(&device).unwrap();
+        all(&device);
+        assert_eq!(device.counts().ran("float_select"), 0);
+        assert_eq!(unverified(&device), [""; 0]);
+    }
+    // As on a backend that chooses its kernels by shape.
+    let device = CheckedDevice::new();
+    device.set_name("cubecl<cuda>");
+    let config = checked::config().with_precision(Precision::Bf16);
+    config.apply::<B>(&device).unwrap();
+    all(&device);
+    assert!(device.counts().ran("float_select") > 0);
+    assert_eq!(found(&device), [""; 0]);
+}
+
+#[test]
+fn a_device_that_cannot_be_read_is_not_verified() {
+    let device = device(Precision::Bf16);
+    device.set_wrong(|_, dtype, _| dtype == DType::BF16);
+    let product = || random([8, 40], &device).matmul(learned([40, 24], &device));
+    device.set_unreadable(true);
+    product().sum().backward();
+    device.set_unreadable(false);
+    product().sum().backward();
+    assert_eq!(found(&device), [""; 0]);
+    assert!(!unverified(&device).is_empty());
+}
+
+/// The same program gives the same exceptions, and its random numbers are its own.
+#[test]
+fn it_draws_no_random_numbers_and_repeats_itself() {
+    let run = |verifies| {
+        let device = CheckedDevice::new();
+        configure(&device, Precision::Bf16, verifies);
+        device.set_wrong(|op, dtype, shapes| {
+            dtype == DType::BF16 && op.starts_with("conv2d") && shapes[0][1] == 16
+        });
+        B::seed(&device, 7);
+        for _ in 0..2 {
+            let noise = Tensor::<B, 2>::random([9, 70], Distribution::Default, &device);
+            pass(noise.matmul(learned([70, 18], &device)));
+            all(&device);
+        }
+        (found(&device), device.draws())
+    };
+    let (first, draws) = run(true);
+    assert!(!first.is_empty());
+    assert_eq!(run(true), (first, draws));
+    assert_eq!(run(false), (vec![], draws));
+}
+
+#[test]
+fn a_file_spares_the_comparisons_and_frozen_exceptions_begin_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("exceptions.json");
+    let [first, second] = [(); 2].map(|()| device(Precision::Bf16));
+    let is_wrong: Wrong = |op, dtype, _| op == "conv1d" && dtype == DType::BF16;
+    for device in [&first, &second] {
+        device.set_wrong(is_wrong);
+    }
+    exceptions::<B>(&first).keep_in(&path).unwrap();
+    for _ in 0..3 {
+        all(&first);
+    }
+    assert_eq!(found(&first).len(), 1);
+    let name = |device: &CheckedDevice| format!("{} on {device:?}", Checked::<Flex>::name(device));
+    let kept = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, kept.replacen(&name(&first), &name(&second), 1)).unwrap();
+    exceptions::<B>(&second).keep_in(&path).unwrap();
+    assert_eq!(found(&second), found(&first));
+    second.reset();
+    all(&second);
+    assert_eq!(second.counts().ran_in("conv1d", DType::BF16), 0);
+    // What a file calls wrong is compared once more, in FP32.
+    assert!(second.counts().ran("float_select") <= 8);
+
+    exceptions::<B>(&second).clear();
+    exceptions::<B>(&second).freeze(true);
+    second.reset();
+    all(&second);
+    assert_eq!(second.counts().ran("float_select"), 0);
+    assert_eq!(found(&second), [""; 0]);
+    exceptions::<B>(&second).freeze(false);
+    for _ in 0..3 {
+        all(&second);
+    }
+    assert_eq!(found(&second), found(&first));
+}
+
+/// Wrong in FP32 as well: the call is compared twice, and stays an exception.
+#[test]
+fn what_is_wrong_in_fp32_too_is_an_exception_and_compared_no_more() {
+    let device = device(Precision::Bf16);
+    device.set_wrong(|op, _, _| op == "float_matmul");
+    let product = || {
+        random([8, 40], &device)
+            .matmul(learned([40, 24], &device))
+            .into_data()
+    };
+    product();
+    product();
+    device.reset();
+    product();
+    assert_eq!(found(&device), ["matmul of [8, 40] and [40, 24]"]);
+    assert_eq!(device.counts().ran("float_select"), 0);
+    assert_eq!(device.counts().ran_in("float_matmul", DType::F32), 1);
+}
