@@ -10,7 +10,7 @@ use burn_backend::DType;
 #[doc(inline)]
 pub use burn_amp_core::policy::trials::Kind;
 #[doc(inline)]
-pub use burn_amp_core::policy::{Case, Class, OpPrecision, Row};
+pub use burn_amp_core::policy::{Case, Class, Convolution, OpPrecision, Row};
 pub(crate) use burn_amp_core::policy::{
     HalfSupport, Known, Op, OpPrecisions, SMALL, Site, Support, TERMS, follows_half, holds,
     holds_exactly, is_half, largest_within,

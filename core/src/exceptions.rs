@@ -14,9 +14,10 @@ use serde::{Deserialize, Serialize};
 use crate::file::{read_json, replace_file, write_json};
 use crate::policy::trials::{Kind, TriedOp};
 use crate::policy::{
-    Half, Known, OPS, Op, OpPrecision, OpPrecisions, Tried, allowed, bits, half_of, short,
+    Convolution, Half, Known, OPS, Op, OpPrecision, OpPrecisions, Tried, allowed, bits, half_of,
+    short,
 };
-use crate::reference::{Convolution, Verdict};
+use crate::reference::Verdict;
 use crate::verified::{Calls, Key, State, Verification, Verified};
 use crate::words::line;
 use crate::{AmpError, FloatDType, Precision};

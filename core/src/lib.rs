@@ -34,7 +34,6 @@ pub use file::replace_file;
 pub use precision::Precision;
 #[doc(hidden)]
 pub use precision::{Capabilities, Chosen, DTypeUses, Registry};
-pub use reference::Convolution;
 #[doc(hidden)]
 pub use reference::{Reference, Taken, Verdict, multiplied};
 pub use scaler::{

@@ -4,63 +4,9 @@
 //! are read the rows, windows and channels that these samples sum.
 
 use half::{bf16, f16};
-use serde::{Deserialize, Serialize};
 
 use crate::FloatDType;
-use crate::policy::Op;
-
-/// The options of a convolution: of each spatial axis, one to three.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Convolution {
-    stride: [u32; 3],
-    padding: [u32; 3],
-    dilation: [u32; 3],
-    groups: u32,
-}
-
-impl Convolution {
-    /// These options.
-    pub fn of<const N: usize>(
-        stride: [usize; N],
-        padding: [usize; N],
-        dilation: [usize; N],
-        groups: usize,
-    ) -> Self {
-        let axes = |of: [usize; N], rest| {
-            std::array::from_fn(|axis| of.get(axis).map_or(rest, |value| *value as u32))
-        };
-        Self {
-            stride: axes(stride, 1),
-            padding: axes(padding, 0),
-            dilation: axes(dilation, 1),
-            groups: groups as u32,
-        }
-    }
-
-    /// The number of groups.
-    pub fn groups(&self) -> usize {
-        self.groups as usize
-    }
-
-    /// Whether any stride is larger than 1.
-    pub fn strides(&self) -> bool {
-        self.stride.iter().any(|stride| *stride > 1)
-    }
-}
-
-/// The options of a convolution of any version of Burn.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! convolution {
-    ($options:ident) => {
-        $crate::Convolution::of(
-            $options.stride,
-            $options.padding,
-            $options.dilation,
-            $options.groups,
-        )
-    };
-}
+use crate::policy::{Convolution, Op};
 
 /// An axis of a product, by its place among the axes of the operands and of the result. One without a place in the
 /// result is summed.
@@ -203,7 +149,7 @@ impl Reference {
 
     /// The indices of a bias.
     pub fn of_bias(&self) -> &[usize] {
-        &self.out_indices(self.channels)
+        self.out_indices(self.channels)
     }
 
     fn out_indices(&self, axis: usize) -> &[usize] {
@@ -584,7 +530,7 @@ fn positions(size: usize, count: usize) -> Vec<usize> {
         _ if size <= count => (0..size).collect(),
         1 => vec![size / 2],
         _ => (0..count)
-            .map(|i| (i * (size - 1) / (count - 1) | i % 2).min(size - 1))
+            .map(|i| ((i * (size - 1) / (count - 1)) | (i % 2)).min(size - 1))
             .collect(),
     }
 }

@@ -8,9 +8,8 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::Convolution;
-use crate::policy::Op;
-use crate::policy::{Half, trials::Kind};
+use crate::policy::trials::Kind;
+use crate::policy::{Convolution, Half, Op};
 use crate::reference::Verdict;
 
 /// Calls that are alike.

@@ -19,7 +19,7 @@ type Layers = &'static [(&'static str, &'static str, &'static str)];
 const CORE: Layers = &[
     ("dtype, words", "the float dtypes of any version of Burn; numbers as text", "tensors, backends"),
     ("policy, operations", "the table of operations and the pure decision; the operations of every Burn, as lists", "devices, tensors, backends"),
-    ("precision, error, file, casts, exceptions", "`Precision`; `AmpError`; files written whole or not at all; a count of casts; the exceptions of a device", "devices, tensors, backends"),
+    ("precision, error, file, casts, reference, verified, exceptions", "`Precision`; `AmpError`; files written whole or not at all; a count of casts; what a contraction should give; the exceptions of a device", "devices, tensors, backends"),
     ("scaler", "configuration, state machine, protocol of a step, history, saved form, state that handles share", "devices, tensors, modules"),
     ("record, trainer", "a scaler's state as a record of Burn's; a trainer's settings and the metrics of a batch", "devices, tensors, modules"),
 ];
@@ -29,11 +29,11 @@ const CORE: Layers = &[
 const AMP: Layers = &[
     ("policy, precision", "the policy for the dtypes of this Burn; regions and every other mode of a thread", "devices"),
     ("scaler", "the handle of a loss scaler, its scopes", "devices, tensors, modules"),
-    ("device", "identity, capabilities, `AmpConfig`, the device's one state, trials, statistics", "operations, autodiff"),
+    ("device", "identity, capabilities, `AmpConfig`, the device's one state, trials, what waits to be compared, statistics", "operations, autodiff"),
     ("tensor", "`AmpTensor`, its flags, its cached casts; the type `Amp` and the side of autodiff that it is on", "single operations"),
     ("workarounds", "faults of Burn and of its backends, each with its end", "single operations of the policy"),
     ("diagnostics", "anomalies, finite check, report, plot", "autodiff, trainers"),
-    ("call", "an operation under the policy, and the functions that formulas are written in", "the forms that the tape keeps"),
+    ("call", "an operation under the policy, its comparison with a reference, and the functions that formulas are written in", "the forms that the tape keeps"),
     ("autodiff", "recorded formulas, leaves, backward pass, gradients, replicas", "modules, trainers"),
     ("ops, backend", "a file for each of Burn's traits: what is recorded, and in which form; IR, distributed", "trainers"),
     ("train", "explicit protocol, trainer, `Learner`, metrics, schedules", "—"),

@@ -32,6 +32,7 @@
 
 mod casts;
 mod changes;
+mod convolution;
 mod decision;
 mod flags;
 mod known;
@@ -48,6 +49,7 @@ pub use crate::dtype::{follows_half, holds, holds_exactly, is_half, largest_with
 pub use casts::{HalfSupport, Mode, Support};
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
+pub use convolution::Convolution;
 pub use decision::{Decision, Layer, Operand, Site, decide};
 pub use flags::TensorFlags;
 pub use known::Known;

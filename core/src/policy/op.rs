@@ -2,8 +2,7 @@
 
 use super::table::OPS;
 use super::trials::{Kind, TriedOp};
-use super::{Case, Class, Effect, Fits, Role, Row, same};
-use crate::Convolution;
+use super::{Case, Class, Convolution, Effect, Fits, Role, Row, same};
 
 /// An operation and its row.
 #[derive(Debug, Clone, Copy)]

@@ -17,6 +17,7 @@ pub mod pytorch;
 mod speed;
 mod time;
 mod trials;
+mod verification;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
@@ -49,9 +50,11 @@ pub enum Kind {
     Convergence,
     /// The trial of each tried operation, in each half precision.
     Trials,
+    /// The cost and the findings of a comparison of contractions with a reference.
+    Verification,
     /// The costs of a fresh process: its first steps and the memory that it reserves.
     First,
-    /// All of these except `convergence`, `trials` and `first`.
+    /// All of these except `convergence`, `trials`, `verification` and `first`.
     All,
 }
 
@@ -126,8 +129,11 @@ impl Options {
 
     fn measures(&self, kind: Kind) -> bool {
         match self.kind {
-            // `First` starts a process for each figure; the other two are not about cost.
-            Kind::All => ![Kind::Convergence, Kind::Trials, Kind::First].contains(&kind),
+            // `First` starts a process for each figure; the others are not about the cost of a run.
+            Kind::All => {
+                use Kind::{Convergence, First, Trials, Verification};
+                ![Convergence, Trials, Verification, First].contains(&kind)
+            }
             only => only == kind,
         }
     }
@@ -217,6 +223,9 @@ fn run<B: Measured>(options: &Options) -> anyhow::Result<()> {
     }
     if options.measures(Kind::Trials) {
         add("trials", trials::trials::<B>(options))?;
+    }
+    if options.measures(Kind::Verification) {
+        add("verification", verification::verification::<B>(options))?;
     }
     if options.measures(Kind::Memory) && !B::COUNTED {
         println!("\nmemory is not measured: tensors of this backend are not counted");

@@ -19,8 +19,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Class, HalfSupport, Op, class, same, short};
-use crate::{Convolution, FloatDType};
+use super::{Class, Convolution, HalfSupport, Op, class, same, short};
+use crate::FloatDType;
 
 pub use inputs::{N, SPREAD, TrialInputs};
 pub use list::TRIED;

@@ -1,0 +1,56 @@
+//! The options of a convolution.
+
+use serde::{Deserialize, Serialize};
+
+/// The options of a convolution: of each spatial axis, one to three.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Convolution {
+    pub(crate) stride: [u32; 3],
+    pub(crate) padding: [u32; 3],
+    pub(crate) dilation: [u32; 3],
+    groups: u32,
+}
+
+impl Convolution {
+    /// These options.
+    pub fn of<const N: usize>(
+        stride: [usize; N],
+        padding: [usize; N],
+        dilation: [usize; N],
+        groups: usize,
+    ) -> Self {
+        let axes = |of: [usize; N], rest| {
+            std::array::from_fn(|axis| of.get(axis).map_or(rest, |value| *value as u32))
+        };
+        Self {
+            stride: axes(stride, 1),
+            padding: axes(padding, 0),
+            dilation: axes(dilation, 1),
+            groups: groups as u32,
+        }
+    }
+
+    /// The number of groups.
+    pub fn groups(&self) -> usize {
+        self.groups as usize
+    }
+
+    /// Whether any stride is larger than 1.
+    pub fn strides(&self) -> bool {
+        self.stride.iter().any(|stride| *stride > 1)
+    }
+}
+
+/// The options of a convolution of any version of Burn.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! convolution {
+    ($options:ident) => {
+        $crate::policy::Convolution::of(
+            $options.stride,
+            $options.padding,
+            $options.dilation,
+            $options.groups,
+        )
+    };
+}
