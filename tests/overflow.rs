@@ -486,3 +486,25 @@ fn a_run_that_needs_no_exception_makes_none() {
     let skipped = skipped(&device);
     assert!((3..=12).contains(&skipped), "{skipped}");
 }
+
+/// A recurrent layer makes thousands of calls. A pass that no skipped step asked for looks at the first ones of each operation.
+#[test]
+fn a_pass_that_is_only_looked_at_reads_as_much_for_any_number_of_calls() {
+    let reads = |calls: usize| {
+        let device = configured(AmpConfig::new(), Precision::F16);
+        let layer: Linear<A> = LinearConfig::new(WIDTH, WIDTH).init(&device);
+        let step = || {
+            device.reset();
+            let x = Tensor::<A, 2>::ones([2, WIDTH], &device);
+            let out = (0..calls).fold(x, |x, _| layer.forward(x).tanh());
+            out.mean().backward();
+            device.counts().reads.float
+        };
+        let before: Vec<_> = (0..8).map(|_| step()).collect();
+        (before, step())
+    };
+    let (usual, looked_at) = reads(100);
+    assert!(usual.iter().all(|reads| *reads == usual[0]), "{usual:?}");
+    assert!(looked_at > usual[0] + 32, "{looked_at}");
+    assert_eq!(reads(300), (usual, looked_at));
+}

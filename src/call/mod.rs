@@ -305,6 +305,10 @@ impl<B: Backend, S: Side<B>> Site<DType> for At<'_, B, S> {
     }
 }
 
+/// So many calls of an operation on operands of one last dimension are looked at, where no step was skipped: a recurrent layer
+/// makes thousands.
+const LOOKS: u32 = 32;
+
 /// Whether anomaly detection checks an operation on these operands.
 #[inline(always)]
 pub(crate) fn is_watched<B: Backend, S: Side<B>>(
@@ -312,7 +316,14 @@ pub(crate) fn is_watched<B: Backend, S: Side<B>>(
     context: &DeviceContext,
     tensors: &[&AmpTensor<B, S>],
 ) -> bool {
-    context.is_watched() && anomaly::begins(op, tensors, context.in_force.watched)
+    context.is_watched() && {
+        let most = if context.is_looked_at() {
+            LOOKS
+        } else {
+            u32::MAX
+        };
+        anomaly::begins(op, tensors, context.in_force.watched, most)
+    }
 }
 
 /// The scaler of the scaled losses among the operands.

@@ -150,6 +150,12 @@ impl DeviceContext {
         self.in_force.watched || in_f16 && self.state.overflow_fallback().is_watching()
     }
 
+    /// Whether a watched pass is only looked at: of each operation, the first calls are enough.
+    #[inline]
+    pub(crate) fn is_looked_at(&self) -> bool {
+        !self.in_force.watched && self.state.overflow_fallback().is_looking()
+    }
+
     /// Tries an operation in `half`. Returns whether the device is exact in it; `None` if trials are off. `B` must be a
     /// backend that computes.
     pub(crate) fn tried<B: Backend>(

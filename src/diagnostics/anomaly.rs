@@ -2,6 +2,7 @@
 //! read-back from the device after every operation.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::mem;
 
 use burn_amp_core::{Overflow, Watched};
@@ -28,6 +29,8 @@ struct Pass {
     step: Option<&'static str>,
     /// The node of the last parameter used by an operation of the forward pass.
     leaf: Option<u64>,
+    /// How many calls of an operation on operands of a last dimension there were.
+    calls: HashMap<(&'static str, usize), u32>,
     /// The largest magnitude of the current operation's operands, and whether all are finite.
     largest: f32,
     finite: bool,
@@ -66,16 +69,28 @@ pub(crate) fn end_unreported(are_steps: bool) {
 }
 
 /// Begins an operation on a watched device, where anomaly detection is on or only overflows are looked for. Returns
-/// whether this operation is watched.
+/// whether this operation is watched: at `most` so many calls of it on operands of one last dimension are.
 #[cold]
 pub(crate) fn begins<B: Backend, S: Side<B>>(
     op: &'static str,
     tensors: &[&AmpTensor<B, S>],
     detects: bool,
+    most: u32,
 ) -> bool {
     // The forward pass is watched above autodiff, the backward pass below it.
     if is_inspecting() || !(detects && is_in_backward() || S::RECORDS && !keeps_dtypes()) {
         return false;
+    }
+    if most != u32::MAX {
+        let last = tensors[0].shape().last().copied().unwrap_or(1);
+        let is_enough = WATCHED.with_borrow_mut(|watched| {
+            let calls = watched.calls.entry((op, last)).or_default();
+            *calls = calls.saturating_add(1);
+            *calls > most
+        });
+        if is_enough {
+            return false;
+        }
     }
     let mut leaves = tensors
         .iter()

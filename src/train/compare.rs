@@ -128,7 +128,7 @@ pub fn compare<B: AutodiffBackend, M: AutodiffModule<B>>(
         let before = model.clone().into_record();
         B::seed(&device, seed);
         let (loss, calls) = recorded(compares, || loss(model));
-        let value: f32 = loss.clone().inner().into_scalar().elem();
+        let value: f32 = loss.clone().inner().sum().into_scalar().elem();
         // The device's own scaler counts no step of this.
         let scaler = GradScaler::new(LossScaleConfig::Fixed(scale))?;
         let grads = scaler.scope(|| loss.backward());

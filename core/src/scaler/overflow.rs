@@ -44,8 +44,8 @@ pub enum Overflowed {
 ///             either, of an exception the program's own: withdrawn, and not made again
 /// ```
 ///
-/// An infinity need not reach the loss: `1 / inf` is 0. So the pass after 8, 64, 512, .. steps taken is watched as well,
-/// where this compiles no kernels.
+/// An infinity need not reach the loss: `1 / inf` is 0. So the pass after 8, 64, 512, .. steps taken is looked at as well,
+/// where this compiles no kernels: the first calls of each operation alone, since nothing is wrong so far.
 ///
 /// Exceptions begin when the step is recorded: no recomputation of this step sees them.
 #[derive(Debug)]
@@ -54,6 +54,7 @@ pub struct OverflowFallback {
     is_on: AtomicBool,
     looks: AtomicBool,
     watches: AtomicBool,
+    is_look: AtomicBool,
     run: Mutex<Run>,
 }
 
@@ -65,6 +66,8 @@ struct Run {
     asked: u32,
     /// How many passes are still to be watched.
     left: u32,
+    /// Whether no step asked for the pass.
+    is_look: bool,
     /// The operation whose gradient overflowed last, and in how many steps.
     suspect: Option<(&'static str, usize, u32)>,
     /// Operations that are not finite in FP32 either.
@@ -89,6 +92,7 @@ impl OverflowFallback {
             is_on: AtomicBool::new(true),
             looks: AtomicBool::new(false),
             watches: AtomicBool::new(false),
+            is_look: AtomicBool::new(false),
             run: Mutex::default(),
         }
     }
@@ -105,6 +109,12 @@ impl OverflowFallback {
     #[inline]
     pub fn is_watching(&self) -> bool {
         self.watches.load(Ordering::Relaxed) && !self.exceptions.is_frozen()
+    }
+
+    /// Whether the pass that is watched is only looked at: no step was skipped for it.
+    #[inline]
+    pub fn is_looking(&self) -> bool {
+        self.is_look.load(Ordering::Relaxed)
     }
 
     /// Adds the exceptions that follow from a watched step. Returns whether there are any.
@@ -156,6 +166,7 @@ impl OverflowFallback {
             (run.from, run.asked, run.suspect) = (None, 0, None);
             // The next operation may overflow, too.
             run.left = u32::from(mended);
+            run.is_look &= !mended;
         }
         if mended {
             return;
@@ -166,8 +177,8 @@ impl OverflowFallback {
                 let taken = recorded.after.taken_steps();
                 let is_power =
                     taken > 1 && taken.is_power_of_two() && taken.ilog2().is_multiple_of(3);
-                if is_power && self.looks.load(Ordering::Relaxed) {
-                    run.left = run.left.max(1);
+                if is_power && run.left == 0 && self.looks.load(Ordering::Relaxed) {
+                    (run.left, run.is_look) = (1, true);
                 }
             }
             outcome => {
@@ -175,6 +186,7 @@ impl OverflowFallback {
                 let is_beyond = from >= scale * FALLEN || scale <= dynamic.min_scale;
                 if (outcome == StepOutcome::NonFiniteLoss || is_beyond) && run.asked < ASKED {
                     run.left = run.left.max(LONGEST.min(1 << run.asked));
+                    run.is_look = false;
                     run.asked += 1;
                 }
             }
@@ -196,6 +208,7 @@ impl Listener for OverflowFallback {
         }
         let mut run = mem::take(&mut *self.run());
         self.after(&mut run, recorded, dynamic);
+        self.is_look.store(run.is_look, Ordering::Relaxed);
         self.watches.store(run.left > 0, Ordering::Relaxed);
         *self.run() = run;
     }
