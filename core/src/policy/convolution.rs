@@ -11,11 +11,30 @@ pub struct Convolution {
     groups: u32,
 }
 
+/// The padding of an axis: one number, or those before and after it from Burn 0.22 on. The one before tells where a value is.
+#[doc(hidden)]
+pub trait Padding: Copy {
+    fn before(self) -> usize;
+}
+
+impl Padding for usize {
+    fn before(self) -> usize {
+        self
+    }
+}
+
+impl Padding for (usize, usize) {
+    fn before(self) -> usize {
+        self.0
+    }
+}
+
 impl Convolution {
     /// These options.
+    #[doc(hidden)]
     pub fn of<const N: usize>(
         stride: [usize; N],
-        padding: [usize; N],
+        padding: [impl Padding; N],
         dilation: [usize; N],
         groups: usize,
     ) -> Self {
@@ -24,7 +43,7 @@ impl Convolution {
         };
         Self {
             stride: axes(stride, 1),
-            padding: axes(padding, 0),
+            padding: axes(padding.map(Padding::before), 0),
             dilation: axes(dilation, 1),
             groups: groups as u32,
         }
