@@ -10,16 +10,18 @@ use burn::optim::Optimizer;
 use burn::prelude::Backend;
 use burn::tensor::{DType, Tensor};
 use burn::train::{ExecutionStrategy, Interrupter, Learner, MultiDeviceOptim, TrainingStrategy};
+use burn_amp::policy::Reason;
 use burn_amp::{
     AmpAutodiff, AmpConfig, AmpError, AmpTrainingExt, DynamicLossScale, GradScaler,
-    LossScaleConfig, Precision, WhenStuck, full_precision, precision_of, with_precision,
+    LossScaleConfig, Precision, WhenStuck, exceptions, full_precision, precision_of,
+    with_precision,
 };
 use burn_backend::DTypeUsageSet;
 
 use crate::checked::{Checked, CheckedDevice};
 use crate::common::mlp::parameters;
 use crate::harness::{
-    A, By, Model, SgdOf, Spy, Training, Watch, alone, folder, samples, sgd, training,
+    A, By, Model, SgdOf, Spy, Training, Watch, alone, folder, loss_of, samples, sgd, training,
 };
 use crate::unchanged::EachBatchTwice;
 
@@ -414,4 +416,31 @@ fn a_step_that_is_not_finite_is_skipped_without_a_loss_scale() {
         assert_eq!(watch.metrics(), ["Precision", "Skipped Steps"]);
         assert_eq!(watch.shown("Skipped Steps"), ["0", "1", "2", "2", "2", "2"]);
     }
+}
+
+/// A loss that f16 does not hold, and FP32 does: the operation becomes an exception after a skipped step.
+#[test]
+fn an_overflow_that_no_loss_scale_mends_is_mended() {
+    let _alone = alone();
+    let device = Default::default();
+    let train = |precision| {
+        let training: Training<A, f64, SgdOf<A>> =
+            training(&folder("launch-overflow"), samples(40, &[]));
+        let learner = Learner::new(Model::by(By::Beyond), sgd(), 0.1);
+        let trained = training.with_amp(in_precision(precision)).launch(learner);
+        loss_of(&trained.unwrap().model)
+    };
+    let exact = train(Precision::F32);
+    let loss = train(Precision::F16);
+    assert!((loss / exact - 1.0).abs() < 0.01, "{loss} for {exact}");
+    let scaler = GradScaler::of::<A>(&device);
+    assert!(scaler.skipped_steps() <= 3, "{}", scaler.skipped_steps());
+    let list = exceptions::<A>(&device).list();
+    let found: Vec<_> = list
+        .iter()
+        .filter(|e| e.reason == Reason::Overflowed)
+        .collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].to_string(), "mul over 4");
+    exceptions::<A>(&device).clear();
 }
