@@ -194,3 +194,84 @@ fn key(op: &str, half: Half, convolution: Option<Convolution>, shapes: &[&[usize
     }
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MATMUL: Op = Op::named("float_matmul");
+    const WRONG: Option<Verdict> = Some(Verdict::Wrong {
+        found: 1.0,
+        right: 2.0,
+    });
+
+    fn begins(of: &Verified, shapes: &[&[usize]]) -> Option<Key> {
+        of.ask(&MATMUL, 0, shapes).begun
+    }
+
+    #[test]
+    fn a_call_is_compared_until_it_tells_something() {
+        let verified = Verified::default();
+        let shapes: &[&[usize]] = &[&[8, 4], &[4, 2]];
+        // No second comparison begins before the first has ended.
+        let key = begins(&verified, shapes).unwrap();
+        assert_eq!(begins(&verified, shapes), None);
+        // The 1st, 2nd, 4th and 8th call that tells nothing.
+        assert_eq!(verified.end(key, Some(Verdict::Silent)), None);
+        let compared = (2..=8).filter(|_| {
+            let begun = begins(&verified, shapes);
+            begun.is_some_and(|key| verified.end(key, Some(Verdict::Silent)).is_none())
+        });
+        assert_eq!(compared.collect::<Vec<_>>(), [2, 4, 8]);
+        // One that there was no room for is compared at the next call.
+        let begun = (9..=16).find_map(|_| begins(&verified, shapes)).unwrap();
+        assert_eq!(verified.end(begun, None), None);
+        let key = begins(&verified, shapes).unwrap();
+        let (calls, state) = verified.end(key, Some(Verdict::Right)).unwrap();
+        assert_eq!(
+            (calls.shapes, state),
+            (vec![vec![8, 4], vec![4, 2]], State::Right)
+        );
+        assert_eq!(verified.ask(&MATMUL, 0, shapes), Verification::default());
+        // The other half dtype is another matter.
+        assert!(verified.ask(&MATMUL, 1, shapes).begun.is_some());
+    }
+
+    #[test]
+    fn a_wrong_call_is_compared_once_more_in_fp32() {
+        for (verdict, in_fp32) in [(Some(Verdict::Right), true), (WRONG, false)] {
+            let verified = Verified::default();
+            let shapes: &[&[usize]] = &[&[8, 4], &[4, 2]];
+            let key = begins(&verified, shapes).unwrap();
+            assert_eq!(verified.end(key, WRONG).unwrap().1, State::Wrong(None));
+            let asked = verified.ask(&MATMUL, 0, shapes);
+            assert_eq!((asked.is_wrong, asked.begun), (true, Some(key)));
+            let state = State::Wrong(Some(in_fp32));
+            assert_eq!(verified.end(key, verdict).unwrap().1, state);
+            let asked = verified.ask(&MATMUL, 0, shapes);
+            assert_eq!((asked.is_wrong, asked.begun), (true, None));
+        }
+    }
+
+    #[test]
+    fn calls_are_alike_whose_sizes_kernels_do_not_tell_apart() {
+        let of = |op: &str, shapes: &[&[usize]]| key(op, 0, None, shapes);
+        let product =
+            |rows, inner, columns| of("float_matmul", &[&[rows, inner], &[inner, columns]]);
+        assert_eq!(product(33, 64, 80), product(63, 64, 112));
+        assert_ne!(product(33, 64, 80), product(34, 64, 80));
+        assert_ne!(product(33, 64, 80), product(65, 64, 80));
+        assert_ne!(product(128, 64, 80), product(33, 64, 96));
+        // Of a weight and its channels each size counts, of a batch and of a picture only its class.
+        let conv =
+            |batch, channels| of("conv2d", &[&[batch, channels, 9, 9], &[16, channels, 3, 3]]);
+        assert_eq!(conv(5, 80), conv(7, 80));
+        assert_ne!(conv(5, 80), conv(5, 112));
+        let linear = |rows, features| of("linear", &[&[rows, features], &[features, 10]]);
+        assert_eq!(linear(5, 24), linear(7, 24));
+        assert_ne!(linear(5, 24), linear(5, 40));
+        let options = |stride| Convolution::of([stride; 2], [0_usize; 2], [1; 2], 1);
+        let strided = |stride| key("conv2d", 0, Some(options(stride)), &[&[1, 8, 9, 9]]);
+        assert_ne!(strided(1), strided(2));
+    }
+}

@@ -8,7 +8,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Tensor};
-use burn_amp::{Amp, AmpAutodiff};
+use burn_amp::{Amp, AmpAutodiff, Precision, with_precision};
 use serde_json::{Value, json};
 
 use super::backend::Measured;
@@ -47,8 +47,20 @@ pub fn overhead<B: Measured>() -> Vec<Value> {
         (more.median, ratio.median)
     };
     let (forward, _) = chain("forward", vec![links_of::<B>(), links_of::<Amp<B>>()]);
-    let both = vec![recorded::<Autodiff<B>>(), recorded::<AmpAutodiff<B>>()];
+    let both = vec![
+        recorded_of::<Autodiff<B>>(),
+        recorded_of::<AmpAutodiff<B>>(),
+    ];
     let (recorded, recorded_ratio) = chain("recorded", both);
+    // From here on the process uses half precision, and computes in FP32 all the same.
+    with_precision(Precision::Bf16, || ());
+    let beside = vec![links_of::<B>(), links_of::<Amp<B>>()];
+    let (forward_beside, _) = chain("beside half", beside);
+    let beside = vec![
+        recorded_of::<Autodiff<B>>(),
+        recorded_of::<AmpAutodiff<B>>(),
+    ];
+    let (recorded_beside, _) = chain("  recorded", beside);
     vec![json!({
         "model": "small_ops",
         "step_us": plain,
@@ -59,6 +71,8 @@ pub fn overhead<B: Measured>() -> Vec<Value> {
         "forward_ns_per_op": forward,
         "recorded_ns_per_op": recorded,
         "recorded_ratio": recorded_ratio,
+        "forward_beside_half_ns_per_op": forward_beside,
+        "recorded_beside_half_ns_per_op": recorded_beside,
     })]
 }
 
@@ -86,7 +100,7 @@ fn links_of<B: Backend>() -> Contender<'static> {
 }
 
 /// The chain with autodiff. Its backward pass, which frees the tape, is not timed.
-fn recorded<B: AutodiffBackend>() -> Contender<'static> {
+fn recorded_of<B: AutodiffBackend>() -> Contender<'static> {
     let x = Tensor::<B, 1>::ones([8], &B::Device::default());
     Box::new(move |runs| {
         let run = |_| {
