@@ -148,10 +148,10 @@ fn index(half: Precision) -> Half {
 /// what overflowed f16.
 ///
 /// ```text
-/// configured   AmpConfig::with_op        until the next configuration
-/// tried        the first use in half     for the life of the process, or from the device's file
-/// verified     the first uses at a shape for the life of the process, or from the device's file
-/// overflowed   a step that no loss       for the life of the process, or from a file of any device
+/// configured   AmpConfig::with_op         until the next configuration
+/// tried        the first use in half      for the life of the process, or from the device's file
+/// verified     the first uses at a shape  for the life of the process, or from the device's file
+/// overflowed   a step that no loss        for the life of the process, or from a file of any device
 ///              scale mends
 /// ```
 #[derive(Debug)]

@@ -42,10 +42,10 @@ pub(super) fn verified<B: Backend, S: Side<B>>(
 ) -> (Decision, Option<Box<Held<B>>>) {
     let half = decision.operands.unwrap_or(operands[0].dtype);
     let state = context.state;
-    if !is_half(half) || state.waiting().is_off() {
+    let shapes: Vec<_> = tensors.iter().map(|tensor| tensor.shape()).collect();
+    if !is_half(half) || shapes.iter().any(|shape| shape.contains(&0)) {
         return (decision, None);
     }
-    let shapes: Vec<_> = tensors.iter().map(|tensor| tensor.shape()).collect();
     let shapes: Vec<&[usize]> = shapes.iter().map(|shape| &shape[..]).collect();
     // Without the bias.
     let is_forward = !op.is_backward();
@@ -59,6 +59,10 @@ pub(super) fn verified<B: Backend, S: Side<B>>(
         true => decide_inexact(half),
         false => decision,
     };
+    if state.waiting().is_off() {
+        state.exceptions().end_verification(found.begun, None);
+        return (decision, None);
+    }
     let held = found.begun.map(|key| {
         let primitive = |tensor: &AmpTensor<B, S>| tensor.unshared().into_primitive();
         // Another operand stands in for an absent bias.

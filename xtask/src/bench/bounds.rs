@@ -3,14 +3,14 @@
 use serde_json::Value;
 
 use super::pytorch::text;
-use Limit::{AtLeast, AtLeastWithAmx, AtMost};
+use Limit::{AtLeast, AtMost, LeastWithAmx};
 
 #[derive(Clone, Copy)]
 enum Limit {
     AtMost(f64),
     AtLeast(f64),
     /// On a CPU with AMX, and on another one.
-    AtLeastWithAmx(f64, f64),
+    LeastWithAmx(f64, f64),
 }
 
 /// The bench, the model, the precision if there is one, the figure and its limit. For `casts` and
@@ -77,7 +77,7 @@ const BOUNDS: &[(&str, &str, &str, &str, Limit)] = &[
     // The 12 operations of Burn's batch norm stay in FP32. On a CPU with AMX, which makes convolutions in
     // bf16 3.4 times as fast as in FP32, this ratio was 0.79 to 0.85. On an EPYC with AVX512-BF16 it was 1.13, and 1.37 on
     // a Xeon with AVX512-BF16 and without AMX (2026-11-27).
-    ("speed", "cnn", "bf16", "of_pytorch", AtLeastWithAmx(0.75, 1.0)),
+    ("speed", "cnn", "bf16", "of_pytorch", LeastWithAmx(0.75, 1.0)),
     ("speed", "mlp", "bf16", "of_pytorch", AtLeast(0.85)),
     ("speed", "lstm", "bf16", "of_pytorch", AtLeast(0.85)),
 ];
@@ -107,14 +107,12 @@ fn check_on(report: &Value, has_amx: bool) -> (usize, Vec<String>) {
         // A figure that is not a number is within no bound.
         let figure = figure.as_f64().unwrap_or(f64::NAN);
         let limit = match limit {
-            AtLeastWithAmx(with, without) => AtLeast(if has_amx { with } else { without }),
+            LeastWithAmx(with, without) => AtLeast(if has_amx { with } else { without }),
             limit => limit,
         };
         let (holds, beyond) = match limit {
             AtMost(limit) => (figure <= limit, format!("above {limit}")),
-            AtLeast(limit) | AtLeastWithAmx(limit, _) => {
-                (figure >= limit, format!("below {limit}"))
-            }
+            AtLeast(limit) | LeastWithAmx(limit, _) => (figure >= limit, format!("below {limit}")),
         };
         if !holds {
             let of = format!("{model} in {precision}");

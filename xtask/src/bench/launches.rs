@@ -185,7 +185,7 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
         row("burn", &plain);
         let mut row_in = |name: &str, config: AmpConfig| {
             // As on an accelerator, whose kernels add up in FP32.
-            let config = config.with_trials(false);
+            let config = config.with_trials(false).with_verification(false);
             config.apply::<B>(&device).expect("a possible precision");
             row(name, &step::<B, AmpAutodiff<B>>(model, dims));
         };
