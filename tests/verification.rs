@@ -5,6 +5,7 @@ mod checked;
 mod common;
 
 use burn::backend::Flex;
+use burn::module::{AutodiffModule, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::module;
@@ -84,7 +85,7 @@ const CONTRACTIONS: &[Contraction] = &[
     ("linear", |d| {
         let layer = LinearConfig::new(48, 40).init::<B>(d);
         let layer = Linear {
-            weight: burn::module::Param::from_tensor(random([48, 40], d)),
+            weight: Param::from_tensor(random([48, 40], d)),
             bias: layer.bias.map(|bias| bias.map(|_| random([40], d))),
         };
         pass(layer.forward(learned::<3>([4, 10, 48], d)));
@@ -112,6 +113,17 @@ const CONTRACTIONS: &[Contraction] = &[
     ("conv2d of each channel", |d| {
         let options = ConvOptions::new([2, 2], [1, 1], [1, 1], 24);
         let (x, weight) = (learned([3, 24, 14, 17], d), learned([24, 1, 3, 3], d));
+        pass(module::conv2d(x, weight, None, options));
+    }),
+    ("conv2d in two groups", |d| {
+        let options = ConvOptions::new([1, 1], [1, 1], [1, 1], 2);
+        let (x, weight) = (learned([3, 16, 10, 9], d), learned([8, 8, 3, 3], d));
+        pass(module::conv2d(x, weight, None, options));
+    }),
+    // Three quarters of the gradient of the input sum nothing.
+    ("conv2d of a shortcut", |d| {
+        let options = ConvOptions::new([2, 2], [0, 0], [1, 1], 1);
+        let (x, weight) = (learned([2, 16, 16, 16], d), learned([32, 16, 1, 1], d));
         pass(module::conv2d(x, weight, None, options));
     }),
     ("conv3d", |d| {
@@ -452,4 +464,97 @@ fn what_is_wrong_in_fp32_too_is_an_exception_and_compared_no_more() {
     assert_eq!(found(&device), ["matmul of [8, 40] and [40, 24]"]);
     assert_eq!(device.counts().ran("float_select"), 0);
     assert_eq!(device.counts().ran_in("float_matmul", DType::F32), 1);
+}
+
+/// In inference the bias is FP32 until the kernel, and may be larger than the sums.
+#[test]
+fn a_bias_in_fp32_is_rounded_as_the_kernel_rounds_it() {
+    for precision in HALVES {
+        let device = device(precision);
+        let layer = Linear {
+            weight: Param::from_tensor(random([64, 48], &device) * 0.01),
+            bias: Some(Param::from_tensor(random([48], &device) * 3.7 - 4.595)),
+        };
+        let x = random::<2>([33, 64], &device).inner();
+        layer.valid().forward(x).into_data();
+        assert_eq!(found(&device), [""; 0], "{precision}");
+        assert_eq!(unverified(&device), [""; 0], "{precision}");
+    }
+}
+
+/// Tokens or classes are all that some programs read.
+#[test]
+fn a_read_of_integers_or_booleans_ends_a_pass_and_so_does_waiting() {
+    let reads: [fn(Tensor<B, 2>); 3] = [
+        |out| drop(out.argmax(1).into_data()),
+        |out| drop(out.greater_elem(0.0).into_data()),
+        |out| B::sync(&out.device()).unwrap(),
+    ];
+    for read in reads {
+        let device = device(Precision::Bf16);
+        let weight = random([40, 24], &device).set_require_grad(false);
+        let out = random([8, 40], &device).matmul(weight);
+        assert_eq!(unverified(&device).len(), 1);
+        read(out);
+        assert_eq!(unverified(&device), [""; 0]);
+    }
+}
+
+/// What a model computes on another device than the loss's is compared as well.
+#[test]
+fn a_pass_ends_on_every_device_of_a_thread() {
+    let devices = [device(Precision::Bf16), device(Precision::Bf16)];
+    devices[0].set_wrong(|op, dtype, _| op == "float_matmul" && dtype == DType::BF16);
+    let weights = devices.each_ref().map(|device| learned([24, 24], device));
+    let [first, second] = weights;
+    let x = random([8, 24], &devices[0]).matmul(first);
+    let out = x.to_device(&devices[1]).matmul(second);
+    out.sum().backward();
+    assert!(!found(&devices[0]).is_empty());
+    assert_eq!(found(&devices[1]), [""; 0]);
+    for device in &devices {
+        assert_eq!(unverified(device), [""; 0]);
+    }
+}
+
+/// A half tensor of the program's own in FP32: no precision of burn-amp's applies to it.
+#[test]
+fn half_of_the_programs_own_is_not_compared() {
+    let device = device(Precision::Bf16);
+    device.set_wrong(|op, dtype, _| op == "float_matmul" && dtype == DType::F16);
+    with_precision(Precision::F32, || {
+        let half = |shape| random::<2>(shape, &device).cast(DType::F16);
+        for _ in 0..3 {
+            half([8, 40]).matmul(half([40, 24])).into_data();
+        }
+    });
+    assert_eq!(exceptions::<B>(&device).list(), []);
+    assert_eq!(device.counts().ran("float_select"), 0);
+}
+
+#[test]
+fn exceptions_that_are_frozen_or_cleared_in_a_pass_stay_so() {
+    let is_wrong: Wrong = |op, dtype, _| op == "float_matmul" && dtype == DType::BF16;
+    let device = device(Precision::Bf16);
+    device.set_wrong(is_wrong);
+    let weight = random([40, 24], &device).set_require_grad(false);
+    let product = || random([8, 40], &device).matmul(weight.clone());
+    let out = product();
+    exceptions::<B>(&device).freeze(true);
+    out.into_data();
+    assert_eq!(found(&device), [""; 0]);
+    exceptions::<B>(&device).freeze(false);
+    // Twice in half: the second says nothing of FP32.
+    let first = product();
+    exceptions::<B>(&device).clear();
+    let second = product();
+    first.into_data();
+    second.into_data();
+    assert_eq!(found(&device), ["matmul of [8, 40] and [40, 24]"]);
+    device.reset();
+    product().into_data();
+    assert!(
+        device.counts().ran("float_select") > 0,
+        "it is compared in FP32"
+    );
 }

@@ -18,7 +18,7 @@ use crate::policy::{
     short,
 };
 use crate::reference::Verdict;
-use crate::verified::{Calls, Key, State, Verification, Verified};
+use crate::verified::{Begun, Calls, State, Verification, Verified};
 use crate::words::line;
 use crate::{AmpError, FloatDType, Precision};
 
@@ -343,8 +343,9 @@ impl Exceptions {
 
     /// Ends a comparison that began. Without a verdict, the next such call begins another one.
     #[doc(hidden)]
-    pub fn end_verification(&self, begun: Option<Key>, verdict: Option<Verdict>) {
-        let Some((calls, state)) = begun.and_then(|key| self.verified.end(key, verdict)) else {
+    pub fn end_verification(&self, begun: Option<Begun>, verdict: Option<Verdict>) {
+        let verdict = verdict.filter(|_| !self.is_frozen());
+        let Some((calls, state)) = begun.and_then(|begun| self.verified.end(begun, verdict)) else {
             return;
         };
         let device = self.device.get().map_or("the device", String::as_str);

@@ -50,6 +50,6 @@ pub use trainer::{StepMetrics, StepProgress, WhenStuck};
 #[doc(hidden)]
 pub use trainer::{check_trainer, continues_window};
 #[doc(hidden)]
-pub use verified::{Key, Verification};
+pub use verified::{Begun, Verification};
 #[doc(hidden)]
 pub use words::{bytes, counted, grouped, line};

@@ -13,8 +13,16 @@ use crate::policy::{Convolution, Half, Op};
 use crate::reference::Verdict;
 
 /// Calls that are alike.
+type Key = u64;
+
+/// A comparison of a call that has begun.
 #[doc(hidden)]
-pub type Key = u64;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Begun {
+    key: Key,
+    /// Whether the call is wrong in half, and computes in FP32.
+    in_fp32: bool,
+}
 
 /// The calls that are alike, by the first of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,8 +67,8 @@ pub(crate) struct Verified(Mutex<HashMap<Key, Entry>>);
 pub struct Verification {
     /// Whether the device is wrong in half.
     pub is_wrong: bool,
-    /// The calls, if this one is to be compared.
-    pub begun: Option<Key>,
+    /// The comparison of this call, if it is to be compared.
+    pub begun: Option<Begun>,
 }
 
 impl Verified {
@@ -93,18 +101,26 @@ impl Verified {
             entry.uses.is_power_of_two()
         };
         entry.is_begun |= begins;
+        let is_wrong = matches!(entry.state, State::Wrong(_));
         Verification {
-            is_wrong: matches!(entry.state, State::Wrong(_)),
-            begun: begins.then_some(key),
+            is_wrong,
+            begun: begins.then_some(Begun {
+                key,
+                in_fp32: is_wrong,
+            }),
         }
     }
 
     /// Ends a comparison. Returns the calls and what is known of them now, if that is news. Without a verdict, the next
     /// such call begins another comparison.
-    pub(crate) fn end(&self, key: Key, verdict: Option<Verdict>) -> Option<(Calls, State)> {
+    pub(crate) fn end(&self, begun: Begun, verdict: Option<Verdict>) -> Option<(Calls, State)> {
         let mut entries = self.entries();
-        let entry = entries.get_mut(&key)?;
-        entry.is_begun = false;
+        let entry = entries.get_mut(&begun.key)?;
+        // It may have ended already, or be another one than the call knew.
+        let is_in_fp32 = matches!(entry.state, State::Wrong(_));
+        if !std::mem::take(&mut entry.is_begun) || is_in_fp32 != begun.in_fp32 {
+            return None;
+        }
         let Some(verdict) = verdict else {
             entry.uses = 0;
             return None;
@@ -125,15 +141,13 @@ impl Verified {
         let shapes: Vec<&[usize]> = calls.shapes.iter().map(Vec::as_slice).collect();
         let key = key(op.name, calls.half, calls.convolution, &shapes);
         let mut entries = self.entries();
-        let is_known = entries
-            .get(&key)
-            .is_some_and(|entry| entry.state != State::Open);
-        if !is_known {
+        let before = entries.get(&key);
+        if before.is_none_or(|entry| entry.state == State::Open) {
             let entry = Entry {
                 calls,
                 state,
                 uses: 0,
-                is_begun: false,
+                is_begun: before.is_some_and(|entry| entry.is_begun),
             };
             entries.insert(key, entry);
         }
@@ -205,7 +219,7 @@ mod tests {
         right: 2.0,
     });
 
-    fn begins(of: &Verified, shapes: &[&[usize]]) -> Option<Key> {
+    fn begins(of: &Verified, shapes: &[&[usize]]) -> Option<Begun> {
         of.ask(&MATMUL, 0, shapes).begun
     }
 
@@ -245,9 +259,13 @@ mod tests {
             let key = begins(&verified, shapes).unwrap();
             assert_eq!(verified.end(key, WRONG).unwrap().1, State::Wrong(None));
             let asked = verified.ask(&MATMUL, 0, shapes);
-            assert_eq!((asked.is_wrong, asked.begun), (true, Some(key)));
+            assert!(asked.is_wrong);
+            // A comparison of a call in half says nothing of FP32.
+            assert_eq!(verified.end(key, WRONG), None);
+            let begun = (0..4).find_map(|_| begins(&verified, shapes));
+            let begun = begun.or(asked.begun).unwrap();
             let state = State::Wrong(Some(in_fp32));
-            assert_eq!(verified.end(key, verdict).unwrap().1, state);
+            assert_eq!(verified.end(begun, verdict).unwrap().1, state);
             let asked = verified.ask(&MATMUL, 0, shapes);
             assert_eq!((asked.is_wrong, asked.begun), (true, None));
         }

@@ -37,7 +37,7 @@ pub use gradients::AmpGradients;
 use leaves::LeafInfo;
 use replicas::Replicas;
 
-use crate::call::compare_waiting;
+use crate::call::compare_pass;
 use crate::device::{self, DeviceContext, DeviceState};
 use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::{Mode, is_half};
@@ -102,7 +102,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
     fn backward(loss: FloatTensor<Self>) -> AmpGradients<Amp<B>> {
         let device = loss.device();
         let grads = pass::<B, C>(loss);
-        compare_waiting::<B>(&device);
+        compare_pass::<B>(&device);
         grads
     }
 

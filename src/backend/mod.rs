@@ -4,7 +4,7 @@ use burn_backend::backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError
 use burn_backend::tensor::Device;
 use burn_backend::{DType, DeviceOps, TensorData};
 
-use crate::call::{assert_one_autodiff, delegate, delegate_on_device};
+use crate::call::{assert_one_autodiff, delegate, delegate_on_device, ends_pass};
 use crate::precision::creating_parameter;
 use crate::tensor::Side;
 use crate::{Amp, AmpTensor};
@@ -62,6 +62,11 @@ impl<B: Backend, S: Side<B>> Backend for Amp<B, S> {
         B::staging(data, device.inner())
     }
 
+    fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
+        ends_pass::<B, S>(|| device.inner().clone());
+        B::sync(device.inner())
+    }
+
     fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
         let device = device.inner();
         assert_one_autodiff::<B, S>(device);
@@ -71,7 +76,6 @@ impl<B: Backend, S: Side<B>> Backend for Amp<B, S> {
     delegate_on_device! {
         fn memory_cleanup(; device);
         fn seed(; device, seed: u64);
-        fn sync(; device) -> Result<(), ExecutionError>;
         fn supports_dtype(; device, dtype: DType) -> bool;
     }
 

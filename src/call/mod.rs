@@ -26,7 +26,7 @@ use probe::Probe;
 
 pub(crate) use create::{assert_one_autodiff, below, constant, create, in_use, of_program};
 pub(crate) use plain::*;
-pub(crate) use verify::compare_waiting;
+pub(crate) use verify::{compare_pass, ends_pass};
 
 /// An operation on side `S`, and the policy's decision on it.
 pub(crate) struct Call<B: Backend, S> {

@@ -4,8 +4,9 @@
 //! between would split the block of operations in which fusion and autotune have the kernel stay.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 
-use burn_amp_core::{Key, Reference, Taken, Verdict, multiplied};
+use burn_amp_core::{Begun, Reference, Taken, Verdict, multiplied};
 use burn_backend::ops::TransactionPrimitive;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{
@@ -13,18 +14,28 @@ use burn_backend::{
 };
 
 use crate::AmpTensor;
-use crate::device::{DeviceContext, DeviceState, name};
-use crate::policy::{Decision, Op, Operand, is_half};
-use crate::precision::in_kernel;
-use crate::tensor::Side;
+use crate::device::{DeviceContext, DeviceState, Waits, name};
+use crate::policy::{Decision, Mode, Op, Operand, is_half};
+use crate::precision::{half_wanted, in_kernel};
+use crate::tensor::{Side, TensorFlags};
 
 /// A call whose result is to be compared.
 pub(super) struct Held<B: Backend> {
-    key: Key,
+    begun: Begun,
+    state: &'static DeviceState,
     op: Op,
     half: DType,
     operands: [FloatTensor<B>; 2],
     bias: Option<FloatTensor<B>>,
+}
+
+/// A call that is dropped before it was compared, as when its kernel panics, is compared another time.
+impl<B: Backend> Drop for Held<B> {
+    fn drop(&mut self) {
+        self.state
+            .exceptions()
+            .end_verification(Some(self.begun), None);
+    }
 }
 
 /// A call with its result.
@@ -43,7 +54,12 @@ pub(super) fn verified<B: Backend, S: Side<B>>(
     let half = decision.operands.unwrap_or(operands[0].dtype);
     let state = context.state;
     let shapes: Vec<_> = tensors.iter().map(|tensor| tensor.shape()).collect();
-    if !is_half(half) || shapes.iter().any(|shape| shape.contains(&0)) {
+    // Where the device is in FP32, half is the program's own, and stays so.
+    let is_off = context.mode == Mode::Off
+        && !operands
+            .iter()
+            .any(|operand| operand.flags.contains(TensorFlags::GRADIENT));
+    if !is_half(half) || is_off || shapes.iter().any(|shape| shape.contains(&0)) {
         return (decision, None);
     }
     let shapes: Vec<&[usize]> = shapes.iter().map(|shape| &shape[..]).collect();
@@ -63,14 +79,15 @@ pub(super) fn verified<B: Backend, S: Side<B>>(
         state.exceptions().end_verification(found.begun, None);
         return (decision, None);
     }
-    let held = found.begun.map(|key| {
+    let held = found.begun.map(|begun| {
         let primitive = |tensor: &AmpTensor<B, S>| tensor.unshared().into_primitive();
         // Another operand stands in for an absent bias.
         let bias = tensors.get(2).filter(|bias| {
             is_forward && !decision.only_contracts && !std::ptr::eq(**bias, tensors[1])
         });
         Box::new(Held {
-            key,
+            begun,
+            state,
             op: *op,
             half,
             operands: multiplied(op).map(|operand| primitive(tensors[operand])),
@@ -84,33 +101,59 @@ impl<B: Backend> Held<B> {
     /// Has the result of the call compared at the end of the pass.
     #[cold]
     pub(super) fn wait(self, result: &FloatTensor<B>) {
-        let state = DeviceState::of::<B>(&B::float_device(result));
         let tensors = self.operands.iter().chain(&self.bias).chain([result]);
         let bytes = tensors.map(|tensor| tensor.shape().num_elements() * tensor.dtype().size());
-        let (bytes, key) = (bytes.sum(), self.key);
+        let (bytes, begun, state) = (bytes.sum(), self.begun, self.state);
         let computed: Computed<B> = (self, result.clone());
-        if !state.waiting().add(bytes, computed) {
-            state.exceptions().end_verification(Some(key), None);
+        let verdict = match state.waiting().add(bytes, computed) {
+            Waits::Yes => return,
+            Waits::NotNow => None,
+            Waits::Never => Some(Verdict::Silent),
+        };
+        state.exceptions().end_verification(Some(begun), verdict);
+    }
+}
+
+/// Compares what waits on a device: before a program reads from it.
+#[inline]
+fn compare_waiting<B: Backend>(device: &B::Device) {
+    if half_wanted() {
+        let state = DeviceState::of::<B>(device);
+        compare::<B>(state, device, state.waiting().take(None));
+    }
+}
+
+/// A pass of a layer below autodiff is over: a program reads from the device, or waits for it.
+#[inline]
+pub(crate) fn ends_pass<B: Backend, S: Side<B>>(device: impl FnOnce() -> B::Device) {
+    if !S::RECORDS && half_wanted() {
+        compare_waiting::<B>(&device());
+    }
+}
+
+/// Compares what waits on the device of a loss, and what this thread had computed on others: at the end of a backward pass.
+#[inline]
+pub(crate) fn compare_pass<B: Backend>(device: &B::Device) {
+    if half_wanted() {
+        compare_waiting::<B>(device);
+        let this = Some(thread::current().id());
+        for (device, state) in DeviceState::others::<B>(device) {
+            compare::<B>(state, &device, state.waiting().take(this));
         }
     }
 }
 
-/// Compares what waits on a device. At the end of a backward pass, and before a program reads data.
-#[inline]
-pub(crate) fn compare_waiting<B: Backend>(device: &B::Device) {
-    let state = DeviceState::of::<B>(device);
-    let waiting = state.waiting().take::<Computed<B>>();
+fn compare<B: Backend>(state: &DeviceState, device: &B::Device, waiting: Vec<Computed<B>>) {
     if !waiting.is_empty() {
-        in_kernel(|| compare(state, device, waiting));
+        in_kernel(|| judge(state, device, waiting));
     }
 }
 
 #[cold]
-fn compare<B: Backend>(state: &DeviceState, device: &B::Device, waiting: Vec<Computed<B>>) {
+fn judge<B: Backend>(state: &DeviceState, device: &B::Device, waiting: Vec<Computed<B>>) {
     let exceptions = state.exceptions().named(|| name::<B>(device));
-    let keys: Vec<_> = waiting.iter().map(|(held, _)| held.key).collect();
     state.statistics().read_back();
-    let compared = catch_unwind(AssertUnwindSafe(|| verdicts::<B>(device, waiting)));
+    let compared = catch_unwind(AssertUnwindSafe(|| verdicts::<B>(device, &waiting)));
     let Ok(Some(verdicts)) = compared else {
         if state.waiting().turn_off() {
             log::warn!(
@@ -120,13 +163,13 @@ fn compare<B: Backend>(state: &DeviceState, device: &B::Device, waiting: Vec<Com
         }
         return;
     };
-    for (key, verdict) in keys.into_iter().zip(verdicts) {
-        exceptions.end_verification(Some(key), Some(verdict));
+    for ((held, _), verdict) in waiting.iter().zip(verdicts) {
+        exceptions.end_verification(Some(held.begun), Some(verdict));
     }
 }
 
 /// Reads the samples of all calls at once. `None` if they cannot be read.
-fn verdicts<B: Backend>(device: &B::Device, waiting: Vec<Computed<B>>) -> Option<Vec<Verdict>> {
+fn verdicts<B: Backend>(device: &B::Device, waiting: &[Computed<B>]) -> Option<Vec<Verdict>> {
     let int_dtype = get_device_settings::<B>(device).int_dtype;
     let select = |tensor: FloatTensor<B>, axis: usize, indices: &[usize]| {
         let indices: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
@@ -137,7 +180,7 @@ fn verdicts<B: Backend>(device: &B::Device, waiting: Vec<Computed<B>>) -> Option
     let take = |tensor: FloatTensor<B>, taken: &Taken| {
         let some = taken.iter();
         some.fold(tensor, |tensor, (axis, indices)| {
-            match tensor.shape()[*axis] == indices.len() {
+            match indices.iter().copied().eq(0..tensor.shape()[*axis]) {
                 true => tensor,
                 false => select(tensor, *axis, indices),
             }
@@ -150,9 +193,9 @@ fn verdicts<B: Backend>(device: &B::Device, waiting: Vec<Computed<B>>) -> Option
         let [first, second] = shapes.each_ref().map(|shape| &shape[..]);
         let reference = Reference::of(&held.op, [first, second], &result.shape());
         if let Some(reference) = &reference {
-            let [one, other] = held.operands;
+            let [one, other] = &held.operands;
             for (tensor, taken) in [one, other, result].into_iter().zip(reference.taken()) {
-                reads.push(take(tensor, taken));
+                reads.push(take(tensor.clone(), taken));
             }
             reads.extend(
                 held.bias

@@ -181,7 +181,8 @@ impl AmpConfig {
     /// Shapes are alike if the sizes of weights and channels are, and the other sizes up to the next power of two and in their
     /// divisors 2 to 64. Operands that are zero or all equal tell nothing: a later use is compared.
     /// [`AmpReport::unverified`](crate::AmpReport::unverified) lists what was not compared so far. A pass with a comparison
-    /// holds up to 256 MiB of operands and results to its end, and waits for the device once more.
+    /// holds up to 256 MiB of operands and results to its end, and waits for the device once more; a larger call is not
+    /// compared. `false` also ignores what is known.
     pub fn with_verification(mut self, verification: bool) -> Self {
         self.verification = Some(verification);
         self

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use burn_amp_core::{Capabilities, Chosen, OverflowFallback, Registry};
-use burn_backend::{Backend, DeviceOps};
+use burn_backend::{Backend, Device, DeviceOps};
 
 use super::auto::select;
 use super::capabilities::capabilities;
@@ -63,6 +63,17 @@ impl DeviceState {
     /// The state of a device. Takes no lock, since each operation looks its device up.
     pub(crate) fn of<B: Backend>(device: &B::Device) -> &'static Self {
         STATES.get_or_add(key::<B>(device), Self::default)
+    }
+
+    /// The other devices of this type that are in use, with their states.
+    pub(crate) fn others<B: Backend>(
+        device: &B::Device,
+    ) -> impl Iterator<Item = (B::Device, &'static Self)> {
+        let (kind, id) = key::<B>(device);
+        let others = STATES
+            .iter()
+            .filter(move |((of, other), _)| *of == kind && *other != id);
+        others.map(|((_, id), state)| (Device::from_id(*id), state))
     }
 
     fn capabilities<B: Backend>(&self, device: &B::Device) -> Capabilities {

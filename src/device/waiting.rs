@@ -3,14 +3,25 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// So many calls are compared in a pass.
 const CALLS: usize = 16;
-/// So many bytes of operands and results are held to the end of a pass, unless one call has more.
+/// So many bytes of operands and results are held to the end of a pass.
 const BYTES: usize = 256 << 20;
 
-/// A call with its bytes.
-type Held = (usize, Box<dyn Any + Send>);
+/// A call with its bytes, and the thread that made it.
+type Held = (usize, ThreadId, Box<dyn Any + Send>);
+
+/// What becomes of a call.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Waits {
+    Yes,
+    /// There are enough.
+    NotNow,
+    /// The call is too large.
+    Never,
+}
 
 /// The calls that wait for the end of the pass, of all threads: a tensor may outlive its thread.
 #[derive(Debug, Default)]
@@ -22,35 +33,40 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Adds a call that holds so many bytes. False: there are enough.
-    pub(crate) fn add<T: Send + 'static>(&self, bytes: usize, call: T) -> bool {
-        let mut held = self.held();
-        let before: usize = held.iter().map(|(bytes, _)| bytes).sum();
-        let is_taken = held.is_empty() || held.len() < CALLS && before + bytes <= BYTES;
-        if is_taken {
-            held.push((bytes, Box::new(call)));
-            self.count.store(held.len(), Ordering::Relaxed);
+    /// Adds a call that holds so many bytes.
+    pub(crate) fn add<T: Send + 'static>(&self, bytes: usize, call: T) -> Waits {
+        if bytes > BYTES {
+            return Waits::Never;
         }
-        is_taken
+        let mut held = self.held();
+        let before: usize = held.iter().map(|(bytes, ..)| bytes).sum();
+        if held.len() == CALLS || before + bytes > BYTES {
+            return Waits::NotNow;
+        }
+        held.push((bytes, thread::current().id(), Box::new(call)));
+        self.count.store(held.len(), Ordering::Relaxed);
+        Waits::Yes
     }
 
-    /// Takes the calls of this type.
+    /// Takes the calls of this type: those of one thread, or of all.
     #[inline]
-    pub(crate) fn take<T: Send + 'static>(&self) -> Vec<T> {
+    pub(crate) fn take<T: Send + 'static>(&self, of: Option<ThreadId>) -> Vec<T> {
         match self.count.load(Ordering::Relaxed) {
             0 => Vec::new(),
-            _ => self.take_some(),
+            _ => self.take_some(of),
         }
     }
 
     #[cold]
-    fn take_some<T: Send + 'static>(&self) -> Vec<T> {
+    fn take_some<T: Send + 'static>(&self, of: Option<ThreadId>) -> Vec<T> {
         let mut held = self.held();
         let (mut taken, mut others) = (Vec::new(), Vec::new());
-        for (bytes, call) in held.drain(..) {
+        for (bytes, thread, call) in held.drain(..) {
+            let is_taken = of.is_none_or(|of| of == thread) && call.is::<T>();
             match call.downcast() {
-                Ok(call) => taken.push(*call),
-                Err(call) => others.push((bytes, call)),
+                Ok(call) if is_taken => taken.push(*call),
+                Ok(call) => others.push((bytes, thread, call as Box<dyn Any + Send>)),
+                Err(call) => others.push((bytes, thread, call)),
             }
         }
         *held = others;

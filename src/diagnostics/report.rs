@@ -100,8 +100,12 @@ impl AmpReport {
         let Chosen { precision, why } = device::explained::<B>(device)?;
         let state = DeviceState::of::<B>(device);
         let mut exceptions = state.exceptions().in_force(precision);
-        let tried = state.in_force::<B>(device).tried;
-        exceptions.retain(|exception| tried || exception.reason != Reason::Tried);
+        let settings = state.in_force::<B>(device);
+        exceptions.retain(|exception| match exception.reason {
+            Reason::Tried => settings.tried,
+            Reason::Verified => settings.verifies,
+            _ => true,
+        });
         let statistics = state.statistics();
         let unscaled = Self {
             device: device::name::<B>(device),

@@ -8,11 +8,12 @@ use burn_backend::{
 };
 
 use crate::Amp;
-use crate::call::{constant, create, delegate, delegate_on_device};
+use crate::call::{constant, create, delegate, delegate_on_device, ends_pass};
 use crate::tensor::Side;
 
 impl<B: Backend, S: Side<B>> BoolTensorOps<Self> for Amp<B, S> {
     async fn bool_into_data(tensor: BoolTensor<Self>) -> Result<TensorData, ExecutionError> {
+        ends_pass::<B, S>(|| B::bool_device(&tensor));
         B::bool_into_data(tensor).await
     }
 

@@ -16,8 +16,8 @@ use super::leaving::Leaving;
 use crate::autodiff::recorded::{Product, Reduced, Sigmoidal, Sum};
 use crate::autodiff::{seed, trained};
 use crate::call::{
-    Call, below, by_policy, casted, checked, constant, create, float_ops, in_use, matmul,
-    of_program, op, own_ops, permuted, transpose,
+    Call, below, by_policy, casted, checked, constant, create, ends_pass, float_ops, in_use,
+    matmul, of_program, op, own_ops, permuted, transpose,
 };
 use crate::device::DeviceContext;
 use crate::diagnostics::compare::{self, recorded_call};
@@ -131,6 +131,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     // Devices and read-back.
 
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
+        ends_pass::<B, S>(|| tensor.device());
         let leaving = Leaving::of(&tensor);
         let data = B::float_into_data(tensor.into_primitive()).await?;
         Ok(leaving.read(data))

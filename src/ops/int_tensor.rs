@@ -11,11 +11,12 @@ use burn_backend::{
 };
 
 use crate::Amp;
-use crate::call::{create, delegate, delegate_on_device};
+use crate::call::{create, delegate, delegate_on_device, ends_pass};
 use crate::tensor::Side;
 
 impl<B: Backend, S: Side<B>> IntTensorOps<Self> for Amp<B, S> {
     async fn int_into_data(tensor: IntTensor<Self>) -> Result<TensorData, ExecutionError> {
+        ends_pass::<B, S>(|| B::int_device(&tensor));
         B::int_into_data(tensor).await
     }
 

@@ -3,7 +3,6 @@
 use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 
 use crate::AmpTensor;
-use crate::call::compare_waiting;
 use crate::device::DeviceState;
 use crate::policy::is_half;
 use crate::precision::half_wanted;
@@ -18,9 +17,6 @@ pub(super) struct Leaving<B: Backend> {
 
 impl<B: Backend> Leaving<B> {
     pub(super) fn of<S: Side<B>>(tensor: &AmpTensor<B, S>) -> Self {
-        if !S::RECORDS && half_wanted() {
-            compare_waiting::<B>(&tensor.device());
-        }
         Self {
             demoted: tensor.is_demoted(),
             unchecked_loss: is_unchecked_loss(tensor).then(|| tensor.device()),

@@ -5,6 +5,7 @@ use burn_backend::backend::ExecutionError;
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 
 use super::leaving::Leaving;
+use crate::call::ends_pass;
 use crate::tensor::Side;
 use crate::{Amp, AmpTensor};
 
@@ -13,6 +14,17 @@ impl<B: Backend, S: Side<B>> TransactionOps<Self> for Amp<B, S> {
         transaction: TransactionPrimitive<Self>,
     ) -> Result<TransactionPrimitiveData, ExecutionError> {
         let floats = transaction.read_floats;
+        let (ints, bools) = (
+            transaction.read_ints.first(),
+            transaction.read_bools.first(),
+        );
+        let device = floats.first().map(AmpTensor::device);
+        let device = device
+            .or_else(|| ints.map(B::int_device))
+            .or_else(|| bools.map(B::bool_device));
+        if let Some(device) = device {
+            ends_pass::<B, S>(|| device);
+        }
         let leaving: Vec<_> = floats.iter().map(Leaving::of).collect();
         let mut data = B::tr_execute(TransactionPrimitive::new(
             floats.into_iter().map(AmpTensor::into_primitive).collect(),

@@ -41,6 +41,12 @@ impl<K: PartialEq, V> Registry<K, V> {
         }
     }
 
+    /// All keys with their values.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        let entries = std::iter::successors(self.0.get(), |entry| entry.rest.0.get());
+        entries.map(|entry| (&entry.key, &entry.value))
+    }
+
     /// The value of a key. If the key has none, adds the result of `make`.
     #[inline]
     pub fn get_or_add(&self, key: K, make: impl FnOnce() -> V) -> &V {
