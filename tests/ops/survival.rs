@@ -194,7 +194,8 @@ fn a_product_beyond_f16_is_infinite_and_the_step_is_skipped() {
     fn loss<B: AutodiffBackend>(x: Tensor<B, 2>) -> Tensor<B, 1> {
         x.clone().matmul(x).sum()
     }
-    let leaf = || fp32::<Amp, 2>(&[300.0; 64], [8, 8]).require_grad();
+    // No other test has products of 11 terms: these are an exception of the device once a pass is looked at.
+    let leaf = || fp32::<Amp, 2>(&[300.0; 121], [11, 11]).require_grad();
     let scaler = GradScaler::new(LossScaleConfig::default()).expect("valid");
     with_precision(Precision::F16, || {
         scaler.scope(|| {
@@ -213,11 +214,11 @@ fn a_product_beyond_f16_is_infinite_and_the_step_is_skipped() {
             let x = leaf();
             let loss = loss(x.clone());
             let value = values(loss.clone())[0];
-            assert!((value / (512.0 * 9e4) - 1.0).abs() <= roundoff(bf16));
+            assert!((value / (1331.0 * 9e4) - 1.0).abs() <= roundoff(bf16));
             let grad = values(x.grad(&loss.backward()).expect("a gradient"));
             assert!(
                 grad.iter()
-                    .all(|g| (g / 4800.0 - 1.0).abs() <= 2.0 * roundoff(bf16))
+                    .all(|g| (g / 6600.0 - 1.0).abs() <= 2.0 * roundoff(bf16))
             );
         });
     }
