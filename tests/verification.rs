@@ -15,7 +15,7 @@ use burn_amp::policy::{OpPrecision, Reason};
 use burn_amp::{AmpAutodiff, AmpReport, LossScaleConfig, Precision, exceptions, with_precision};
 use burn_backend::{Backend, DType};
 
-use checked::{Checked, CheckedDevice, Fault, Wrong};
+use checked::{CONTRACTIONS, Checked, CheckedDevice, Fault, Wrong};
 use common::HALVES;
 
 type B = AmpAutodiff<Checked>;
@@ -72,7 +72,7 @@ fn pass<const D: usize>(out: Tensor<B, D>) {
 type Contraction = (&'static str, fn(&CheckedDevice));
 
 /// Contractions of each form, each with its gradients.
-const CONTRACTIONS: &[Contraction] = &[
+const CALLS: &[Contraction] = &[
     ("a product", |d| {
         pass(learned([33, 70], d).matmul(learned([70, 18], d)))
     }),
@@ -159,14 +159,14 @@ const CONTRACTIONS: &[Contraction] = &[
 ];
 
 fn all(device: &CheckedDevice) {
-    for (_, contraction) in CONTRACTIONS {
+    for (_, contraction) in CALLS {
         contraction(device);
     }
 }
 
 #[test]
 fn a_device_that_is_right_has_no_exception() {
-    for (name, contraction) in CONTRACTIONS {
+    for (name, contraction) in CALLS {
         let device = device(Precision::Bf16);
         contraction(&device);
         assert_eq!(found(&device), [""; 0], "{name}");
@@ -174,37 +174,11 @@ fn a_device_that_is_right_has_no_exception() {
     }
 }
 
-/// The operations that contract, by their names.
-const OPERATIONS: [&str; 22] = [
-    "float_matmul",
-    "linear",
-    "linear_x_backward",
-    "linear_weight_backward",
-    "conv1d",
-    "conv1d_x_backward",
-    "conv1d_weight_backward",
-    "conv2d",
-    "conv2d_x_backward",
-    "conv2d_weight_backward",
-    "conv3d",
-    "conv3d_x_backward",
-    "conv3d_weight_backward",
-    "conv_transpose1d",
-    "conv_transpose1d_x_backward",
-    "conv_transpose1d_weight_backward",
-    "conv_transpose2d",
-    "conv_transpose2d_x_backward",
-    "conv_transpose2d_weight_backward",
-    "conv_transpose3d",
-    "conv_transpose3d_x_backward",
-    "conv_transpose3d_weight_backward",
-];
-
 /// A device that is wrong in half in one operation.
 fn wrong_in(op: usize) -> Wrong {
     macro_rules! wrong {
         ($($n:literal)*) => {
-            [$(|op, dtype, _| op == OPERATIONS[$n] && dtype == DType::BF16),*]
+            [$(|op, dtype, _| op == CONTRACTIONS[$n] && dtype == DType::BF16),*]
         };
     }
     const WRONG: [Wrong; 22] = wrong!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21);
@@ -213,7 +187,7 @@ fn wrong_in(op: usize) -> Wrong {
 
 #[test]
 fn what_is_wrong_is_found_in_each_operation_and_nothing_else() {
-    for (i, op) in OPERATIONS.iter().enumerate() {
+    for (i, op) in CONTRACTIONS.iter().enumerate() {
         for fault in [Fault::All, Fault::Block, Fault::LastColumn] {
             let device = device(Precision::Bf16);
             device.set_wrong(wrong_in(i));

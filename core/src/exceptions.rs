@@ -439,7 +439,8 @@ impl Exceptions {
         })
     }
 
-    /// Forgets what was tried, what was verified, and what overflowed: an operation is tried again when it next computes in half. What is
+    /// Forgets what was tried, what was verified, and what overflowed: an operation is tried again when it next computes in
+    /// half. What is
     /// configured stays.
     pub fn clear(&self) {
         for (known, overflowed) in self.known.iter().zip(&self.overflowed) {

@@ -42,7 +42,6 @@ impl<B: Backend> Drop for Held<B> {
 type Computed<B> = (Held<B>, FloatTensor<B>);
 
 /// What was verified of a call: a decision in the place of this one if the device is wrong, and whether to compare the call.
-#[cold]
 pub(super) fn verified<B: Backend, S: Side<B>>(
     op: &Op,
     context: &DeviceContext,

@@ -23,7 +23,7 @@ use burn_backend::{
 use super::{Checked, CheckedBool, CheckedDevice, CheckedInt, CheckedQ, CheckedTensor, Fault};
 
 /// The contractions: a device without arithmetic in a dtype may still have them, as accelerators do.
-const CONTRACTIONS: &[&str] = &[
+pub const CONTRACTIONS: [&str; 22] = [
     "float_matmul",
     "linear",
     "linear_x_backward",

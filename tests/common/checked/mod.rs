@@ -18,7 +18,7 @@ use burn_backend::quantization::QuantScheme;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{DType, QTensorPrimitive, Shape, TensorMetadata};
 
-pub use call::is_contraction;
+pub use call::{CONTRACTIONS, is_contraction};
 pub use registry::{Casts, CheckedDevice, Counts, Fault, Reads, Wrong};
 
 /// A configuration without trials: Flex is not exact in f16 in some operations, so trials would move
