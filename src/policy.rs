@@ -12,8 +12,8 @@ pub use burn_amp_core::policy::trials::Kind;
 #[doc(inline)]
 pub use burn_amp_core::policy::{Case, Class, Convolution, OpPrecision, Row};
 pub(crate) use burn_amp_core::policy::{
-    HalfSupport, Known, Op, OpPrecisions, SMALL, Site, Support, TERMS, follows_half, holds,
-    holds_exactly, is_half, largest_within,
+    Effect, HalfSupport, Known, Op, OpPrecisions, SMALL, Site, Support, TERMS, follows_half,
+    fp32_alone, holds, holds_exactly, is_half, largest_within,
 };
 #[doc(inline)]
 pub use burn_amp_core::{Exception, Exceptions, Reason};

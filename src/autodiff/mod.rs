@@ -219,7 +219,7 @@ fn finished<B: Backend>(leaf: LeafInfo, grad: AmpTensor<B>, scale: Option<f32>) 
     };
     let flags = leaf.flags | TensorFlags::GRADIENT;
     let grad = match scale {
-        None if grad.dtype() == dtype => grad.unshared(),
+        None if grad.dtype() == dtype => grad.into_unshared(),
         _ => grad.divided_later(scale.unwrap_or(1.0)),
     };
     if grad.dtype() == dtype && device::is_fused::<B>(&device) {

@@ -1,6 +1,7 @@
 //! An operation under the policy: decided, its operands cast, run on the backend, its result cast and
 //! marked. Independent of the forms that the tape keeps.
 
+mod alone;
 mod create;
 mod plain;
 mod probe;
@@ -24,6 +25,7 @@ use crate::scaler::ScaledLoss;
 use crate::tensor::{AmpTensor, Side, Step, learned};
 use probe::Probe;
 
+pub(crate) use alone::alone;
 pub(crate) use create::{assert_one_autodiff, below, constant, create, in_use, of_program};
 pub(crate) use plain::*;
 pub(crate) use verify::{compare_pass, ends_pass};
@@ -166,12 +168,9 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
     /// Runs the backend's operation.
     #[inline(always)]
     pub fn run<T>(&self, op: impl FnOnce() -> T) -> T {
-        if !S::RECORDS {
-            in_kernel(op)
-        } else if self.decision.keeps_dtypes {
-            keep_dtypes(op)
-        } else {
-            op()
+        match self.decision.keeps_dtypes && S::RECORDS {
+            true => keep_dtypes(op),
+            false => unchanged::<B, S, _>(op),
         }
     }
 
@@ -351,6 +350,15 @@ pub(crate) fn present<T, const N: usize>(tensors: [Option<&T>; N]) -> [&T; N] {
     tensors.map(|tensor| tensor.unwrap_or(first))
 }
 
+/// Runs the backend's operation where nothing is passed to a layer below: recorded, or as a kernel.
+#[inline(always)]
+pub(crate) fn unchanged<B: Backend, S: Side<B>, T>(op: impl FnOnce() -> T) -> T {
+    match S::RECORDS {
+        true => op(),
+        false => in_kernel(op),
+    }
+}
+
 /// Runs an operation under the policy, out of line: callers inline only the check whether there is
 /// a policy.
 #[inline(never)]
@@ -389,12 +397,13 @@ macro_rules! op {
 /// an arm for each kind of result.
 ///
 /// The check for a policy comes first: in a process without half precision, it is all that an operation
-/// costs.
+/// costs. Elsewhere, an operation in FP32 [alone](alone()) costs little more: there, what the policy does has to be
+/// the backend's operation.
 macro_rules! own_ops {
     ($($op:ident($(
         $([$t:ident])? $([?$o:ident])? $({$s:ident})? $($a:ident: $ty:ty)?
     ),+) -> $out:ident => $own:expr;)*) => {$(
-        #[allow(clippy::too_many_arguments, clippy::clone_on_copy)]
+        #[allow(unused_variables, clippy::too_many_arguments, clippy::clone_on_copy)]
         #[inline(never)]
         fn $op($(
             $($t: FloatTensor<Self>)?
@@ -402,36 +411,46 @@ macro_rules! own_ops {
             $($s: Scalar)?
             $($a: $ty)?
         ),+) -> $out<Self> {
-            if $crate::precision::half_wanted() {
-                $crate::diagnostics::compare::recorded_call!(
-                    $out,
-                    $op,
-                    $crate::call::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]),
-                    Self::$op($(
-                        $($crate::diagnostics::compare::operand(&$t))?
-                        $($o.as_ref().map($crate::diagnostics::compare::operand))?
-                        $($s)?
-                        $($a.clone())?
-                    ),+),
-                    $crate::call::by_policy(move || $own)
-                )
-            } else {
+            if !$crate::precision::half_wanted() {
                 // Nothing is deferred in such a process.
-                // Drop first: an operation with nothing left to drop writes its result straight to its
-                // destination. Drop field by field: moving the whole tensor would copy it.
-                #[allow(unused_variables)]
                 let learned = $crate::tensor::TensorFlags::LEARNED
                     & ($crate::tensor::TensorFlags::empty() $($(| $t.flags)?)+ $($(| $crate::tensor::learned(&$o))?)+);
-                $($(drop($t.shared.into_inner());)?)+
-                burn_amp_core::wrapped!($out, ((|primitive| $crate::AmpTensor::new(primitive, learned))), B::$op($(
-                    $($t.primitive)?
-                    $($o.map($crate::AmpTensor::into_primitive))?
-                    $($s)?
-                    $($a)?
-                ),+))
+                return $crate::call::backends_own!(learned, $op($($([$t])? $([?$o])? $($s)? $($a)?),+) -> $out);
             }
+            let tensors = $crate::call::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
+            if let Some(flags) = $crate::call::alone(op!($op), tensors) {
+                return $crate::call::unchanged::<B, S, _>(|| {
+                    $crate::call::backends_own!(flags, $op($($([$t])? $([?$o])? $($s)? $($a)?),+) -> $out)
+                });
+            }
+            $crate::diagnostics::compare::recorded_call!(
+                $out,
+                $op,
+                tensors,
+                Self::$op($(
+                    $($crate::diagnostics::compare::operand(&$t))?
+                    $($o.as_ref().map($crate::diagnostics::compare::operand))?
+                    $($s)?
+                    $($a.clone())?
+                ),+),
+                $crate::call::by_policy(move || $own)
+            )
         }
     )*};
+}
+
+/// The backend's own operation on the backend's own tensors. Its float results have these flags.
+macro_rules! backends_own {
+    ($flags:expr, $op:ident($($([$t:ident])? $([?$o:ident])? $($a:ident)?),+) -> $out:ident) => {{
+        // Drop first: an operation with nothing left to drop writes its result straight to its destination. Drop
+        // field by field: moving the whole tensor would copy it.
+        $($(drop($t.shared.into_inner());)?)+
+        burn_amp_core::wrapped!($out, ((|primitive| $crate::AmpTensor::new(primitive, $flags))), B::$op($(
+            $($t.primitive)?
+            $($o.map($crate::AmpTensor::into_primitive))?
+            $($a)?
+        ),+))
+    }};
 }
 
 /// Operations that follow their row, one per line, in the notation of [`own_ops`].
@@ -477,4 +496,4 @@ macro_rules! delegate_on_device {
     )*};
 }
 
-pub(crate) use {delegate, delegate_on_device, float_ops, op, own_ops};
+pub(crate) use {backends_own, delegate, delegate_on_device, float_ops, op, own_ops};

@@ -1,12 +1,13 @@
 //! The state of a device.
 
 use std::any::type_name;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use burn_amp_core::{Capabilities, Chosen, OverflowFallback, Registry};
 use burn_backend::{Backend, Device, DeviceOps};
+use parking_lot::Mutex;
 
 use super::auto::select;
 use super::capabilities::capabilities;
@@ -25,6 +26,10 @@ pub(crate) struct DeviceState {
     auto: OnceLock<Chosen>,
     /// Replaced as a whole. Absent until the device is configured or first computes.
     in_force: ArcSwapOption<Settings>,
+    /// What an operation in FP32 asks of the settings, as a [`Brief`].
+    brief: AtomicU8,
+    /// Held while settings come into force: what follows from them is always that of the same settings.
+    changing: Mutex<()>,
     scaler: GradScaler,
     statistics: CastStatistics,
     exceptions: Arc<Exceptions>,
@@ -37,6 +42,14 @@ pub(crate) struct DeviceState {
     lost: AtomicBool,
 }
 
+/// The settings of a device, as far as an operation in FP32 asks for them.
+enum Brief {
+    /// None yet, or each operation is watched.
+    Other,
+    Half,
+    Fp32,
+}
+
 impl Default for DeviceState {
     fn default() -> Self {
         let exceptions = Arc::<Exceptions>::default();
@@ -46,6 +59,8 @@ impl Default for DeviceState {
             capabilities: OnceLock::default(),
             auto: OnceLock::default(),
             in_force: ArcSwapOption::default(),
+            brief: AtomicU8::new(Brief::Other as u8),
+            changing: Mutex::default(),
             scaler: GradScaler::default(),
             statistics: CastStatistics::default(),
             waiting: Waiting::default(),
@@ -124,6 +139,17 @@ impl DeviceState {
         }
     }
 
+    /// Whether the device computes in FP32 in such a region, and watches nothing. Takes no lock and copies nothing.
+    #[inline]
+    pub(crate) fn computes_fp32(&self, region: Option<Precision>) -> bool {
+        let brief = self.brief.load(Ordering::Relaxed);
+        match region {
+            None => brief == Brief::Fp32 as u8,
+            Some(Precision::F32) => brief != Brief::Other as u8,
+            Some(_) => false,
+        }
+    }
+
     /// The precision of the configuration in force, and that of `Auto` in a region. While a device's `Auto` is being
     /// selected, it has neither.
     pub(super) fn known_precisions(&self) -> Vec<Precision> {
@@ -139,6 +165,7 @@ impl DeviceState {
         let auto = self.auto::<B>(device).precision;
         let auto = Arc::new(AmpConfig::new().settings::<B>(device, auto));
         let none: Option<Arc<Settings>> = None;
+        let _changing = self.changing.lock();
         let before = self.in_force.compare_and_swap(&none, Some(auto.clone()));
         match &*before {
             // Another thread was first.
@@ -151,6 +178,7 @@ impl DeviceState {
     }
 
     pub(super) fn put_in_force(&self, settings: Settings, operations: OpPrecisions) {
+        let _changing = self.changing.lock();
         self.announce(&settings);
         self.exceptions.configure(&operations);
         self.in_force.store(Some(settings.into()));
@@ -207,6 +235,12 @@ impl DeviceState {
     /// Marks half precision as in use in this process, if the settings use it, and the scaler as idle, if
     /// they need no loss scale.
     fn announce(&self, settings: &Settings) {
+        let brief = match settings.precision.is_half() {
+            _ if settings.watched => Brief::Other,
+            true => Brief::Half,
+            false => Brief::Fp32,
+        };
+        self.brief.store(brief as u8, Ordering::Relaxed);
         // The check and anomaly detection follow tensors, as half does.
         if settings.precision.is_half() || settings.checked || settings.watched {
             want_half();

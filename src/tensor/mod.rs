@@ -110,7 +110,7 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
             deferred: Deferred::new(self.primitive.dtype(), before * scale),
             flags: self.flags & TensorFlags::CAST,
             terms: 1,
-            ..self.unshared()
+            ..self.into_unshared()
         }
     }
 
@@ -137,6 +137,14 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
             deferred: self.deferred,
             shared: OnceLock::new(),
             side: PhantomData,
+        }
+    }
+
+    /// As [`unshared`](Self::unshared), without a clone.
+    pub(crate) fn into_unshared(self) -> Self {
+        Self {
+            shared: OnceLock::new(),
+            ..self
         }
     }
 
@@ -207,6 +215,12 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
 
     pub(crate) fn device(&self) -> B::Device {
         B::float_device(&self.primitive)
+    }
+
+    /// Whether the tensor is FP32, with nothing deferred, and no scaled loss.
+    #[inline]
+    pub(crate) fn is_fp32(&self) -> bool {
+        self.primitive.dtype() == DType::F32 && self.deferred.is_none() && self.scaled().is_none()
     }
 
     /// Whether the policy made the tensor half.
@@ -364,7 +378,11 @@ impl<B: Backend, S: Side<B>> Clone for AmpTensor<B, S> {
             flags: self.flags,
             terms: self.terms,
             deferred: self.deferred,
-            shared: self.shared.clone(),
+            // Inlined, unlike the clone of an `OnceLock`.
+            shared: match self.shared.get() {
+                Some(shared) => shared.clone().into(),
+                None => OnceLock::new(),
+            },
             side: PhantomData,
         }
     }

@@ -150,6 +150,25 @@ pub fn decide<D: FloatDType>(
     }
 }
 
+/// The flags of the result of an operation on FP32 operands, which have the flags `any` together, in a mode that demotes
+/// nothing: no row changes such an operation. `None` in a mode that may demote, and if an operand has a trace of half.
+#[inline]
+pub fn fp32_alone<D: FloatDType>(any: TensorFlags, mode: Mode<D>) -> Option<TensorFlags> {
+    const TRACES: TensorFlags = KEPT
+        .union(TensorFlags::DEMOTED)
+        .union(TensorFlags::UNBOUNDED);
+    let is_alone = !matches!(mode, Mode::On(_)) && TRACES.contains(any);
+    is_alone.then(|| of_fp32(any, mode))
+}
+
+/// The flags of an FP32 result in a mode that demotes nothing.
+#[inline]
+fn of_fp32<D: FloatDType>(any: TensorFlags, mode: Mode<D>) -> TensorFlags {
+    let mut flags = any & KEPT | TensorFlags::DEMOTED;
+    flags.set(TensorFlags::UNBOUNDED, mode == Mode::Off);
+    flags
+}
+
 /// The inputs of a decision.
 pub(super) struct Request<'a, D, S> {
     pub(super) op: &'a Op,
@@ -191,27 +210,20 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
         call
     }
 
-    /// Whether the operands are FP32 without a trace of half, where nothing is demoted: no row changes such an
-    /// operation. Most operations of a step in FP32 take this shortcut.
+    /// Whether no row changes the operation. Most operations of a step in FP32 take this shortcut.
     fn is_fp32_alone(&self) -> bool {
-        const TRACES: TensorFlags = KEPT
-            .union(TensorFlags::DEMOTED)
-            .union(TensorFlags::UNBOUNDED);
-        !matches!(self.mode, Mode::On(_))
-            && self.op.role != Role::ParameterGradient
+        self.op.role != Role::ParameterGradient
             && self.layer.declared.is_none_or(|dtype| dtype == D::F32)
-            && TRACES.contains(self.any)
+            && fp32_alone(self.any, self.mode).is_some()
             && self.are_fp32()
     }
 
     fn alone(&self) -> Decision<D> {
-        let mut flags = self.any & KEPT | TensorFlags::DEMOTED;
-        flags.set(TensorFlags::UNBOUNDED, self.mode == Mode::Off);
         Decision {
             rounded: None,
             operands: None,
             result: None,
-            flags,
+            flags: of_fp32(self.any, self.mode),
             terms: 1,
             records_in: None,
             keeps_dtypes: self.mode != Mode::Off && !self.layer.is_kernel,

@@ -50,7 +50,7 @@ pub use casts::{HalfSupport, Mode, Support};
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations, short};
 pub use convolution::Convolution;
-pub use decision::{Decision, Layer, Operand, Site, decide};
+pub use decision::{Decision, Layer, Operand, Site, decide, fp32_alone};
 pub use flags::TensorFlags;
 pub use known::Known;
 pub(crate) use known::{Half, Tried, bits, half_of};
