@@ -2,7 +2,7 @@
 //! kernel of several operations. Counted from the logs of Burn and CubeCL.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex};
 
 use burn::backend::Autodiff;
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::Options;
 use super::backend::Measured;
 use super::casts::config_in;
-use super::models::{Dims, Model, Size};
+use super::models::{Dims, Model};
 use super::speed::Step;
 
 /// Steps before the one that is counted: the first tune kernels, and fusion learns what to fuse.
@@ -32,8 +32,8 @@ const SMALLER: usize = 8;
 /// The counts of the logs.
 #[derive(Debug, Clone)]
 struct Launches {
-    /// The operations that fusion got.
-    operations: usize,
+    /// How often fusion got each operation, by name.
+    operations: BTreeMap<String, usize>,
     /// How often each kernel was launched, by name.
     kernels: BTreeMap<String, usize>,
     /// The bytes of the buffers that kernels write, except for those that they write in place.
@@ -84,13 +84,17 @@ impl Log for Reader {
 
 impl Launches {
     const NONE: Self = Self {
-        operations: 0,
+        operations: BTreeMap::new(),
         kernels: BTreeMap::new(),
         bytes: 0.0,
         cleanups: 0,
     };
 
-    fn total(&self) -> usize {
+    fn operations(&self) -> usize {
+        self.operations.values().sum()
+    }
+
+    fn kernels(&self) -> usize {
         self.kernels.values().sum()
     }
 
@@ -98,7 +102,9 @@ impl Launches {
         if let Some((_, name)) = line.split_once("Executing ") {
             *self.kernels.entry(name.trim().into()).or_default() += 1;
         } else if line.contains("\nidx ") {
-            self.operations += line.lines().filter(|row| is_operation(row)).count();
+            for operation in line.lines().filter_map(operation) {
+                *self.operations.entry(operation.into()).or_default() += 1;
+            }
         } else if line.contains("Manual memory cleanup") {
             self.cleanups += 1;
         } else if line.contains("[Main GPU Memory] Reserved memory")
@@ -109,10 +115,15 @@ impl Launches {
     }
 }
 
-/// Whether a row of a table such as `7  ▸ fused  BaseFloat::Cast  t1:f16[4]  t2:f32[4]` is an operation. A
-/// tensor that is dropped has a row too.
-fn is_operation(row: &str) -> bool {
-    row.starts_with(|first: char| first.is_ascii_digit()) && !row.contains(" Drop ")
+/// The operation of a row of a table such as `7    ▸ fused ..  BaseFloat::Cast  t1:f16[4]  t2:f32[4]`, in which
+/// only the first row of a block names the block. A tensor that is dropped has a row too.
+fn operation(row: &str) -> Option<&str> {
+    if !row.starts_with(|first: char| first.is_ascii_digit()) {
+        return None;
+    }
+    let mut columns = row.split("  ").map(str::trim).skip(1);
+    let operation = columns.find(|column| !column.is_empty() && !column.starts_with('▸'))?;
+    (operation != "Drop").then_some(operation)
 }
 
 /// The bytes of a line such as `[Main GPU Memory] Reserved memory 4.10 KB using dynamic pool`.
@@ -147,28 +158,37 @@ pub fn launches<B: Measured>(options: &Options) -> Vec<Value> {
     let device = B::Device::default();
     let backend = B::name(&device);
     println!(
-        "\na training step of the small models, with an eighth of the batch, on {backend}, after fusion:\n\
+        "\na training step of the {} models, with an eighth of the batch, on {backend}, after fusion:\n\
          operations, kernels launched, MB of buffers that they write\n\
          {:<12} {:<12} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8}",
-        "model", "precision", "operations", "of FP32", "kernels", "of FP32", "MB", "of FP32"
+        format!("{:?}", options.size).to_lowercase(),
+        "model",
+        "precision",
+        "operations",
+        "of FP32",
+        "kernels",
+        "of FP32",
+        "MB",
+        "of FP32"
     );
     let mut rows = Vec::new();
     for model in options.models() {
-        let mut dims = model.dims(Size::Small);
+        let mut dims = model.dims(options.size);
         dims.batch = (dims.batch / SMALLER).max(1);
         let plain = step::<B, Autodiff<B>>(model, dims);
         let mut row = |precision: &str, counted: &Launches| {
-            let (model, kernels, bytes) = (model.name(), counted.total(), counted.bytes);
-            let operations = counted.operations;
-            let operations_ratio = operations as f64 / plain.operations as f64;
-            let (ratio, bytes_ratio) = (kernels as f64 / plain.total() as f64, bytes / plain.bytes);
+            let (model, bytes) = (model.name(), counted.bytes);
+            let (operations, kernels) = (counted.operations(), counted.kernels());
+            let operations_ratio = operations as f64 / plain.operations() as f64;
+            let ratio = kernels as f64 / plain.kernels() as f64;
+            let bytes_ratio = bytes / plain.bytes;
             println!(
                 "{model:<12} {precision:<12} {operations:>10} {operations_ratio:>8.2} {kernels:>8} \
                  {ratio:>8.2} {:>8.1} {bytes_ratio:>8.2}",
                 bytes / 1e6
             );
             if options.detail {
-                detail(counted);
+                detail(counted, &plain);
             }
             rows.push(json!({
                 "backend": backend,
@@ -213,12 +233,23 @@ fn step<B: Backend, A: AutodiffBackend<Device = B::Device>>(model: Model, dims: 
     take::<B>(&device)
 }
 
-/// Prints each kernel, by how often it was launched.
-fn detail(launches: &Launches) {
+/// Prints each kernel, by how often it was launched, and each operation whose number is not Burn's.
+fn detail(launches: &Launches, plain: &Launches) {
     let mut kernels: Vec<_> = launches.kernels.iter().collect();
     kernels.sort_by_key(|(_, times)| Reverse(**times));
     for (name, times) in kernels {
         println!("{:>12} {times:>5} {name}", "");
+    }
+    let of = |counts: &Launches, name| counts.operations.get(name).copied().unwrap_or(0);
+    let names = [launches, plain]
+        .into_iter()
+        .flat_map(|of| of.operations.keys());
+    for name in names.collect::<BTreeSet<_>>() {
+        let (here, in_burn) = (of(launches, name), of(plain, name));
+        if here != in_burn {
+            let more = here as i64 - in_burn as i64;
+            println!("{:>12} {here:>5} {name} ({more:+})", "");
+        }
     }
 }
 
@@ -245,7 +276,8 @@ mod tests {
             launches.read(line);
         }
         assert_eq!(launches.kernels["matmul::Kernel<f32>"], 1);
-        assert_eq!((launches.operations, launches.cleanups), (1, 1));
+        assert_eq!(launches.operations, [("BaseFloat::Cast".into(), 1)].into());
+        assert_eq!(launches.cleanups, 1);
         assert_eq!(launches.bytes, 4_100.0 + 512.0 + 2_048.0);
     }
 }

@@ -95,13 +95,13 @@ fn step<B: AutodiffBackend>() -> Contender<'static> {
 
 /// The chain without autodiff.
 fn links_of<B: Backend>() -> Contender<'static> {
-    let x = Tensor::<B, 1>::ones([8], &B::Device::default());
+    let x = operand::<B>();
     timed(move || drop(links(x.clone())), sync::<B>)
 }
 
 /// The chain with autodiff. Its backward pass, which frees the tape, is not timed.
 fn recorded_of<B: AutodiffBackend>() -> Contender<'static> {
-    let x = Tensor::<B, 1>::ones([8], &B::Device::default());
+    let x = operand::<B>();
     Box::new(move |runs| {
         let run = |_| {
             let x = x.clone().require_grad();
@@ -114,6 +114,11 @@ fn recorded_of<B: AutodiffBackend>() -> Contender<'static> {
         };
         (0..runs).map(run).sum()
     })
+}
+
+/// Data: the policy follows a constant, such as ones.
+fn operand<B: Backend>() -> Tensor<B, 1> {
+    Tensor::random([8], Distribution::Default, &B::Device::default())
 }
 
 fn links<B: Backend>(x: Tensor<B, 1>) -> Tensor<B, 1> {
