@@ -440,8 +440,7 @@ impl Exceptions {
     }
 
     /// Forgets what was tried, what was verified, and what overflowed: an operation is tried again when it next computes in
-    /// half. What is
-    /// configured stays.
+    /// half. What is configured stays.
     pub fn clear(&self) {
         for (known, overflowed) in self.known.iter().zip(&self.overflowed) {
             known.fetch_and(Known::CONFIGURED, Ordering::Relaxed);

@@ -62,7 +62,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     kind: Kind,
-    /// The backend to measure on. Casts are counted with the small models in any case, where no launches are.
+    /// The backend to measure on. `casts` counts casts with the small models, and launches with models of any size.
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
     /// How large the models are.
