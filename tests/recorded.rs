@@ -586,7 +586,9 @@ fn a_confident_prediction_keeps_its_small_gradient() {
     }
 }
 
-/// Each probability of the tail is below f16's smallest number, and all of them are not.
+/// Each probability of the tail is below f16's smallest number, and all of them are not. Nor does FP32
+/// hold one beside a 1: what Burn's own sum loses there (1/64 of the tail on a CPU without AVX-512)
+/// is allowed as well.
 #[test]
 fn a_tail_of_many_classes_keeps_the_gradient_of_the_target() {
     const CLASSES: usize = 50_257;
@@ -603,15 +605,17 @@ fn a_tail_of_many_classes_keeps_the_gradient_of_the_target() {
     }
     for precision in HALVES {
         for tail in [-17.75, -17.0, -16.0] {
+            let rest = (CLASSES - 1) as f64 * f64::from(tail).exp();
+            let expected = -rest / (1.0 + rest);
+            let lost = (of_the_target::<Autodiff<Flex>>(tail)[0] - expected).abs();
+            assert!(lost <= rest / 32.0, "Burn loses {lost} of {rest}");
             let run = || on_both!(of_the_target(tail));
             for (how, actual) in with_precision(precision, run) {
-                let rest = (CLASSES - 1) as f64 * f64::from(tail).exp();
-                let expected = -rest / (1.0 + rest);
                 let error = (actual[0] - expected).abs();
                 // The probabilities are summed up in FP32.
                 let sum = (CLASSES as f64).sqrt() * 2f64.powi(-24);
                 assert!(
-                    error <= 2.0 * roundoff(precision) * -expected + sum,
+                    error <= 2.0 * roundoff(precision) * -expected + sum + lost,
                     "tail {tail}, {how} in {precision}: {} is not {expected}",
                     actual[0]
                 );
