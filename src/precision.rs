@@ -22,8 +22,8 @@ struct Modes {
     creates_parameter: bool,
     /// Whether a backward pass is running. Burn runs a backward pass on the calling thread.
     in_backward: bool,
-    /// The gradient that the backward pass starts with, until autodiff takes it.
-    seed: Option<f32>,
+    /// The gradient that the backward pass starts with.
+    seed: Seed,
     /// The region around the optimizer's step that runs, if one does.
     around_step: Option<Option<Precision>>,
     /// Whether anomaly detection inspects a tensor: the inspection runs operations too.
@@ -33,6 +33,17 @@ struct Modes {
     hidden_scopes: u32,
 }
 
+/// The gradient that a backward pass starts with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Seed {
+    /// Autodiff's own.
+    None,
+    /// The loss scale, until autodiff takes it.
+    Given(f32),
+    /// The loss scale, which autodiff has taken.
+    Taken(f32),
+}
+
 impl Modes {
     const NONE: Self = Self {
         region: None,
@@ -40,7 +51,7 @@ impl Modes {
         keep_dtypes: false,
         creates_parameter: false,
         in_backward: false,
-        seed: None,
+        seed: Seed::None,
         around_step: None,
         inspecting: false,
         scopes: 0,
@@ -210,7 +221,7 @@ pub(crate) fn in_backward<T>(seed: Option<f32>, pass: impl FnOnce() -> T) -> T {
     let change = |modes: &mut Modes| {
         modes.keep_dtypes = true;
         modes.in_backward = true;
-        modes.seed = seed;
+        modes.seed = seed.map_or(Seed::None, Seed::Given);
     };
     changed(change, pass)
 }
@@ -219,13 +230,22 @@ pub(crate) fn in_backward<T>(seed: Option<f32>, pass: impl FnOnce() -> T) -> T {
 #[inline]
 pub(crate) fn take_seed() -> Option<f32> {
     let modes = MODES.get();
-    if modes.seed.is_some() {
-        MODES.set(Modes {
-            seed: None,
-            ..modes
-        });
+    let Seed::Given(seed) = modes.seed else {
+        return None;
+    };
+    MODES.set(Modes {
+        seed: Seed::Taken(seed),
+        ..modes
+    });
+    Some(seed)
+}
+
+/// The gradient that the backward pass around this call started with, if it is not autodiff's own.
+pub(crate) fn seed_of_pass() -> Option<f32> {
+    match MODES.get().seed {
+        Seed::Taken(seed) => Some(seed),
+        _ => None,
     }
-    modes.seed
 }
 
 /// Whether the current thread is inside [`in_backward`].
@@ -307,7 +327,12 @@ mod tests {
             assert!(caught.is_err());
             assert_eq!(MODES.get(), before);
             assert_eq!(scopes().next_back(), Some(0));
+            assert_eq!(seed_of_pass(), None);
             assert_eq!((take_seed(), take_seed()), (Some(8.0), None));
+            assert_eq!(seed_of_pass(), Some(8.0));
+            in_backward(None, || assert_eq!(seed_of_pass(), None));
+            in_kernel(|| assert_eq!(seed_of_pass(), None));
+            assert_eq!(seed_of_pass(), Some(8.0));
         });
         assert_eq!(MODES.get(), Modes::NONE);
     }

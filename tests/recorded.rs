@@ -624,6 +624,64 @@ fn a_tail_of_many_classes_keeps_the_gradient_of_the_target() {
     }
 }
 
+/// A layer norm of which any operands are frozen, as where only the shifts of a model are trained.
+#[test]
+fn a_layer_norm_gives_the_gradients_that_are_wanted() {
+    fn gradients<B: AutodiffBackend>(wanted: [bool; 3]) -> [Option<Vec<f64>>; 3] {
+        let device = Default::default();
+        let wave = |shape: [usize; 2]| {
+            let values = (0..shape[0] * shape[1]).map(|i| ((i * 5 % 17) as f32 - 7.0) / 8.0);
+            Tensor::<B, 2>::from_data(TensorData::new(values.collect(), shape), &device)
+        };
+        let param = |tensor: Tensor<B, 2>, wanted| {
+            let values = tensor.reshape([8]).detach().set_require_grad(wanted);
+            Param::initialized(ParamId::new(), values)
+        };
+        let x = wave([3, 8]).set_require_grad(wanted[0]);
+        let mut norm = LayerNormConfig::new(8).init::<B>(&device);
+        norm.gamma = param(wave([1, 8]) + 2.0, wanted[1]);
+        norm.beta = Some(param(wave([1, 8]), wanted[2]));
+        let (gamma, beta) = (norm.gamma.val(), norm.beta.as_ref().unwrap().val());
+        // Half is what follows the norm, so that its gradient is, too.
+        let out = activation(norm.forward(x.clone()));
+        // Small enough for the first loss scale.
+        let grads = ((out * wave([3, 8])).sum() / 256.0).backward();
+        let values =
+            |grad: Option<Tensor<B::InnerBackend, 1>>| grad.map(|grad| values(grad * 256.0));
+        [
+            x.grad(&grads).map(|grad| grad.reshape([24])),
+            gamma.grad(&grads),
+            beta.grad(&grads),
+        ]
+        .map(values)
+    }
+    for wanted in (1..8).map(|bits| [0, 1, 2].map(|operand| bits >> operand & 1 == 1)) {
+        let expected = gradients::<Autodiff<Flex>>(wanted);
+        assert_eq!(expected.each_ref().map(Option::is_some), wanted);
+        for precision in HALVES {
+            let run = || on_both!(gradients(wanted));
+            for (how, actual) in with_precision(precision, run) {
+                for (i, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                    let most = 16.0 * roundoff(precision);
+                    let pairs = actual.iter().flatten().zip(expected.iter().flatten());
+                    for (actual, expected) in pairs {
+                        let error = (actual - expected).abs();
+                        assert!(
+                            error <= most,
+                            "{i} of {wanted:?}, {how}: {actual}, {expected}"
+                        );
+                    }
+                    assert_eq!(
+                        actual.is_some(),
+                        expected.is_some(),
+                        "{i} of {wanted:?}, {how}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// Precisions, feeds and a flag.
 fn grid() -> impl Iterator<Item = (Precision, Feed, bool)> {
     HALVES.into_iter().flat_map(|precision| {

@@ -37,7 +37,7 @@ pub(crate) struct Call<B: Backend, S> {
     /// The scaler of the scaled loss among the operands, if any.
     scaled: Option<ScaledLoss>,
     /// Whether the operation is watched.
-    watched: bool,
+    pub watched: bool,
     /// What an overflow of a watched operation would be, if its calls may be exceptions.
     overflow: Option<Overflow>,
     /// The call, if its result is to be compared with a reference.

@@ -10,9 +10,9 @@ use burn_backend::{Backend, TensorMetadata};
 
 use super::arithmetic::{added, kept};
 use super::attention::attention;
-use crate::autodiff::recorded::{LayerNorm, Linear, Sum};
+use crate::autodiff::recorded::{LayerNorm, Linear};
 use crate::call::{
-    self, Call, along, checked, contraction, float_ops, linear_kernel, op, own_ops, present,
+    self, Call, checked, contraction, float_ops, linear_kernel, op, own_ops, present,
 };
 use crate::device::is_fused;
 use crate::policy::{Op, is_half};
@@ -140,30 +140,26 @@ fn layer_norm<B: Backend, S: Side<B>>(
         let beta = beta.map(|beta| call.operand(beta));
         return call.result(call.run(|| B::layer_norm(tensor, gamma, beta, epsilon)));
     };
-    [&tensor, &gamma].into_iter().for_each(|t| call.watch(t));
+    let operands = [Some(&tensor), Some(&gamma), beta.as_ref()];
+    let operands = operands.into_iter().flatten();
+    operands.for_each(|operand| call.watch(operand));
     let [tensor, gamma] = [tensor, gamma].map(|operand| call.recorded_operand(operand));
-    let beta = beta.map(|beta| call.recorded_operand(beta));
-    let kept = kept(&tensor, half);
-    let channels = tensor.rank() - 1;
-    let operands = [tensor, gamma].map(AmpTensor::into_primitive);
-    let step = LayerNorm { epsilon, kept };
-    let out = match call.run(|| S::record(step, operands)) {
-        Ok(out) => call.in_own_dtype(out),
-        Err([tensor, gamma]) => {
-            call.in_own_dtype(call.run(|| B::layer_norm(tensor, gamma, None, epsilon)))
-        }
+    let step = LayerNorm {
+        epsilon,
+        kept: kept(&tensor, half),
     };
-    let out = match beta.map(|beta| along(channels, out.rank(), beta)) {
-        // The gradient of beta is one sum.
-        Some(beta) if beta.dtype() == out.dtype() => {
-            [&out, &beta].into_iter().for_each(|t| call.watch(t));
-            let operands = [out, beta].map(AmpTensor::into_primitive);
-            let recorded = call.run(|| S::record(Sum::Plus, operands));
-            call.in_own_dtype(recorded.unwrap_or_else(|[out, beta]| B::float_add(out, beta)))
-        }
-        Some(beta) => added(out, beta),
-        None => out,
-    };
+    let [tensor, gamma] = [tensor, gamma].map(AmpTensor::into_primitive);
+    let beta = beta.map(|beta| call.recorded_operand(beta).into_primitive());
+    let out =
+        call.in_own_dtype(call.run(|| {
+            match beta {
+                Some(beta) => S::record(step, [tensor, gamma, beta]).unwrap_or_else(
+                    |[tensor, gamma, beta]| B::layer_norm(tensor, gamma, Some(beta), epsilon),
+                ),
+                None => S::record(step, [tensor, gamma])
+                    .unwrap_or_else(|[tensor, gamma]| B::layer_norm(tensor, gamma, None, epsilon)),
+            }
+        }));
     call.marked(call.in_result_dtype(out.into_primitive()))
 }
 

@@ -19,7 +19,7 @@ const SMALL: usize = 1 << 16;
 
 /// A cast to FP32, if the values are half, and a division by a loss scale: the bits of the scale, which fit
 /// beside a tensor's flags.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) struct Deferred(NonZeroU32);
 
 impl Deferred {
@@ -85,9 +85,10 @@ mod tests {
     use burn::backend::Flex;
     use burn::module::{Module, ModuleMapper, Param};
     use burn::nn::conv::{Conv2d, Conv2dConfig};
-    use burn::nn::{Linear, LinearConfig};
+    use burn::nn::{LayerNormConfig, Linear, LinearConfig};
     use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams, Optimizer};
     use burn::tensor::activation::softmax;
+    use burn::tensor::module;
     use burn::tensor::{Int, Tensor, TensorData, Tolerance, f16};
     use burn_backend::FloatDType;
     use burn_backend::backend::AutodiffBackend;
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
     use crate::device::as_fused;
     use crate::tensor::AmpTensor;
-    use crate::{Amp, AmpAutodiff, Precision, with_precision};
+    use crate::{Amp, AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
 
     type I = Amp<Flex>;
     type B = AmpAutodiff<Flex>;
@@ -276,6 +277,51 @@ mod tests {
                 assert_eq!(later.dtype, DType::F32);
                 // Sums of rows may add up in another order.
                 later.assert_approx_eq::<f32>(eager, Tolerance::rel_abs(1e-5, 1e-7));
+            }
+        }
+    }
+
+    /// The sum of rows that a bias's gradient is, is divided as it is computed, if the division is exact.
+    #[test]
+    fn with_fusion_a_row_sum_is_divided_where_it_is_computed() {
+        let _alone = PASSES.lock();
+        let device = Default::default();
+        let [twice, other] = [(); 2].map(|()| LinearConfig::new(3, 3).init::<B>(&device));
+        let norm = LayerNormConfig::new(3).init::<B>(&device);
+        let x = waves([2, 4, 3], 0.7);
+        let gradients = || {
+            // The other bias is used as a product alone, so that its gradient is divided later.
+            let [bias, of_product] = [&twice, &other].map(|layer| layer.bias.as_ref().unwrap());
+            let (weight, factor) = (other.weight.val(), of_product.val() * 3.0);
+            let out = twice.forward(twice.forward(x.clone()));
+            let out = norm.forward(module::linear(out, weight.clone(), Some(factor)));
+            let out = module::linear(out, weight, None);
+            let loss = (out * 0.1).powi_scalar(2).mean() * 0.125;
+            let grads = loss.backward();
+            let of = |param: &Param<Tensor<B, 1>>| {
+                let leaf = param.val().into_primitive().tensor();
+                B::grad(&leaf, &grads).expect("a gradient")
+            };
+            let beta = norm.beta.as_ref().expect("a shift");
+            [bias, &norm.gamma, beta, of_product].map(of)
+        };
+        let next_to = f32::from_bits(65536f32.to_bits() + 1);
+        for (scale, is_exact) in [
+            (1024.0, true),
+            (1000.0, false),
+            (next_to, false),
+            (0.5, false),
+            (1.0, true),
+        ] {
+            let scaler = GradScaler::new(LossScaleConfig::Fixed(scale)).expect("a scale");
+            let run = || with_precision(Precision::F16, || scaler.scope(gradients));
+            let (eager, later) = (run(), as_fused(run));
+            for (i, (eager, later)) in eager.into_iter().zip(later).enumerate() {
+                let is_left = later.deferred.is_some();
+                let leaves = scale > 1.0 && !(is_exact && i < 3);
+                assert_eq!(is_left, leaves, "{i} at {scale}");
+                let [eager, later] = [eager, later].map(data);
+                later.assert_approx_eq::<f32>(&eager, Tolerance::rel_abs(2e-3, 1e-6));
             }
         }
     }

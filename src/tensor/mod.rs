@@ -114,6 +114,16 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         }
     }
 
+    /// The sum of FP32 gradients in a backward pass that are divided alike, before the division.
+    pub(crate) fn divided_sum(&self, other: &Self) -> Option<Self> {
+        let is_alike = self.deferred? == other.deferred?;
+        let is_in_pass = |grad: &Self| {
+            grad.primitive.dtype() == DType::F32 && grad.flags.contains(TensorFlags::BACKWARD)
+        };
+        (is_alike && is_in_pass(self) && is_in_pass(other))
+            .then(|| self.moved(|sum| B::float_add(sum, other.primitive.clone())))
+    }
+
     /// The tensor after an operation that moves its values. What is deferred stays so.
     pub(crate) fn moved(&self, op: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> Self {
         Self {

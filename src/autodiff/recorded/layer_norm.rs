@@ -1,99 +1,140 @@
-//! Layer norm over the last dimension in FP32, without the shift.
+//! Layer norm over the last dimension in FP32, with or without a shift.
+
+use burn_autodiff::NodeId;
 
 use super::cast::operand_grad;
 use super::*;
 use crate::call::{add_scalar, along, mean_dim, sqrt};
 
-/// Layer norm over the last dimension in FP32, without the shift. Keeps the normalized tensor in the dtype
+/// Layer norm over the last dimension in FP32, with or without a shift. Keeps the normalized tensor in the dtype
 /// `kept`.
 ///
 /// With u the normalized tensor, d the deviation and h = gamma g, the gradients are
-/// (h - mean(h) - u mean(h u)) / d for the tensor, and the sum of g u for gamma.
+/// (h - mean(h) - u mean(h u)) / d for the tensor, the sum of g u for gamma, and the sum of g for beta.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerNorm {
     pub epsilon: f64,
     pub kept: DType,
 }
 
-/// What the gradients need: the normalized tensor, the deviation, gamma, and the dtype of the operand.
+/// What the gradients need, each where one of them needs it: the normalized tensor, the deviation, gamma along the
+/// last dimension, and the dtypes of the operands.
 #[derive(Debug, Clone)]
-pub(crate) struct Normalized<B: Backend> {
-    unit: AmpTensor<B>,
-    deviation: AmpTensor<B>,
+pub(crate) struct Normalized<B: Backend, const N: usize> {
+    unit: Option<AmpTensor<B>>,
+    deviation: Option<AmpTensor<B>>,
     gamma: AmpTensor<B>,
-    dtype: DType,
+    dtypes: [DType; N],
 }
 
+const KEPT: &str = "kept where a gradient needs it";
+
 impl LayerNorm {
-    /// A tensor normalized to mean 0 and variance 1 over its last dimension, in FP32 or wider.
-    fn normalized<B: Backend>(&self, [tensor, gamma]: Operands<B, 2>) -> Normalized<B> {
-        let dtype = tensor.dtype();
-        let last = tensor.rank() - 1;
-        let tensor = widened(tensor);
-        let mean = mean_dim(tensor.clone(), last);
+    /// A tensor normalized to mean 0 and variance 1 over its last dimension, in FP32 or wider, and beta along that
+    /// dimension.
+    fn normalized<B: Backend, const N: usize>(
+        &self,
+        operands: Operands<B, N>,
+    ) -> (Normalized<B, N>, Option<AmpTensor<B>>) {
+        let dtypes = operands.each_ref().map(|operand| operand.dtype());
+        let rank = operands[0].rank();
+        let mut operands = operands.into_iter();
+        let tensor = widened(operands.next().expect("a tensor"));
+        let mut parameters = operands.map(|parameter| along(rank - 1, rank, parameter));
+        let mean = mean_dim(tensor.clone(), rank - 1);
         let centered = sub(tensor, mean);
         let squares = mul(centered.clone(), centered.clone());
-        let variance = mean_dim(squares, last);
+        let variance = mean_dim(squares, rank - 1);
         let deviation = sqrt(add_scalar(variance, self.epsilon));
-        Normalized {
-            unit: div(centered, deviation.clone()),
-            deviation,
-            gamma,
-            dtype,
-        }
+        let whole = Normalized {
+            unit: Some(div(centered, deviation.clone())),
+            deviation: Some(deviation),
+            gamma: parameters.next().expect("gamma"),
+            dtypes,
+        };
+        (whole, parameters.next())
     }
 }
 
-impl<B: Backend> Step<B, 2> for LayerNorm {
-    type Kept = Normalized<B>;
+/// The operands are the tensor, gamma and, if there is one, beta.
+impl<B: Backend, const N: usize> Step<B, N> for LayerNorm {
+    type Kept = Normalized<B, N>;
 
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
-    fn forward(&self, operands: Operands<B, 2>) -> AmpTensor<B> {
-        let Normalized { unit, gamma, .. } = self.normalized(operands);
-        scaled(unit, gamma)
+    fn forward(&self, operands: Operands<B, N>) -> AmpTensor<B> {
+        let (whole, beta) = self.normalized(operands);
+        whole.result(beta)
     }
 
-    fn keep(&self, operands: Operands<B, 2>, _: [bool; 2]) -> (Self::Kept, AmpTensor<B>) {
-        let whole = self.normalized(operands);
+    fn keep(&self, operands: Operands<B, N>, tracked: [bool; N]) -> (Self::Kept, AmpTensor<B>) {
+        let (whole, beta) = self.normalized(operands);
+        let out = whole.result(beta);
+        let unit = whole.unit.filter(|_| tracked[0] || tracked[1]);
         let kept = Normalized {
-            unit: cast(whole.unit.clone(), self.kept),
-            gamma: whole.gamma.clone(),
+            unit: unit.map(|unit| cast(unit, self.kept)),
+            deviation: whole.deviation.filter(|_| tracked[0]),
             ..whole
         };
-        (kept, scaled(whole.unit, whole.gamma))
+        (kept, out)
     }
 
-    fn retrieve(&self, operands: Operands<B, 2>) -> Self::Kept {
-        self.normalized(operands)
+    fn retrieve(&self, operands: Operands<B, N>) -> Self::Kept {
+        self.normalized(operands).0
     }
 
-    fn backward(self, ops: Ops<Self::Kept, 2>, grads: &mut Gradients) {
-        let Normalized {
+    fn backward(self, ops: Ops<Self::Kept, N>, grads: &mut Gradients) {
+        let grad = grads.consume::<Amp<B>>(&ops.node);
+        let to = ops.parents.map(|node| node.map(|node| node.id));
+        ops.state.gradients(to, grad, grads);
+    }
+}
+
+impl<B: Backend, const N: usize> Normalized<B, N> {
+    fn result(&self, beta: Option<AmpTensor<B>>) -> AmpTensor<B> {
+        let unit = self.unit.clone().expect(KEPT);
+        let scaled = mul(unit, self.gamma.clone());
+        match beta {
+            Some(beta) => add(scaled, beta),
+            None => scaled,
+        }
+    }
+
+    fn gradients(self, to: [Option<NodeId>; N], grad: AmpTensor<B>, grads: &mut Gradients) {
+        let Self {
             unit,
             deviation,
             gamma,
-            dtype,
-        } = ops.state;
-        let [to_tensor, to_gamma] = ops.parents;
-        let last = unit.rank() - 1;
-        let grad = grads.consume::<Amp<B>>(&ops.node);
-        // Gamma's gradient first: fusion then joins its operations to one sum.
-        if let Some(node) = to_gamma {
-            let product = |[grad, unit]: [_; 2]| mul(grad, unit);
-            let shape = gamma.shape();
-            let grad = operand_grad(grad.clone(), gamma.dtype(), |grad| {
-                if reduces_fused(&grad) {
-                    return fused_row_sum([&grad, &unit], product, shape);
+            dtypes,
+        } = self;
+        let last = gamma.rank() - 1;
+        let features = || Shape::new([gamma.shape()[last]]);
+        // The sums first: fusion then joins the operations before each to one kernel.
+        if let Some(node) = to.get(2).copied().flatten() {
+            let grad = operand_grad(grad.clone(), dtypes[2], |grad| {
+                if grad.is_cast_later() && reduces_fused(&grad) {
+                    return fused_row_sum([&grad], |[grad]| grad, features());
                 }
-                let grad = sum_dim(product([grad, unit.clone()].map(rows)), 0);
-                reshape(grad, shape)
+                reshape(sum_dim(rows(widened(grad)), 0), features())
             });
-            grads.register::<Amp<B>>(node.id, grad);
+            grads.register::<Amp<B>>(node, grad);
         }
-        if let Some(node) = to_tensor {
-            let grad = operand_grad(grad, dtype, |grad| {
-                let grad = scaled(grad, gamma);
+        if let Some(node) = to[1] {
+            let unit = unit.clone().expect(KEPT);
+            let product = |[grad, unit]: [_; 2]| mul(grad, unit);
+            let grad = operand_grad(grad.clone(), dtypes[1], |grad| {
+                if reduces_fused(&grad) {
+                    return fused_row_sum([&grad, &unit], product, features());
+                }
+                let grad = sum_dim(product([grad, unit].map(rows)), 0);
+                reshape(grad, features())
+            });
+            grads.register::<Amp<B>>(node, grad);
+        }
+        if let Some(node) = to[0] {
+            let (unit, deviation) = (unit.expect(KEPT), deviation.expect(KEPT));
+            let grad = operand_grad(grad, dtypes[0], |grad| {
+                let grad = mul(grad, gamma);
                 let mean = mean_dim(grad.clone(), last);
                 let product = mul(grad.clone(), unit.clone());
                 let slope = mean_dim(product, last);
@@ -101,13 +142,7 @@ impl<B: Backend> Step<B, 2> for LayerNorm {
                 let grad = sub(grad, mul(unit, slope));
                 div(grad, deviation)
             });
-            grads.register::<Amp<B>>(node.id, grad);
+            grads.register::<Amp<B>>(node, grad);
         }
     }
-}
-
-/// A normalized tensor times gamma, which has the length of the last dimension.
-fn scaled<B: Backend>(unit: AmpTensor<B>, gamma: AmpTensor<B>) -> AmpTensor<B> {
-    let rank = unit.rank();
-    mul(unit, along(rank - 1, rank, gamma))
 }

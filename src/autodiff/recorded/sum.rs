@@ -68,20 +68,59 @@ pub(super) fn reduced<B: Backend>(grad: AmpTensor<B>, shape: &Shape) -> AmpTenso
     if grad.is_cast_later() && is_row(shape, &from) && reduces_fused(&grad) {
         return fused_row_sum([&grad], |[grad]| grad, shape.clone());
     }
-    let mut folded: Vec<(usize, bool)> = Vec::new();
-    for dim in 0..from.num_dims() {
-        let (size, is_summed) = (from[dim], shape[dim] != from[dim]);
-        if size == 1 {
-            continue;
-        }
-        match folded.last_mut() {
-            Some((last, summed)) if *summed == is_summed => *last *= size,
-            _ => folded.push((size, is_summed)),
+    let mut folded = from.clone();
+    let mut into = None;
+    for dim in (0..from.num_dims()).filter(|dim| from[*dim] != 1) {
+        if shape[dim] == from[dim] {
+            into = None;
+        } else if let Some(into) = into {
+            folded[into] *= from[dim];
+            folded[dim] = 1;
+        } else {
+            into = Some(dim);
         }
     }
-    let sizes: Vec<_> = folded.iter().map(|(size, _)| *size).collect();
-    let grad = reshape(grad, sizes.into());
+    let summed = (0..from.num_dims()).filter(|dim| folded[*dim] != shape[*dim]);
+    let grad = if folded == from {
+        grad
+    } else {
+        reshape(grad, folded.clone())
+    };
     // The innermost first: in most cases its sum leaves the smallest tensor.
-    let summed = (0..folded.len()).rev().filter(|dim| folded[*dim].1);
-    reshape(summed.fold(grad, sum_dim), shape.clone())
+    summed.rev().fold(grad, sum_dim)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn_backend::TensorData;
+    use burn_backend::ops::FloatTensorOps;
+
+    use super::*;
+
+    #[test]
+    fn dimensions_that_are_summed_together_give_the_sums_of_each() {
+        for (from, to) in [
+            (vec![4], vec![1]),
+            (vec![2, 3], vec![1, 3]),
+            (vec![2, 3], vec![2, 1]),
+            (vec![2, 1, 3, 4], vec![1, 1, 1, 4]),
+            (vec![2, 1, 3, 4], vec![1, 1, 3, 1]),
+            (vec![2, 3, 4, 5], vec![1, 3, 1, 1]),
+            (vec![2, 3, 4, 5], vec![2, 1, 4, 1]),
+            (vec![2, 3, 4, 5], vec![1, 1, 1, 1]),
+        ] {
+            // Small integers: every sum is exact.
+            let elements = from.iter().product::<usize>();
+            let values: Vec<f32> = (0..elements).map(|i| (i * 7 % 11) as f32).collect();
+            let data = TensorData::new(values, from.clone());
+            let grad = Flex::float_from_data(data, &Default::default());
+            let summed = (0..from.len()).filter(|dim| from[*dim] != to[*dim]);
+            let expected = summed.fold(grad.clone(), Flex::float_sum_dim);
+            let sum = reduced(AmpTensor::<Flex>::plain(grad), &Shape::from(to.clone()));
+            let [sum, expected] = [sum.into_primitive(), expected]
+                .map(|tensor| burn_backend::read_sync(Flex::float_into_data(tensor)).unwrap());
+            assert_eq!(sum, expected, "{from:?} to {to:?}");
+        }
+    }
 }
