@@ -1,4 +1,10 @@
-//! Reductions in the form that Burn's fusion makes one kernel of.
+//! Reductions in the form that Burn's fusion makes one kernel of, with views and operations before them. That takes
+//! two things:
+//!
+//! - No view is of a lower rank than its tensor: such a view would be an operation by itself, and so would be those
+//!   behind it.
+//! - An operation follows the reduction. Burn 0.21 counts the reduction's result as a tensor that is written: a kernel
+//!   without the reduction would be worth as much, and be chosen.
 
 use super::*;
 use crate::call::{max_dim, sum_dim};
@@ -14,8 +20,8 @@ pub(super) fn reduces_fused<B: Backend>(tensor: &AmpTensor<B>) -> bool {
 /// The sum over all rows, in FP32, of what `summand` makes of the tensors, each with its rows in one
 /// dimension. The result has this shape.
 ///
-/// The same kernel divides the sum by the pass's loss scale. For a leaf's gradient that is the whole division; any
-/// other reader sees the scaled sum.
+/// The same kernel divides the sum by the pass's loss scale, if the scale is a power of two. For a leaf's gradient
+/// that is the whole division; any other reader sees the scaled sum.
 pub(super) fn fused_row_sum<B: Backend, const N: usize>(
     tensors: [&AmpTensor<B>; N],
     summand: impl FnOnce([AmpTensor<B>; N]) -> AmpTensor<B>,
@@ -56,13 +62,7 @@ pub(super) fn fused_max_dim<B: Backend>(tensor: &AmpTensor<B>, dim: usize) -> Am
     reshape(mul_scalar(largest, 1), shape.into())
 }
 
-/// Views of the tensors for a reduction. Fusion makes one kernel of the views, the operations on them and the
-/// reduction at its end, since
-///
-/// - the views are not of a lower rank than the tensors: such a view would be an operation by itself, and so would
-///   be those behind it, and
-/// - an operation follows the reduction: Burn 0.21 counts its result as a tensor that is written, so that a
-///   kernel without the reduction would be worth as much, and be chosen.
+/// Each tensor in the shape `view`. What is deferred stays so.
 fn views<B: Backend, const N: usize>(
     tensors: [&AmpTensor<B>; N],
     view: Vec<usize>,
