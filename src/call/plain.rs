@@ -147,8 +147,13 @@ pub(crate) fn is_zero<B: Backend, S: Side<B>>(
 pub(crate) fn into_bytes<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> IntTensor<B> {
     let call = Call::new(op!(float_into_int), [&tensor]);
     let tensor = call.operand(tensor);
-    // LibTorch makes 64 bits of a float, whatever the dtype.
-    call.run(|| B::int_cast(B::float_into_int(tensor, IntDType::U8), IntDType::U8))
+    call.run(|| {
+        #[cfg(feature = "tch")]
+        if let Some(bytes) = libtorch::into_bytes::<B>(&tensor) {
+            return bytes;
+        }
+        B::int_cast(B::float_into_int(tensor, IntDType::U8), IntDType::U8)
+    })
 }
 
 /// Integers in a float dtype.
@@ -297,7 +302,15 @@ pub(crate) fn linear_kernel<B: Backend, S: Side<B>>(
     weight: FloatTensor<B>,
     bias: Option<FloatTensor<B>>,
 ) -> FloatTensor<B> {
-    by_rows::<B, S>(x, |x| linear_of_rows::<B, S>(x, weight, bias))
+    by_rows::<B, S>(x, |x| {
+        #[cfg(feature = "tch")]
+        if let Some(bias) = &bias
+            && let Some(out) = libtorch::linear::<B>(&x, &weight, bias)
+        {
+            return out;
+        }
+        linear_of_rows::<B, S>(x, weight, bias)
+    })
 }
 
 /// The gradient of a linear layer's operand.
@@ -384,6 +397,28 @@ pub(crate) fn rows<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor
         .wide()
         .map(|wide| in_kernel(|| B::float_reshape(wide, rows.clone())));
     reshape(tensor, rows).with_wide(wide)
+}
+
+/// The gradient of a softmax over `dim`, from its probabilities p, both in FP32: p (s g - sum(p g)), with s the sum of p.
+/// Rounded probabilities do not sum to exactly 1. Using s cancels the rounding error of the p nearest to 1, so a
+/// confident prediction keeps its small gradient.
+pub(crate) fn softmax_backward<B: Backend, S: Side<B>>(
+    p: AmpTensor<B, S>,
+    grad: AmpTensor<B, S>,
+    dim: usize,
+) -> AmpTensor<B, S> {
+    #[cfg(feature = "tch")]
+    let [p, grad] = {
+        let flags = [&p, &grad].map(|tensor| tensor.flags());
+        let [p, grad] = [p, grad].map(AmpTensor::into_primitive);
+        match in_kernel(|| libtorch::softmax_backward::<B>(p, grad, dim)) {
+            Ok(grad) => return AmpTensor::new(grad, flags[1]),
+            Err([p, grad]) => [AmpTensor::new(p, flags[0]), AmpTensor::new(grad, flags[1])],
+        }
+    };
+    let whole = mul(grad.clone(), sum_dim(p.clone(), dim));
+    let sum = sum_dim(mul(grad, p.clone()), dim);
+    mul(sub(whole, sum), p)
 }
 
 /// The gradient of a ReLU, from its result.

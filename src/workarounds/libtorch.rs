@@ -5,9 +5,16 @@ use std::any::Any;
 use std::any::type_name;
 
 use burn_backend::tensor::FloatTensor;
+#[cfg(feature = "tch")]
+use burn_backend::tensor::IntTensor;
 use burn_backend::{Backend, Shape, TensorMetadata};
 #[cfg(feature = "tch")]
-use burn_tch::TchTensor;
+use burn_tch::{TchElement, TchTensor};
+#[cfg(feature = "tch")]
+use tch::Tensor;
+
+#[cfg(feature = "tch")]
+use crate::policy::is_half;
 
 /// Whether `B` computes on LibTorch's tensors. `burn-tch` is a dependency only with the feature `tch`.
 fn computes<B: Backend>() -> bool {
@@ -17,8 +24,7 @@ fn computes<B: Backend>() -> bool {
 /// A view with its dimensions in another order, by `permute`. `reorder` gets 0, 1, 2 ..
 ///
 /// `burn-tch` 0.21 counts the result of `swap_dims` and `permute` as the only tensor in its memory (burn#5375). The
-/// next operation may then write into this memory, and change a tensor that the tape keeps. Windows are counted
-/// correctly, and a window of a whole dimension moves this dimension to the end.
+/// next operation may then write into this memory, and change a tensor that the tape keeps.
 ///
 /// Until: Burn 0.22.
 pub(crate) fn permuted<B: Backend>(
@@ -31,12 +37,50 @@ pub(crate) fn permuted<B: Backend>(
     }
     let mut axes: Vec<_> = (0..tensor.rank()).collect();
     reorder(&mut axes);
+    #[cfg(feature = "tch")]
+    if let Some(view) = view::<B>(&tensor, &axes) {
+        return view;
+    }
+    windows::<B>(tensor, &axes)
+}
+
+/// The view by LibTorch's own `permute`, counted as one of `tensor`.
+#[cfg(feature = "tch")]
+fn view<B: Backend>(tensor: &FloatTensor<B>, axes: &[usize]) -> Option<FloatTensor<B>> {
+    let of = inner(tensor)?;
+    let axes: Vec<_> = axes.iter().map(|&axis| axis as i64).collect();
+    let view = of.tensor.permute(axes);
+    outer(TchTensor::from_existing(view, of.storage.clone()))
+}
+
+/// The view without `burn-tch`. Windows are counted correctly, and a window of a whole dimension moves this dimension
+/// to the end.
+fn windows<B: Backend>(tensor: FloatTensor<B>, axes: &[usize]) -> FloatTensor<B> {
     let shape = tensor.shape();
     let windows = axes.iter().fold(tensor, |tensor, &axis| {
         B::float_unfold(tensor, axis, shape[axis], 1)
     });
     let permuted: Vec<_> = axes.iter().map(|&axis| shape[axis]).collect();
     B::float_reshape(windows, Shape::from(permuted))
+}
+
+/// A half matrix through a linear layer with a bias, by `at::addmm`, if `B` computes on LibTorch's tensors. LibTorch
+/// adds the bias before it rounds; Burn's own way rounds the product, and then its sum with the bias.
+///
+/// Until: `burn-tch` has a `linear` of its own. 0.22.1 has none.
+#[cfg(feature = "tch")]
+pub(crate) fn linear<B: Backend>(
+    x: &FloatTensor<B>,
+    weight: &FloatTensor<B>,
+    bias: &FloatTensor<B>,
+) -> Option<FloatTensor<B>> {
+    let [x, weight, bias] = [inner(x)?, inner(weight)?, inner(bias)?];
+    let kinds = [x, weight, bias].map(|tensor| tensor.tensor.kind());
+    if x.rank() != 2 || !is_half(x.dtype()) || kinds != [kinds[0]; 3] {
+        return None;
+    }
+    let out = bias.tensor.addmm(&x.tensor, &weight.tensor);
+    outer(TchTensor::new(out))
 }
 
 /// The gradient of a ReLU from its result, by `at::threshold_backward`, if `B` computes on LibTorch's
@@ -49,23 +93,76 @@ pub(crate) fn relu_backward<B: Backend>(
     output: &FloatTensor<B>,
     grad: &FloatTensor<B>,
 ) -> Option<FloatTensor<B>> {
-    let output = (output as &dyn Any).downcast_ref::<TchTensor>()?;
-    let grad = (grad as &dyn Any).downcast_ref::<TchTensor>()?;
+    let (output, grad) = (inner(output)?, inner(grad)?);
     if output.tensor.kind() != grad.tensor.kind() {
         return None;
     }
-    let mut result = Some(TchTensor::new(
-        output.tensor.threshold_backward(&grad.tensor, 0),
-    ));
-    (&mut result as &mut dyn Any)
-        .downcast_mut::<Option<FloatTensor<B>>>()?
+    let grad = output.tensor.threshold_backward(&grad.tensor, 0);
+    outer(TchTensor::new(grad))
+}
+
+/// Zeros and ones as bytes, if `B` computes on LibTorch's tensors. Burn's own way is by 64-bit integers, and
+/// LibTorch converts bf16 and FP32 to `i8` in vectors, but to `u8` value by value.
+///
+/// Until: `float_into_int` of `burn-tch` heeds its dtype. 0.22.1 does not.
+#[cfg(feature = "tch")]
+pub(crate) fn into_bytes<B: Backend>(tensor: &FloatTensor<B>) -> Option<IntTensor<B>> {
+    let bytes = inner(tensor)?.tensor.to_kind(<i8 as TchElement>::kind());
+    outer(TchTensor::new(bytes))
+}
+
+/// The gradient of a softmax from its probabilities, both in FP32, by `at::_softmax_backward_data`, if `B` computes on
+/// LibTorch's tensors. With q the probabilities divided by their sum, since rounded ones do not sum to 1, the gradient
+/// is q (g - sum(q g)). A row of zeros gives zeros.
+///
+/// Until: Burn has a `softmax_backward` that `burn-tch` implements. 0.23 has none.
+#[cfg(feature = "tch")]
+pub(crate) fn softmax_backward<B: Backend>(
+    probabilities: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    dim: usize,
+) -> Result<FloatTensor<B>, [FloatTensor<B>; 2]> {
+    let kind = <f32 as TchElement>::kind();
+    let is_fp32 = |tensor| inner(tensor).is_some_and(|tensor| tensor.tensor.kind() == kind);
+    if !is_fp32(&probabilities) || !is_fp32(&grad) {
+        return Err([probabilities, grad]);
+    }
+    let [probabilities, grad]: [TchTensor; 2] =
+        [probabilities, grad].map(|tensor| outer(tensor).expect(LIBTORCHS));
+    let dim = dim as i64;
+    let sum = probabilities.tensor.sum_dim_intlist(dim, true, kind);
+    let sum = sum.clamp_min(0.5);
+    let q = probabilities.unary_ops(|mut p| p.divide_(&sum), |p| p.divide(&sum));
+    // The kernel reads and writes both as contiguous.
+    let q = q.tensor.contiguous();
+    let kernel = |grad: &Tensor| Tensor::internal_softmax_backward_data(grad, &q, dim, kind);
+    let in_place = |grad: Tensor| match grad.is_contiguous() {
+        true => Tensor::internal_softmax_backward_data_out(&grad, &grad, &q, dim, kind),
+        false => kernel(&grad),
+    };
+    Ok(outer(grad.unary_ops(in_place, kernel)).expect(LIBTORCHS))
+}
+
+#[cfg(feature = "tch")]
+const LIBTORCHS: &str = "a tensor of LibTorch's";
+
+#[cfg(feature = "tch")]
+fn inner<T: Any>(tensor: &T) -> Option<&TchTensor> {
+    (tensor as &dyn Any).downcast_ref()
+}
+
+#[cfg(feature = "tch")]
+fn outer<T: Any, U: Any>(tensor: T) -> Option<U> {
+    let mut tensor = Some(tensor);
+    (&mut tensor as &mut dyn Any)
+        .downcast_mut::<Option<U>>()?
         .take()
 }
 
 #[cfg(all(test, feature = "tch"))]
 mod tests {
     use burn::backend::Flex;
-    use burn_backend::ops::FloatTensorOps;
+    use burn_backend::ops::{FloatTensorOps, IntTensorOps};
     use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
     use burn_tch::LibTorch;
 
@@ -97,6 +194,89 @@ mod tests {
         }
     }
 
+    /// The product is no half number, and its sum with the bias is one.
+    #[test]
+    fn a_linear_layer_is_rounded_once() {
+        for (dtype, [product, bias, sum]) in [
+            (FloatDType::BF16, [257.0, 1.0, 258.0]),
+            (FloatDType::F16, [2049.0, 1.0, 2050.0]),
+        ] {
+            let values = |values: Vec<f32>, shape: Vec<usize>| {
+                let data = TensorData::new(values, shape);
+                let tensor = LibTorch::<f32>::float_from_data(data, &Default::default());
+                LibTorch::<f32>::float_cast(tensor, dtype)
+            };
+            // 257 = 256 + 1, and 2,049 = 2,048 + 1.
+            let x = values([product - 1.0, 1.0].repeat(TIMES), vec![TIMES, 2]);
+            let weight = values(vec![1.0; 6], vec![2, 3]);
+            let bias = values(vec![bias; 3], vec![3]);
+            let out = linear::<LibTorch>(&x, &weight, &bias).unwrap();
+            let data = burn_backend::read_sync(LibTorch::<f32>::float_into_data(out)).unwrap();
+            assert_eq!(data.iter::<f32>().collect::<Vec<_>>(), [sum; 3 * TIMES]);
+        }
+        let wide = || tensor::<LibTorch>([1.0; 4], FloatDType::F32);
+        assert!(linear::<LibTorch>(&wide(), &wide(), &wide()).is_none());
+    }
+
+    /// A row whose rounded probabilities sum to more than 1, a row of zeros, and views.
+    #[test]
+    fn the_gradient_of_a_softmax_is_that_of_probabilities_that_sum_to_1() {
+        let values = |rows: [[f32; 3]; 2]| {
+            let data = TensorData::from(rows);
+            LibTorch::<f32>::float_from_data(data, &Default::default())
+        };
+        let p = values([[0.5, 0.25, 0.375], [0.0; 3]]);
+        let grad = values([[1.0, -2.0, 3.0], [5.0; 3]]);
+        let q = [0.5f32, 0.25, 0.375].map(|p| p / 1.125);
+        let mean: f32 = q.iter().zip([1.0, -2.0, 3.0]).map(|(q, g)| q * g).sum();
+        let row = [0, 1, 2].map(|i| q[i] * ([1.0, -2.0, 3.0][i] - mean));
+        let swapped = |x| LibTorch::<f32>::float_swap_dims(x, 0, 1);
+        let read = |x| burn_backend::read_sync(LibTorch::<f32>::float_into_data(x)).unwrap();
+        let is_close = |x| {
+            let found = read(x).to_vec::<f32>().unwrap();
+            let expected = [row, [0.0; 3]].concat();
+            let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 4.0 * f32::EPSILON;
+            assert!(
+                found.iter().zip(&expected).all(near),
+                "{found:?}, {expected:?}"
+            );
+        };
+        // Both are held: neither may change.
+        let shared = softmax_backward::<LibTorch>(p.clone(), grad.clone(), 1).unwrap();
+        is_close(shared);
+        assert_eq!(
+            read(p.clone()),
+            TensorData::from([[0.5, 0.25, 0.375], [0.0f32; 3]])
+        );
+        assert_eq!(
+            read(grad.clone()),
+            TensorData::from([[1.0, -2.0, 3.0], [5.0f32; 3]])
+        );
+        let views = [swapped(p.clone()), swapped(grad.clone())];
+        let [p_view, grad_view] = views;
+        is_close(swapped(
+            softmax_backward::<LibTorch>(p_view, grad_view, 0).unwrap(),
+        ));
+        // Nothing else holds them: their memory is the result's.
+        let own = |x| LibTorch::<f32>::float_mul_scalar(x, 1.0.into());
+        is_close(softmax_backward::<LibTorch>(own(p), own(grad), 1).unwrap());
+        let half = || tensor::<LibTorch>([1.0; 4], FloatDType::BF16);
+        assert!(softmax_backward::<LibTorch>(half(), half(), 1).is_err());
+    }
+
+    #[test]
+    fn zeros_and_ones_are_bytes_and_come_back() {
+        for dtype in [FloatDType::F16, FloatDType::BF16, FloatDType::F32] {
+            let noise = tensor::<LibTorch>([0.0, 1.0, 1.0, 0.0], dtype);
+            let bytes = into_bytes::<LibTorch>(&noise).unwrap();
+            assert_eq!(bytes.dtype(), DType::I8);
+            let floats = LibTorch::<f32>::int_into_float(bytes, dtype);
+            let data = burn_backend::read_sync(LibTorch::<f32>::float_into_data(floats)).unwrap();
+            let values: Vec<_> = data.iter::<f32>().collect();
+            assert_eq!(values, [0.0, 1.0, 1.0, 0.0].repeat(TIMES));
+        }
+    }
+
     #[test]
     fn a_permuted_view_is_counted() {
         assert!(computes::<LibTorch>() && !computes::<Flex>());
@@ -113,11 +293,16 @@ mod tests {
             let read = |x| burn_backend::read_sync(LibTorch::<f32>::float_into_data(x)).unwrap();
             let expected = read(LibTorch::<f32>::float_permute(tensor.clone(), &axes));
             let reorder = |order: &mut [usize]| order.copy_from_slice(&axes);
-            let view = permuted::<LibTorch>(tensor.clone(), reorder, |_| unreachable!());
-            assert!(!view.can_mut());
-            let scaled = LibTorch::<f32>::float_mul_scalar(view.clone(), 2.0.into());
-            drop(scaled);
-            assert_eq!(read(view), expected);
+            let views = [
+                permuted::<LibTorch>(tensor.clone(), reorder, |_| unreachable!()),
+                windows::<LibTorch>(tensor.clone(), &axes),
+            ];
+            for view in views {
+                assert!(!view.can_mut());
+                let scaled = LibTorch::<f32>::float_mul_scalar(view.clone(), 2.0.into());
+                drop(scaled);
+                assert_eq!(read(view), expected);
+            }
             assert_eq!(read(tensor).to_vec::<f32>().unwrap(), values);
         }
         let empty =
@@ -133,5 +318,6 @@ mod tests {
         assert!(relu_backward::<LibTorch>(&a, &b).is_none());
         let a = tensor::<Flex>([1.0; 4], FloatDType::F16);
         assert!(relu_backward::<Flex>(&a, &a).is_none());
+        assert!(into_bytes::<Flex>(&a).is_none());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::cast::operand_grad;
 use super::*;
-use crate::call::{div_scalar, log_softmax, masked_softmax, softmax};
+use crate::call::{div_scalar, log_softmax, masked_softmax, softmax, softmax_backward};
 
 /// The variants of softmax.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,11 +17,9 @@ pub(crate) enum SoftmaxKind {
 
 /// A softmax over `dim` in FP32. Keeps the probabilities in the dtype `kept`.
 ///
-/// With p the probabilities and s their sum, the gradient is p (s g - sum(p g)), or
-/// s g - p sum(g) for the logarithm. Rounded probabilities do not sum to exactly 1. Using s
-/// cancels the rounding error of the p nearest to 1, so a confident prediction keeps its small
-/// gradient. A logarithm that is kept in FP32 is the result itself, with s = 1. One that is kept in f16
-/// has p times 2^15: a tail of many probabilities below f16's smallest number would be lost.
+/// The gradient is [`softmax_backward`]'s. For the logarithm it is s g - p sum(g), with p the probabilities and s their
+/// sum, which cancels the same rounding error. A logarithm that is kept in FP32 is the result itself, with s = 1. One
+/// that is kept in f16 has p times 2^15: a tail of many probabilities below f16's smallest number would be lost.
 #[derive(Debug, Clone)]
 pub(crate) struct Softmax {
     pub kind: SoftmaxKind,
@@ -91,21 +89,14 @@ impl<B: Backend> Step<B, 1> for Softmax {
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
             operand_grad(grad, dtype, |grad| {
                 let grad = widened(grad);
-                let whole = if keeps_result {
-                    grad.clone()
-                } else {
-                    mul(grad.clone(), unscaled(sum_dim(p.clone(), dim)))
-                };
-                match self.kind {
-                    SoftmaxKind::Log => {
-                        let sum = unscaled(sum_dim(grad, dim));
-                        sub(whole, mul(p, sum))
-                    }
-                    SoftmaxKind::Plain | SoftmaxKind::Masked => {
-                        let sum = sum_dim(mul(grad, p.clone()), dim);
-                        mul(sub(whole, sum), p)
-                    }
+                if self.kind != SoftmaxKind::Log {
+                    return softmax_backward(p, grad, dim);
                 }
+                let whole = match keeps_result {
+                    true => grad.clone(),
+                    false => mul(grad.clone(), unscaled(sum_dim(p.clone(), dim))),
+                };
+                sub(whole, mul(p, unscaled(sum_dim(grad, dim))))
             })
         });
     }

@@ -48,17 +48,75 @@ const BETAS: [f32; 2] = [0.9, 0.999];
 const EPSILON: f32 = 1e-5;
 const WEIGHT_DECAY: f32 = 1e-4;
 
+/// From each seed: how far one seed's run drifts is chance as well.
 pub fn convergence<B: Measured>(options: &Options, folder: &Path) -> anyhow::Result<Vec<Value>> {
     let device = B::Device::default();
     let name = B::name(&device);
     let has_bf16 = precisions::<B>().contains(&Precision::Bf16);
     ensure!(has_bf16, "{name} has no bf16");
     println!(
-        "\nthe model of examples/learner on {name}: {} steps, seed {}",
-        options.steps, options.seed
+        "\nthe model of examples/learner on {name}: {} steps from each seed\n\
+         {:<5} {:<14} {:>28} {:>14} {:>16}",
+        options.steps, "seed", "precision", "first losses", "last, mean", "from its FP32"
     );
 
-    let task = Task::write::<B>(options, folder)?;
+    let (mut rows, mut beside) = (Vec::new(), Vec::new());
+    for &seed in &options.seed {
+        let runs = of_seed::<B>(options, seed, folder)?;
+        for framework in runs.chunks(2) {
+            let (_, fp32) = &framework[0];
+            for (precision, losses) in framework {
+                let first = losses[..FIRST].iter().map(|loss| format!("{loss:.6}"));
+                let first = first.collect::<Vec<_>>().join(" ");
+                let (last, distance) = (mean(last(losses)), distance(losses, fp32));
+                println!("{seed:<5} {precision:<14} {first:>28} {last:>14.5} {distance:>16.6}");
+                rows.push(json!({
+                    "model": "characters",
+                    "precision": precision,
+                    "seed": seed,
+                    "steps": options.steps,
+                    "last_loss": last,
+                    "distance": distance,
+                    "losses": losses,
+                }));
+            }
+        }
+        if let [(_, burn), (_, bf16), (_, pytorch), (_, autocast)] = &runs[..] {
+            let first = largest_difference(&burn[..FIRST], &pytorch[..FIRST]);
+            let ratio = distance(bf16, burn) / distance(autocast, pytorch);
+            println!(
+                "Burn and PyTorch in FP32 differ by {first:.1e} in the first {FIRST} losses, by {:.1e} in the last\n\
+                 in bf16, our distance is {ratio:.3} of PyTorch's",
+                distance(burn, pytorch)
+            );
+            beside.push((first, distance(bf16, burn), distance(autocast, pytorch)));
+        }
+    }
+    if !beside.is_empty() {
+        let first = beside.iter().map(|(first, ..)| *first);
+        let first = first.max_by(f64::total_cmp).unwrap_or(f64::NAN);
+        let ours: f64 = beside.iter().map(|(_, ours, _)| ours).sum();
+        let pytorchs: f64 = beside.iter().map(|(.., pytorchs)| pytorchs).sum();
+        let ratio = ours / pytorchs;
+        println!("from all seeds, our distance is {ratio:.3} of PyTorch's");
+        rows.push(json!({
+            "model": "characters",
+            "precision": "bf16 beside PyTorch",
+            "seeds": options.seed,
+            "first_difference": first,
+            "distance_ratio": ratio,
+        }));
+    }
+    Ok(rows)
+}
+
+/// The losses of a seed's runs: Burn in FP32, burn-amp in bf16, and where it is asked for, PyTorch in both.
+fn of_seed<B: Measured>(
+    options: &Options,
+    seed: u64,
+    folder: &Path,
+) -> anyhow::Result<Vec<(&'static str, Vec<f64>)>> {
+    let task = Task::write::<B>(options.steps, seed, folder)?;
     let fp32 = task.train::<Autodiff<B>>()?;
     let bf16 = with_precision(Precision::Bf16, || task.train::<AmpAutodiff<B>>())?;
     let mut runs = vec![("burn", fp32), ("bf16", bf16)];
@@ -67,42 +125,7 @@ pub fn convergence<B: Measured>(options: &Options, folder: &Path) -> anyhow::Res
     {
         runs.extend([("PyTorch fp32", fp32), ("PyTorch bf16", bf16)]);
     }
-
-    println!(
-        "{:<14} {:>28} {:>14} {:>16}",
-        "precision", "first losses", "last, mean", "from its FP32"
-    );
-    let mut rows = Vec::new();
-    for framework in runs.chunks(2) {
-        let (_, fp32) = &framework[0];
-        for (precision, losses) in framework {
-            let first = losses[..FIRST].iter().map(|loss| format!("{loss:.6}"));
-            let first = first.collect::<Vec<_>>().join(" ");
-            let (last, distance) = (mean(last(losses)), distance(losses, fp32));
-            println!("{precision:<14} {first:>28} {last:>14.5} {distance:>16.6}");
-            rows.push(json!({
-                "model": "characters",
-                "precision": precision,
-                "seed": options.seed,
-                "steps": options.steps,
-                "last_loss": last,
-                "distance": distance,
-                "losses": losses,
-            }));
-        }
-    }
-    if let [(_, burn), (_, bf16), (_, pytorch), (_, autocast)] = &runs[..] {
-        let first = largest_difference(&burn[..FIRST], &pytorch[..FIRST]);
-        let ratio = distance(bf16, burn) / distance(autocast, pytorch);
-        println!(
-            "Burn and PyTorch in FP32 differ by {first:.1e} in the first {FIRST} losses, by {:.1e} in the last\n\
-             in bf16, our distance is {ratio:.3} of PyTorch's",
-            distance(burn, pytorch)
-        );
-        rows[2]["first_difference"] = json!(first);
-        rows[3]["distance_ratio"] = json!(ratio);
-    }
-    Ok(rows)
+    Ok(runs)
 }
 
 /// The task of each run: the same weights on the same batches.
@@ -114,17 +137,17 @@ struct Task {
 
 impl Task {
     /// Draws the weights and the batches, and writes them for PyTorch.
-    fn write<B: Backend>(options: &Options, folder: &Path) -> anyhow::Result<Self> {
+    fn write<B: Backend>(steps: u16, seed: u64, folder: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(folder)?;
         let corpus = Corpus::load();
         let (vocabulary, weights) = (corpus.characters.len(), folder.join("weights.json"));
         let device = B::Device::default();
-        B::seed(&device, options.seed);
+        B::seed(&device, seed);
         Model::<B>::new(vocabulary, &device).save_file(&weights, &Recorder::new())?;
 
-        let mut rng = StdRng::seed_from_u64(options.seed);
+        let mut rng = StdRng::seed_from_u64(seed);
         let mut batch = || corpus.train.choose_multiple(&mut rng, BATCH).copied();
-        let batches = (0..options.steps).map(|_| batch().collect());
+        let batches = (0..steps).map(|_| batch().collect());
         let batches: Vec<Vec<Window>> = batches.collect();
         let tokens = |batch: &Vec<Window>| batch.iter().map(|w| w.to_vec()).collect();
         let tokens: Vec<Vec<_>> = batches.iter().map(tokens).collect();

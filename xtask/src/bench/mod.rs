@@ -89,9 +89,9 @@ pub struct Options {
     /// How many steps `convergence` trains.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u16).range(3..))]
     steps: u16,
-    /// Seed of the weights and the batches of `convergence`.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    /// Seeds of the weights and the batches of `convergence`, one run each.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 3, 4])]
+    seed: Vec<u64>,
     /// Also prints the figures of `memory` by size of block, and of `casts` by operation.
     #[arg(long)]
     detail: bool,
@@ -315,7 +315,7 @@ mod tests {
         assert!(options.measures(Kind::Memory) && !options.measures(Kind::Speed));
         assert!(options.models().eq(Model::ALL));
         assert!(!options.check && !options.pytorch && !options.detail);
-        assert_eq!((options.steps, options.seed), (300, 1));
+        assert_eq!((options.steps, options.seed), (300, vec![1, 2, 3, 4]));
         assert_eq!(Choice::Flex.missing_feature(), None);
     }
 
