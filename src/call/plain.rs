@@ -408,14 +408,10 @@ pub(crate) fn softmax_backward<B: Backend, S: Side<B>>(
     dim: usize,
 ) -> AmpTensor<B, S> {
     #[cfg(feature = "tch")]
-    let [p, grad] = {
-        let flags = [&p, &grad].map(|tensor| tensor.flags());
-        let [p, grad] = [p, grad].map(AmpTensor::into_primitive);
-        match in_kernel(|| libtorch::softmax_backward::<B>(p, grad, dim)) {
-            Ok(grad) => return AmpTensor::new(grad, flags[1]),
-            Err([p, grad]) => [AmpTensor::new(p, flags[0]), AmpTensor::new(grad, flags[1])],
-        }
-    };
+    if libtorch::has_kernels::<B>() && [&p, &grad].map(|t| t.dtype()) == [DType::F32; 2] {
+        let p = p.into_primitive();
+        return grad.map(|grad| in_kernel(|| libtorch::softmax_backward::<B>(p, grad, dim)));
+    }
     let whole = mul(grad.clone(), sum_dim(p.clone(), dim));
     let sum = sum_dim(mul(grad, p.clone()), dim);
     mul(sub(whole, sum), p)

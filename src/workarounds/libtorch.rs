@@ -1,8 +1,8 @@
 //! What LibTorch has and `burn-tch` does not use, or uses wrongly.
 
-#[cfg(feature = "tch")]
-use std::any::Any;
 use std::any::type_name;
+#[cfg(feature = "tch")]
+use std::any::{Any, TypeId};
 
 use burn_backend::tensor::FloatTensor;
 #[cfg(feature = "tch")]
@@ -49,8 +49,10 @@ pub(crate) fn permuted<B: Backend>(
 fn view<B: Backend>(tensor: &FloatTensor<B>, axes: &[usize]) -> Option<FloatTensor<B>> {
     let of = inner(tensor)?;
     let axes: Vec<_> = axes.iter().map(|&axis| axis as i64).collect();
-    let view = of.tensor.permute(axes);
-    outer(TchTensor::from_existing(view, of.storage.clone()))
+    outer(TchTensor {
+        tensor: of.tensor.permute(axes),
+        storage: of.storage.clone(),
+    })
 }
 
 /// The view without `burn-tch`. Windows are counted correctly, and a window of a whole dimension moves this dimension
@@ -111,9 +113,9 @@ pub(crate) fn into_bytes<B: Backend>(tensor: &FloatTensor<B>) -> Option<IntTenso
     outer(TchTensor::new(bytes))
 }
 
-/// The gradient of a softmax from its probabilities, both in FP32, by `at::_softmax_backward_data`, if `B` computes on
-/// LibTorch's tensors. With q the probabilities divided by their sum, since rounded ones do not sum to 1, the gradient
-/// is q (g - sum(q g)). A row of zeros gives zeros.
+/// The gradient of a softmax from its probabilities, both in FP32 and where `B` [`has_kernels`], by
+/// `at::_softmax_backward_data`. With q the probabilities divided by their sum, since rounded ones do not sum to 1, the
+/// gradient is q (g - sum(q g)). A row of zeros gives zeros.
 ///
 /// Until: Burn has a `softmax_backward` that `burn-tch` implements. 0.23 has none.
 #[cfg(feature = "tch")]
@@ -121,18 +123,12 @@ pub(crate) fn softmax_backward<B: Backend>(
     probabilities: FloatTensor<B>,
     grad: FloatTensor<B>,
     dim: usize,
-) -> Result<FloatTensor<B>, [FloatTensor<B>; 2]> {
-    let kind = <f32 as TchElement>::kind();
-    let is_fp32 = |tensor| inner(tensor).is_some_and(|tensor| tensor.tensor.kind() == kind);
-    if !is_fp32(&probabilities) || !is_fp32(&grad) {
-        return Err([probabilities, grad]);
-    }
-    let [probabilities, grad]: [TchTensor; 2] =
-        [probabilities, grad].map(|tensor| outer(tensor).expect(LIBTORCHS));
-    let dim = dim as i64;
-    let sum = probabilities.tensor.sum_dim_intlist(dim, true, kind);
-    let sum = sum.clamp_min(0.5);
-    let q = probabilities.unary_ops(|mut p| p.divide_(&sum), |p| p.divide(&sum));
+) -> FloatTensor<B> {
+    const KNOWN: &str = "a tensor of burn-tch's";
+    let [p, grad]: [TchTensor; 2] = [probabilities, grad].map(|t| outer(t).expect(KNOWN));
+    let (dim, kind) = (dim as i64, p.tensor.kind());
+    let sum = p.tensor.sum_dim_intlist(dim, true, kind).clamp_min(0.5);
+    let q = p.unary_ops(|mut p| p.divide_(&sum), |p| p.divide(&sum));
     // The kernel reads and writes both as contiguous.
     let q = q.tensor.contiguous();
     let kernel = |grad: &Tensor| Tensor::internal_softmax_backward_data(grad, &q, dim, kind);
@@ -140,17 +136,22 @@ pub(crate) fn softmax_backward<B: Backend>(
         true => Tensor::internal_softmax_backward_data_out(&grad, &grad, &q, dim, kind),
         false => kernel(&grad),
     };
-    Ok(outer(grad.unary_ops(in_place, kernel)).expect(LIBTORCHS))
+    outer(grad.unary_ops(in_place, kernel)).expect(KNOWN)
 }
 
+/// Whether the tensors of `B` are those of this `burn-tch`.
 #[cfg(feature = "tch")]
-const LIBTORCHS: &str = "a tensor of LibTorch's";
+pub(crate) fn has_kernels<B: Backend>() -> bool {
+    TypeId::of::<FloatTensor<B>>() == TypeId::of::<TchTensor>()
+}
 
+/// LibTorch's tensor, if `tensor` is one.
 #[cfg(feature = "tch")]
 fn inner<T: Any>(tensor: &T) -> Option<&TchTensor> {
     (tensor as &dyn Any).downcast_ref()
 }
 
+/// The same tensor in the type that it has.
 #[cfg(feature = "tch")]
 fn outer<T: Any, U: Any>(tensor: T) -> Option<U> {
     let mut tensor = Some(tensor);
@@ -242,7 +243,7 @@ mod tests {
             );
         };
         // Both are held: neither may change.
-        let shared = softmax_backward::<LibTorch>(p.clone(), grad.clone(), 1).unwrap();
+        let shared = softmax_backward::<LibTorch>(p.clone(), grad.clone(), 1);
         is_close(shared);
         assert_eq!(
             read(p.clone()),
@@ -254,14 +255,11 @@ mod tests {
         );
         let views = [swapped(p.clone()), swapped(grad.clone())];
         let [p_view, grad_view] = views;
-        is_close(swapped(
-            softmax_backward::<LibTorch>(p_view, grad_view, 0).unwrap(),
-        ));
+        is_close(swapped(softmax_backward::<LibTorch>(p_view, grad_view, 0)));
         // Nothing else holds them: their memory is the result's.
         let own = |x| LibTorch::<f32>::float_mul_scalar(x, 1.0.into());
-        is_close(softmax_backward::<LibTorch>(own(p), own(grad), 1).unwrap());
-        let half = || tensor::<LibTorch>([1.0; 4], FloatDType::BF16);
-        assert!(softmax_backward::<LibTorch>(half(), half(), 1).is_err());
+        is_close(softmax_backward::<LibTorch>(own(p), own(grad), 1));
+        assert!(has_kernels::<LibTorch>() && !has_kernels::<Flex>());
     }
 
     #[test]
