@@ -34,9 +34,9 @@
 //! - `distributed`: Burn's distributed data parallel, for backends that support it.
 //! - `flex`, `ndarray`, `cuda`, `rocm`, `wgpu`, `vulkan`, `metal`, `webgpu`, `tch`, `cpu`: Burn's
 //!   backends, for the ready-made types of the [`prelude`]. [`Amp`] and [`AmpAutodiff`] take any
-//!   backend without these features. With `tch`, four half operations on LibTorch are kernels of
-//!   LibTorch's that Burn does not use: a linear layer with a bias, the backward passes of ReLU and
-//!   softmax, and the mask of a dropout as bytes.
+//!   backend without these features. With `tch`, mixed precision on LibTorch calls
+//!   LibTorch where Burn composes operations: a half linear layer with a bias, the backward pass of
+//!   a half ReLU, a softmax's backward pass in FP32, and the mask of a dropout as bytes.
 //! - `fusion`, `autotune`: the same features of the enabled backends.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

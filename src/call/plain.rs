@@ -401,7 +401,7 @@ pub(crate) fn rows<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor
 
 /// The gradient of a softmax over `dim`, from its probabilities p, both in FP32: p (s g - sum(p g)), with s the sum of p.
 /// Rounded probabilities do not sum to exactly 1. Using s cancels the rounding error of the p nearest to 1, so a
-/// confident prediction keeps its small gradient.
+/// confident prediction keeps its small gradient. LibTorch's kernel gets p / s, whose gradient is this one by s squared.
 pub(crate) fn softmax_backward<B: Backend, S: Side<B>>(
     p: AmpTensor<B, S>,
     grad: AmpTensor<B, S>,
@@ -410,6 +410,7 @@ pub(crate) fn softmax_backward<B: Backend, S: Side<B>>(
     #[cfg(feature = "tch")]
     if libtorch::has_kernels::<B>() && [&p, &grad].map(|t| t.dtype()) == [DType::F32; 2] {
         let p = p.into_primitive();
+        // For `operand_grad`, whose result has the gradient's flags.
         return grad.map(|grad| in_kernel(|| libtorch::softmax_backward::<B>(p, grad, dim)));
     }
     let whole = mul(grad.clone(), sum_dim(p.clone(), dim));

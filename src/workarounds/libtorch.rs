@@ -115,7 +115,7 @@ pub(crate) fn into_bytes<B: Backend>(tensor: &FloatTensor<B>) -> Option<IntTenso
 
 /// The gradient of a softmax from its probabilities, both in FP32 and where `B` [`has_kernels`], by
 /// `at::_softmax_backward_data`. With q the probabilities divided by their sum, since rounded ones do not sum to 1, the
-/// gradient is q (g - sum(q g)). A row of zeros gives zeros.
+/// gradient is q (g - sum(q g)). A row of zeros, of which a masked softmax has some, gives zeros.
 ///
 /// Until: Burn has a `softmax_backward` that `burn-tch` implements. 0.23 has none.
 #[cfg(feature = "tch")]
