@@ -140,6 +140,8 @@ pub(crate) fn softmax_backward<B: Backend>(
 }
 
 /// Whether the tensors of `B` are those of this `burn-tch`.
+///
+/// Until: [`softmax_backward`] ends.
 #[cfg(feature = "tch")]
 pub(crate) fn has_kernels<B: Backend>() -> bool {
     TypeId::of::<FloatTensor<B>>() == TypeId::of::<TchTensor>()
