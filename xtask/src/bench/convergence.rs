@@ -83,13 +83,14 @@ pub fn convergence<B: Measured>(options: &Options, folder: &Path) -> anyhow::Res
         }
         if let [(_, burn), (_, bf16), (_, pytorch), (_, autocast)] = &runs[..] {
             let first = largest_difference(&burn[..FIRST], &pytorch[..FIRST]);
-            let ratio = distance(bf16, burn) / distance(autocast, pytorch);
+            let (ours, pytorchs) = (distance(bf16, burn), distance(autocast, pytorch));
+            let ratio = ours / pytorchs;
             println!(
                 "Burn and PyTorch in FP32 differ by {first:.1e} in the first {FIRST} losses, by {:.1e} in the last\n\
                  in bf16, our distance is {ratio:.3} of PyTorch's",
                 distance(burn, pytorch)
             );
-            beside.push((first, distance(bf16, burn), distance(autocast, pytorch)));
+            beside.push((first, ours, pytorchs));
         }
     }
     if !beside.is_empty() {
