@@ -13,6 +13,8 @@ use crate::precision::{half_wanted, in_kernel};
 use crate::tensor::{Side, TensorFlags};
 use crate::workarounds::fusion::{linear_of_rows, row_or_column_unfused};
 use crate::workarounds::libtorch;
+#[cfg(feature = "tch")]
+use crate::workarounds::libtorch::kernels;
 use burn_amp_core::policy::Role;
 
 /// Functions for operations of which nothing but the row has to be known: the tensors come first, then a scalar,
@@ -149,7 +151,7 @@ pub(crate) fn into_bytes<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> Int
     let tensor = call.operand(tensor);
     call.run(|| {
         #[cfg(feature = "tch")]
-        if let Some(bytes) = libtorch::into_bytes::<B>(&tensor) {
+        if let Some(bytes) = kernels::into_bytes::<B>(&tensor) {
             return bytes;
         }
         B::int_cast(B::float_into_int(tensor, IntDType::U8), IntDType::U8)
@@ -305,7 +307,7 @@ pub(crate) fn linear_kernel<B: Backend, S: Side<B>>(
     by_rows::<B, S>(x, |x| {
         #[cfg(feature = "tch")]
         if let Some(bias) = &bias
-            && let Some(out) = libtorch::linear::<B>(&x, &weight, bias)
+            && let Some(out) = kernels::linear::<B>(&x, &weight, bias)
         {
             return out;
         }
@@ -408,10 +410,10 @@ pub(crate) fn softmax_backward<B: Backend, S: Side<B>>(
     dim: usize,
 ) -> AmpTensor<B, S> {
     #[cfg(feature = "tch")]
-    if libtorch::has_kernels::<B>() && [&p, &grad].map(|t| t.dtype()) == [DType::F32; 2] {
+    if kernels::has_kernels::<B>() && [&p, &grad].map(|t| t.dtype()) == [DType::F32; 2] {
         let p = p.into_primitive();
         // For `operand_grad`, whose result has the gradient's flags.
-        return grad.map(|grad| in_kernel(|| libtorch::softmax_backward::<B>(p, grad, dim)));
+        return grad.map(|grad| in_kernel(|| kernels::softmax_backward::<B>(p, grad, dim)));
     }
     let whole = mul(grad.clone(), sum_dim(p.clone(), dim));
     let sum = sum_dim(mul(grad, p.clone()), dim);
@@ -430,7 +432,7 @@ pub(crate) fn relu_backward<B: Backend, S: Side<B>>(
         // FP32 is Burn's own to the last bit.
         #[cfg(feature = "tch")]
         if is_half(output.dtype())
-            && let Some(grad) = libtorch::relu_backward::<B>(&output, &grad)
+            && let Some(grad) = kernels::relu_backward::<B>(&output, &grad)
         {
             return grad;
         }
