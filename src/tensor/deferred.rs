@@ -83,6 +83,7 @@ impl fmt::Debug for Deferred {
 #[cfg(test)]
 mod tests {
     use burn::backend::Flex;
+    use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
     use burn::module::{Module, ModuleMapper, Param};
     use burn::nn::conv::{Conv2d, Conv2dConfig};
     use burn::nn::{LayerNormConfig, Linear, LinearConfig};
@@ -277,6 +278,58 @@ mod tests {
                 assert_eq!(later.dtype, DType::F32);
                 // Sums of rows may add up in another order.
                 later.assert_approx_eq::<f32>(eager, Tolerance::rel_abs(1e-5, 1e-7));
+            }
+        }
+    }
+
+    /// A layer norm whose gamma is its beta as well, between permutations and linear layers of one weight.
+    #[test]
+    fn with_fusion_tied_parameters_behind_permutations_get_the_same_gradients() {
+        fn gradients<A: AutodiffBackend<InnerBackend = I>>() -> [TensorData; 3] {
+            let device = Default::default();
+            let wave = |frequency: f32, shape: &[usize]| {
+                let values =
+                    (0..shape.iter().product()).map(|at: usize| (frequency * at as f32).sin());
+                TensorData::new(values.collect::<Vec<_>>(), shape)
+            };
+            let vector = |frequency| Tensor::<A, 1>::from_data(wave(frequency, &[4]), &device);
+            let mut linear = LinearConfig::new(4, 4).init::<A>(&device);
+            linear.weight = Param::from_data(wave(0.7, &[4, 4]), &device);
+            linear.bias = Some(Param::from_tensor(vector(0.9)));
+            let mut norm = LayerNormConfig::new(4).init::<A>(&device);
+            norm.gamma = Param::from_tensor(vector(1.1) + 1.5);
+            norm.beta = Some(norm.gamma.clone());
+            let x = Tensor::<A, 3>::from_data(wave(0.3, &[2, 4, 4]), &device);
+            let x = linear.forward(linear.forward(x).swap_dims(1, 2));
+            let x = linear.forward(norm.forward(x.swap_dims(0, 1)).swap_dims(0, 1));
+            let loss = (x.permute([2, 0, 1]) * 0.1).powi_scalar(2).mean();
+            let grads = loss.backward();
+            let vectors = [linear.bias.as_ref().expect("a bias"), &norm.gamma];
+            let [bias, gamma] =
+                vectors.map(|v| v.val().grad(&grads).expect("a gradient").into_data());
+            let weight = linear.weight.val().grad(&grads).expect("a gradient");
+            [weight.into_data(), bias, gamma]
+        }
+        let _alone = PASSES.lock();
+        let scaler = GradScaler::new(LossScaleConfig::Fixed(1024.0)).expect("a scale");
+        type Checkpointing = AmpAutodiff<Flex, BalancedCheckpointing>;
+        for run in [gradients::<B>, gradients::<Checkpointing>] {
+            let exact = with_precision(Precision::F32, run);
+            for (precision, rounding) in [(Precision::F16, 2e-3), (Precision::Bf16, 1.6e-2)] {
+                let half = || with_precision(precision, || scaler.scope(run));
+                let (eager, later) = (half(), as_fused(half));
+                for (exact, half) in exact.iter().zip(eager.iter().zip(&later)) {
+                    let largest = exact
+                        .iter::<f32>()
+                        .fold(0.0, |max, x: f32| x.abs().max(max));
+                    // Sums of rows may add up in another order, and so round otherwise in half.
+                    half.1
+                        .assert_approx_eq::<f32>(half.0, Tolerance::absolute(rounding * largest));
+                    half.1.assert_approx_eq::<f32>(
+                        exact,
+                        Tolerance::absolute(8.0 * rounding * largest),
+                    );
+                }
             }
         }
     }
