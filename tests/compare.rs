@@ -121,6 +121,36 @@ fn a_variance_by_subtraction_grows_where_the_means_are_subtracted() {
     );
 }
 
+/// The table has the operands that there are, and an infinity is one row that grows, not all that follows from it.
+#[test]
+fn an_infinity_grows_where_it_begins() {
+    let _alone = alone();
+    let model: Linear<A> = LinearConfig::new(16, 16)
+        .with_bias(false)
+        .init::<A>(&Default::default())
+        .map(&mut Fill(0));
+    let report = in_half(Precision::F16, || {
+        compare(&model, 7, |model| {
+            let x = model.forward(values::<A, 2>([64, 16], 3) * 300.0);
+            let largest = (x.clone() * x).max().exp().log();
+            ((largest.clone() + 1.0) * 0.5).mean() + (largest.neg() - 1.0).mean()
+        })
+    });
+    println!("{report}");
+    let of = |op: &str| report.operations.iter().find(|of| of.op == op).unwrap();
+    assert_eq!(
+        of("linear").shapes,
+        [vec![64, 16], vec![16, 16]],
+        "{report}"
+    );
+    let grown: Vec<_> = report.operations.iter().filter(|of| of.grows).collect();
+    assert_eq!(grown.len(), 1, "{report}");
+    assert!(
+        grown[0].op == "mul" && grown[0].total.is_infinite(),
+        "{report}"
+    );
+}
+
 #[test]
 fn a_tanh_near_one_grows_in_its_distance_from_one() {
     let _alone = alone();

@@ -426,7 +426,7 @@ macro_rules! own_ops {
             $crate::diagnostics::compare::recorded_call!(
                 $out,
                 $op,
-                tensors,
+                [$($(Some(&$t),)? $($o.as_ref(),)?)+],
                 Self::$op($(
                     $($crate::diagnostics::compare::operand(&$t))?
                     $($o.as_ref().map($crate::diagnostics::compare::operand))?

@@ -10,7 +10,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata, try_read_sync};
 
 use super::FiniteCheck;
-use crate::policy::{Class, Op};
+use crate::policy::{Class, Op, short};
 use crate::precision::{inspecting, is_in_backward, is_inspecting, keeps_dtypes};
 use crate::tensor::{AmpTensor, Below, Side, at_least_f32};
 use crate::{Anomaly, AnomalyPass};
@@ -179,7 +179,7 @@ pub(crate) fn result<B: Backend, S: Side<B>>(
             return;
         }
         anomalies.push(Anomaly {
-            op: short(op.name),
+            op: short(op.name).into(),
             pass,
             dtype: format!("{:?}", tensor.dtype()),
             shape: tensor.shape().to_vec(),
@@ -187,7 +187,7 @@ pub(crate) fn result<B: Backend, S: Side<B>>(
             step: watched
                 .step
                 .filter(|_| pass == AnomalyPass::Backward)
-                .map(short),
+                .map(|step| short(step).into()),
             parameter: None,
             leaf: watched.leaf.filter(|_| pass == AnomalyPass::Forward),
         });
@@ -215,10 +215,6 @@ impl Pass {
         let overflows = &mut self.found.overflows;
         overflows.extend(overflow.filter(|overflow| !overflows.contains(overflow)));
     }
-}
-
-fn short(op: &str) -> String {
-    op.trim_start_matches("float_").into()
 }
 
 /// The largest magnitude, if all values are finite. 0 where it is not `wanted`: it takes a read-back of its own.

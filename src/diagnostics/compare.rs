@@ -6,6 +6,7 @@ use std::cell::RefCell;
 
 use burn_backend::{Backend, TensorMetadata, try_read_sync};
 
+use crate::policy::short;
 use crate::precision::{full_precision, inspecting, is_in_backward, is_inspecting, keeps_dtypes};
 use crate::tensor::{AmpTensor, Side};
 
@@ -79,22 +80,21 @@ pub(crate) fn operand<B: Backend, S: Side<B>>(tensor: &AmpTensor<B, S>) -> AmpTe
     AmpTensor::new(detached, tensor.flags())
 }
 
-/// Begins the record of a call on these operands, which `in_fp32` computes.
+/// Begins the record of a call on these operands, as far as they are there. `in_fp32` computes it.
 pub(crate) fn begin<B: Backend, S: Side<B>>(
     op: &'static str,
-    tensors: &[&AmpTensor<B, S>],
+    tensors: &[Option<&AmpTensor<B, S>>],
     in_fp32: impl FnOnce() -> AmpTensor<B, S>,
 ) -> Call {
     let compares =
         CALLED.with_borrow(|called| called.as_ref().is_some_and(|called| called.compares));
     let exact = compares.then(|| values(&full_precision(|| inspecting(in_fp32))));
-    let mut leaves = tensors
-        .iter()
-        .filter(|t| B::float_is_require_grad(&t.primitive));
+    let tensors = || tensors.iter().copied().flatten();
+    let mut leaves = tensors().filter(|t| B::float_is_require_grad(&t.primitive));
     let leaf = leaves.find_map(|leaf| S::node(&leaf.primitive));
     Call {
-        op: op.trim_start_matches("float_"),
-        shapes: tensors.iter().map(|t| t.shape().to_vec()).collect(),
+        op: short(op),
+        shapes: tensors().map(|t| t.shape().to_vec()).collect(),
         leaf: leaf.map(|node| node.id),
         values: exact.unwrap_or_default(),
         added: 0.0,

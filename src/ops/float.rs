@@ -267,7 +267,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         recorded_call!(
             FloatTensor,
             float_matmul,
-            [&lhs, &rhs],
+            [Some(&lhs), Some(&rhs)],
             Self::float_matmul(compare::operand(&lhs), compare::operand(&rhs)),
             matmul(lhs, rhs)
         )

@@ -212,7 +212,8 @@ fn operations(
             (None, Some(other)) => distance(&call.values, &other.values),
             _ => 0.0,
         };
-        let grows = total >= 4.0 * largest;
+        // Behind what is infinite, all that follows from it is.
+        let grows = largest.is_finite() && total >= 4.0 * largest;
         largest = largest.max(total);
         let parameter = call.leaf.and_then(|leaf| paths.get(&leaf).cloned());
         let is_alike = |of: &&mut ComparedOperation| {

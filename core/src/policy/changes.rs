@@ -110,7 +110,8 @@ impl Serialize for OpPrecisions {
 }
 
 /// An operation's name as users write it: `exp` for `float_exp`.
-pub(crate) fn short(op: &str) -> &str {
+#[doc(hidden)]
+pub fn short(op: &str) -> &str {
     op.strip_prefix("float_").unwrap_or(op)
 }
 

@@ -47,8 +47,10 @@ use serde::Serialize;
 
 pub use crate::dtype::{follows_half, holds, holds_exactly, is_half, largest_within, widest};
 pub use casts::{HalfSupport, Mode, Support};
+#[doc(hidden)]
+pub use changes::short;
 pub use changes::{OpPrecision, OpPrecisions};
-pub(crate) use changes::{allowed, operations, short};
+pub(crate) use changes::{allowed, operations};
 pub use convolution::Convolution;
 pub use decision::{Decision, Layer, Operand, Site, decide, fp32_alone};
 pub use flags::TensorFlags;

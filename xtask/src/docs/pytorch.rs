@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use burn_amp_core::policy::short;
+
 /// How autocast treats an operation's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Autocast {
@@ -108,7 +110,7 @@ pub fn counterpart(op: &str) -> Option<Option<Counterpart>> {
     if words(NONE).any(|none| none == op) {
         return Some(None);
     }
-    let plain = op.strip_prefix("float_").unwrap_or(op);
+    let plain = short(op);
     let mut others = other_names();
     let name = match others.find(|(known, _)| *known == op) {
         Some((_, name)) => name,
