@@ -12,6 +12,7 @@ use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::DType;
 use burn::tensor::activation::sigmoid;
+use burn_amp::policy::OpPrecision;
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, DynamicLossScale, GradScaler, LossScaleConfig, Precision,
     exceptions, full_precision, with_precision,
@@ -50,6 +51,7 @@ impl Log for Kept {
 
     fn log(&self, record: &Record) {
         READ.lock().unwrap().as_ref().map(GradScaler::loss_scale);
+        exceptions::<B>(&Default::default()).kept_in();
         let line = record.args().to_string();
         if line.starts_with("burn-amp: ") {
             LINES.lock().unwrap().push((record.level(), line));
@@ -407,4 +409,25 @@ fn the_log_is_told_once_and_why() {
         let each = [vec![backward], exp.to_vec()].concat();
         assert_eq!(found, [each.clone(), each].concat());
     }
+
+    // The folder of the file of exceptions is gone. What the logger asks for is not locked.
+    let folder = tempfile::tempdir().unwrap();
+    let kept = exceptions::<B>(&Default::default());
+    kept.keep_in(folder.path().join("exceptions.json")).unwrap();
+    drop(folder);
+    let config = AmpConfig::new().with_op("exp", OpPrecision::Half).unwrap();
+    config.apply::<B>(&Default::default()).unwrap();
+    let told = self::lines();
+    let has = |level, text: &str| {
+        told.iter()
+            .any(|(of, line)| *of == level && line.contains(text))
+    };
+    assert!(
+        has(Level::Info, "exp computes in half, by AmpConfig::with_op"),
+        "{told:?}"
+    );
+    assert!(
+        has(Level::Warn, "the exceptions could not be written to"),
+        "{told:?}"
+    );
 }

@@ -11,6 +11,7 @@ use burn::module::{AutodiffModule, Module};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
+use burn::tensor::DType;
 use burn::tensor::activation::{relu, sigmoid, softmax};
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::policy::Reason;
@@ -440,6 +441,34 @@ fn a_gradient_that_is_not_finite_in_fp32_either_is_no_exception() {
         (40, 1.0, 1)
     );
     assert!(listed(&device).is_empty(), "{:?}", listed(&device));
+}
+
+/// A softmax in FP32 that the program casts to half itself: behind the exception, a gradient in f16 still overflows at the
+/// first loss scales.
+#[test]
+fn an_exception_stays_while_the_loss_scale_falls() {
+    fn attention<B: Backend>(
+        net: &Net<B>,
+        step: u64,
+        length: usize,
+        device: &B::Device,
+    ) -> Tensor<B, 1> {
+        let x = batch::<B, 3>([2, length, WIDTH], step, device);
+        let [q, k] = [&net.first, &net.second].map(|layer| layer.forward(x.clone()) * 120.0);
+        let half = q.dtype();
+        let scores = q.matmul(k.swap_dims(1, 2));
+        let weights = softmax(scores.cast(DType::F32) / 160_000.0, 2).cast(half);
+        let mixed = weights.matmul(x.clone() * 1000.0);
+        let out = mixed.narrow(2, 0, 2) - target(x, step) * 1000.0;
+        out.powi_scalar(2).sum() * 1e-5
+    }
+    let exact = train(attention::<A>, &fp32(), |_| ROWS);
+    let device = f16(AmpConfig::new());
+    let ratio = train(attention::<A>, &device, |_| ROWS) / exact;
+    assert_eq!(listed(&device), ["matmul over 16"]);
+    assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
+    let skipped = skipped(&device);
+    assert!((3..=16).contains(&skipped), "{skipped}");
 }
 
 /// What was never in f16 says nothing of an exception: an infinity in FP32 that a mask takes away.

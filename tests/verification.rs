@@ -292,6 +292,10 @@ fn operands_that_show_nothing_are_compared_at_a_later_use() {
     let report = AmpReport::of::<B>(&device).unwrap().to_string();
     let line = "unverified  matmul of [8, 40] and [40, 24]: not compared with a reference yet\n";
     assert!(report.contains(line), "{report}");
+    configure(&device, Precision::Bf16, false);
+    assert_eq!(unverified(&device), [""; 0]);
+    configure(&device, Precision::Bf16, true);
+    assert_eq!(unverified(&device).len(), 1);
     product(random([8, 40], &device));
     assert_eq!(found(&device), ["matmul of [8, 40] and [40, 24]"]);
     assert_eq!(unverified(&device), [""; 0]);

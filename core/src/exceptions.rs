@@ -24,6 +24,14 @@ use crate::{AmpError, FloatDType, Precision};
 
 /// The version of the file.
 const VERSION: u32 = 1;
+/// The most KiB of it that are read. A call that was verified takes less than 1, and there are at most 4,096.
+const LARGEST: usize = 16 * 1024;
+
+/// A line for the log.
+#[doc(hidden)]
+#[must_use = "`publish` logs it, where no lock is held"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct News(log::Level, String);
 
 /// Why an operation has another precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -121,6 +129,12 @@ impl fmt::Display for Exception {
         for (i, shape) in self.shapes.iter().enumerate() {
             let word = if i == 0 { "of" } else { "and" };
             write!(f, " {word} {shape:?}")?;
+        }
+        if let (Some(options), [first, ..]) = (&self.convolution, &self.shapes[..]) {
+            let axes = first.len().saturating_sub(2).min(3);
+            for option in options.unusual(axes) {
+                write!(f, ", {option}")?;
+            }
         }
         Ok(())
     }
@@ -227,23 +241,19 @@ impl Exceptions {
     }
 
     /// Adds calls that overflowed f16 in this pass. A second length of an operation stands for all: it is that of a
-    /// batch or of a sequence, which varies. Returns whether they are new.
-    pub(crate) fn add_overflowed(&self, op: &str, length: usize, pass: &str) -> bool {
-        let place = OPS.iter().position(|row| row.name == op);
-        let place = place.filter(|place| Self::may_overflow(&OPS[*place]) && !self.is_frozen());
-        let Some((place, calls)) =
-            place.and_then(|place| Some((place, self.widen(place, length)?)))
-        else {
-            return false;
-        };
-        log::warn!(
+    /// batch or of a sequence, which varies. `None` if they are not new.
+    pub(crate) fn add_overflowed(&self, op: &str, length: usize, pass: &str) -> Option<News> {
+        let place = OPS.iter().position(|row| row.name == op)?;
+        if !Self::may_overflow(&OPS[place]) || self.is_frozen() {
+            return None;
+        }
+        let text = format!(
             "burn-amp: {} overflowed f16 in the {pass} pass, and no loss scale mends it: it computes in FP32 on {} from \
              now on. burn_amp::exceptions lists it; AmpConfig::with_overflow_fallback(false) skips such steps",
-            Exception::overflowed(place, calls),
-            self.device.get().map_or("the device", String::as_str)
+            Exception::overflowed(place, self.widen(place, length)?),
+            self.device_name()
         );
-        self.keep();
-        true
+        Some(News(log::Level::Warn, text))
     }
 
     /// Adds calls of this length, if they are new. Returns the length of those that there are now.
@@ -260,19 +270,19 @@ impl Exceptions {
     }
 
     /// Takes calls back: their result is not finite in FP32 either.
-    pub(crate) fn withdraw(&self, op: &str, length: usize) {
+    pub(crate) fn withdraw(&self, op: &str, length: usize) -> News {
         let place = OPS.iter().position(|row| row.name == op);
         let is = |calls: usize| calls == ALL || calls == length;
         let place = place.filter(|place| is(self.overflowed[*place].load(Ordering::Relaxed)));
         if let Some(place) = place {
             self.forget_overflow(place);
-            self.keep();
         }
-        log::warn!(
+        let text = format!(
             "burn-amp: {} over {length} gives a result that is not finite in FP32 either: no precision and no loss scale \
              mends it",
             short(op)
         );
+        News(log::Level::Warn, text)
     }
 
     fn forget_overflow(&self, place: usize) {
@@ -282,20 +292,31 @@ impl Exceptions {
 
     /// Puts the precisions of a configuration in the place of those of the configuration before.
     #[doc(hidden)]
-    pub fn configure(&self, operations: &OpPrecisions) {
+    pub fn configure(&self, operations: &OpPrecisions) -> Vec<News> {
+        let mut news = Vec::new();
         for (op, known) in OPS.iter().zip(&self.known) {
             let precision = operations.of(op);
             let change = |known| Some(Known(known).with_configured(precision).0);
             let before = known.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
             let is_new = before.is_ok_and(|before| Known(before).configured() != precision);
             if let Some(precision) = precision.filter(|_| is_new) {
-                log::info!(
-                    "burn-amp: {} computes in {precision}, by AmpConfig::with_op",
-                    short(op.name)
-                );
+                let name = short(op.name);
+                let text =
+                    format!("burn-amp: {name} computes in {precision}, by AmpConfig::with_op");
+                news.push(News(log::Level::Info, text));
             }
         }
+        news
+    }
+
+    /// Writes the file, if there is one, and logs what has changed. The caller holds no lock: the program's logger may ask
+    /// for the device.
+    #[doc(hidden)]
+    pub fn publish(&self, news: impl IntoIterator<Item = News>) {
         self.keep();
+        for News(level, text) in news {
+            log::log!(level, "{text}");
+        }
     }
 
     /// Whether the device is exact in an operation that is not known yet: `try_it` finds out. `None` if the exceptions
@@ -327,42 +348,64 @@ impl Exceptions {
         }
     }
 
-    /// What was verified of a call of a contraction in `half`, on float operands of these shapes.
+    /// What was verified of a call of a contraction in `half`, on float operands of these shapes, and whether to verify this
+    /// one, if a comparison `may_begin`.
     #[doc(hidden)]
-    pub fn verified<D: FloatDType>(&self, op: &Op, half: D, shapes: &[&[usize]]) -> Verification {
-        let asked = self.verified.ask(op, half_of(half), shapes);
-        if self.is_frozen() && asked.begun.is_some() {
-            self.end_verification(asked.begun, None);
-            return Verification {
-                begun: None,
-                ..asked
-            };
-        }
-        asked
+    pub fn verified<D: FloatDType>(
+        &self,
+        op: &Op,
+        half: D,
+        shapes: &[&[usize]],
+        may_begin: bool,
+    ) -> Verification {
+        let may_begin = may_begin && !self.is_frozen();
+        self.verified.ask(op, half_of(half), shapes, may_begin)
     }
 
-    /// Ends a comparison that began. Without a verdict, the next such call begins another one.
+    /// Ends comparisons that began. Without a verdict, the next such call begins another one.
     #[doc(hidden)]
-    pub fn end_verification(&self, begun: Option<Begun>, verdict: Option<Verdict>) {
-        let verdict = verdict.filter(|_| !self.is_frozen());
-        let Some((calls, state)) = begun.and_then(|begun| self.verified.end(begun, verdict)) else {
-            return;
-        };
-        let device = self.device.get().map_or("the device", String::as_str);
-        let exception = Exception::verified(calls, state);
-        let half = exception.half.expect("it is set");
-        match (state, verdict) {
-            (State::Wrong(None), Some(Verdict::Wrong { found, right })) => log::warn!(
-                "burn-amp: {exception} in {half} is wrong on {device}: it gave {found}, and {right} is right. It computes \
-                 in FP32 from now on, and its result is rounded to {half}. burn_amp::exceptions lists it"
-            ),
-            (State::Wrong(Some(false)), Some(Verdict::Wrong { found, right })) => log::error!(
-                "burn-amp: {exception} is wrong on {device} in FP32, too: it gave {found}, and {right} is right. No \
-                 precision mends it: report it to Burn, or use other shapes"
-            ),
-            _ => {}
+    pub fn end_verifications(&self, ended: impl IntoIterator<Item = (Begun, Option<Verdict>)>) {
+        let (mut changed, mut news) = (false, Vec::new());
+        for (begun, verdict) in ended {
+            let verdict = verdict.filter(|_| !self.is_frozen());
+            if let Some((calls, state)) = self.verified.end(begun, verdict) {
+                changed = true;
+                news.extend(self.found_wrong(calls, state, verdict));
+            }
         }
-        self.keep();
+        if changed {
+            self.publish(news);
+        }
+    }
+
+    /// What the log says of a verdict.
+    fn found_wrong(&self, calls: Calls, state: State, verdict: Option<Verdict>) -> Option<News> {
+        let Some(Verdict::Wrong { found, right }) = verdict else {
+            return None;
+        };
+        let (exception, device) = (Exception::verified(calls, state), self.device_name());
+        let half = exception.half?;
+        let (level, text) = match state {
+            State::Wrong(None) => (
+                log::Level::Warn,
+                format!(
+                    "burn-amp: {exception} in {half} is wrong on {device}: it gave {found}, and {right} is right. It \
+                     computes in FP32 from now on, and its result is rounded to {half}. burn_amp::exceptions lists it"
+                ),
+            ),
+            _ => (
+                log::Level::Error,
+                format!(
+                    "burn-amp: {exception} is wrong on {device} in FP32, too: it gave {found}, and {right} is right. No \
+                     precision mends it: report it to Burn, or use other shapes"
+                ),
+            ),
+        };
+        Some(News(level, text))
+    }
+
+    fn device_name(&self) -> &str {
+        self.device.get().map_or("the device", String::as_str)
     }
 
     /// The calls of contractions in this precision that were not verified so far: none of their operands told anything, or
@@ -499,10 +542,10 @@ impl Exceptions {
         for (place, length) in read.overflowed {
             self.widen(place, length.unwrap_or(ALL));
         }
-        let verified = self.verified.all();
-        for (calls, state) in read.verified {
-            self.verified.add(&OPS[calls.place], calls, state);
-        }
+        let verified = read.verified.into_iter();
+        let verified = verified
+            .filter_map(|(calls, state)| self.verified.add(&OPS[calls.place], calls, state))
+            .collect();
         if let Err(error) = self.write(path) {
             for (place, calls) in before.into_iter().enumerate() {
                 match calls {
@@ -510,7 +553,7 @@ impl Exceptions {
                     calls => self.overflowed[place].store(calls, Ordering::Relaxed),
                 }
             }
-            self.verified.retain(&verified);
+            self.verified.restore(verified);
             for (place, (calls, half, _)) in &added {
                 let answer = 0b11 << bits(*calls, *half);
                 self.known[*place].fetch_and(!answer, Ordering::Relaxed);
@@ -529,7 +572,7 @@ impl Exceptions {
 
     /// What a file knows.
     fn read(&self, file: File) -> io::Result<Found> {
-        let kept: Kept = read_json(file)?;
+        let kept: Kept = read_json(file, LARGEST)?;
         let unlike = |reason: String| io::Error::other(reason);
         if kept.version != VERSION {
             return Err(unlike(format!(
@@ -586,10 +629,12 @@ impl Exceptions {
 
     /// Writes the file, if there is one. What was found is in force also where this fails.
     fn keep(&self) {
-        let file = self.file();
-        if let Some(path) = &*file
-            && let Err(error) = self.write(path)
-        {
+        let unwritten = {
+            let file = self.file();
+            let failed = |path: &PathBuf| Some((path.clone(), self.write(path).err()?));
+            file.as_ref().and_then(failed)
+        };
+        if let Some((path, error)) = unwritten {
             log::warn!(
                 "burn-amp: the exceptions could not be written to {}: {error}",
                 path.display()
@@ -715,10 +760,19 @@ mod tests {
     use super::*;
     use crate::dtype::tests::DType;
     use crate::policy::{Class, Role};
+    use crate::verified::MOST;
     use DType::{BF16, F16};
 
     fn tried(name: &str) -> TriedOp {
         TriedOp::named(name).unwrap()
+    }
+
+    /// Adds calls that overflowed. Returns whether they are new.
+    fn add(exceptions: &Exceptions, op: &str, length: usize, pass: &str) -> bool {
+        let news = exceptions.add_overflowed(op, length, pass);
+        let is_new = news.is_some();
+        exceptions.publish(news);
+        is_new
     }
 
     fn texts(exceptions: &Exceptions) -> Vec<String> {
@@ -737,7 +791,7 @@ mod tests {
             .with("0.21", "softmax", OpPrecision::Half)
             .unwrap();
         let operations = operations.with("0.21", "conv2d", OpPrecision::F32).unwrap();
-        exceptions.configure(&operations);
+        assert_eq!(exceptions.configure(&operations).len(), 2);
         let grouped = tried("conv2d").of_kind(Kind::Grouped);
         assert_eq!(exceptions.tried(grouped, F16, || false), Some(false));
         assert_eq!(
@@ -779,7 +833,7 @@ mod tests {
         let exceptions = some();
         let linear = tried("linear");
         assert_eq!(exceptions.tried(linear, BF16, || false), Some(true));
-        exceptions.configure(&OpPrecisions::default());
+        assert_eq!(exceptions.configure(&OpPrecisions::default()), []);
         assert_eq!(texts(&exceptions), [SOME[1], SOME[3]]);
         let names = |precision| exceptions.in_force(precision).len();
         assert_eq!(
@@ -838,13 +892,13 @@ mod tests {
         let matmul = Op::named("float_matmul");
         let overflowed =
             |exceptions: &Exceptions, length| exceptions.of(&matmul, || length).overflowed();
-        assert!(exceptions.add_overflowed("float_matmul", 64, "forward"));
-        assert!(!exceptions.add_overflowed("float_matmul", 64, "forward"));
+        assert!(add(&exceptions, "float_matmul", 64, "forward"));
+        assert!(!add(&exceptions, "float_matmul", 64, "forward"));
         let found = [64, 65].map(|length| overflowed(&exceptions, length));
         assert_eq!(found, [true, false]);
         assert!(texts(&exceptions).contains(&"matmul over 64, f16: f32, Overflowed".into()));
-        assert!(exceptions.add_overflowed("float_matmul", 65, "backward"));
-        assert!(!exceptions.add_overflowed("float_matmul", 66, "forward"));
+        assert!(add(&exceptions, "float_matmul", 65, "backward"));
+        assert!(!add(&exceptions, "float_matmul", 66, "forward"));
         assert!(
             overflowed(&exceptions, 7)
                 && texts(&exceptions).contains(&"matmul, f16: f32, Overflowed".into())
@@ -852,23 +906,23 @@ mod tests {
         assert!(exceptions.of(&matmul, || 7).without_trials().overflowed());
         // What moves data, what is of the backward pass, and what is no row cannot be changed.
         for op in ["float_reshape", "relu_backward", "own"] {
-            assert!(!exceptions.add_overflowed(op, 1, "forward"), "{op}");
+            assert!(!add(&exceptions, op, 1, "forward"), "{op}");
         }
         assert_eq!(
             exceptions.in_force(Precision::Bf16).len(),
             exceptions.in_force(Precision::F16).len() - 1
         );
 
-        exceptions.withdraw("float_matmul", 9);
+        exceptions.publish([exceptions.withdraw("float_matmul", 9)]);
         assert!(!overflowed(&exceptions, 64));
         assert_eq!(texts(&exceptions), SOME);
-        exceptions.add_overflowed("float_matmul", 64, "forward");
-        exceptions.withdraw("float_matmul", 65);
+        add(&exceptions, "float_matmul", 64, "forward");
+        exceptions.publish([exceptions.withdraw("float_matmul", 65)]);
         assert!(overflowed(&exceptions, 64));
         exceptions.clear();
         assert!(!overflowed(&exceptions, 64));
         exceptions.freeze(true);
-        assert!(!exceptions.add_overflowed("float_matmul", 64, "forward"));
+        assert!(!add(&exceptions, "float_matmul", 64, "forward"));
     }
 
     #[test]
@@ -877,24 +931,120 @@ mod tests {
         let path = folder.path().join("exceptions.json");
         let exceptions = some();
         exceptions.named(|| "one".into()).keep_in(&path).unwrap();
-        exceptions.add_overflowed("float_matmul", 64, "forward");
-        exceptions.add_overflowed("float_mul", 1, "forward");
-        exceptions.add_overflowed("float_mul", 2, "forward");
+        add(&exceptions, "float_matmul", 64, "forward");
+        add(&exceptions, "float_mul", 1, "forward");
+        add(&exceptions, "float_mul", 2, "forward");
 
         let all = [
             "matmul over 64, f16: f32, Overflowed",
             "mul, f16: f32, Overflowed",
         ];
         let other = Exceptions::default();
-        other.add_overflowed("float_mul", 5, "forward");
+        add(&other, "float_mul", 5, "forward");
         other.named(|| "other".into()).keep_in(&path).unwrap();
         assert_eq!(texts(&other), all);
 
         let unread = Exceptions::default();
-        unread.add_overflowed("float_mul", 5, "forward");
+        add(&unread, "float_mul", 5, "forward");
         let nowhere = folder.path().join("exceptions.json").join("no folder");
         assert!(unread.keep_in(nowhere).is_err());
         assert_eq!(texts(&unread), ["mul over 5, f16: f32, Overflowed"]);
+    }
+
+    /// Calls of many shapes, as a program has with sequences of many lengths.
+    #[test]
+    fn a_file_of_many_verified_calls_is_read_again() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("exceptions.json");
+        let (linear, exceptions) = (Op::named("linear"), Exceptions::default());
+        let shapes = |features: usize| [vec![64, features], vec![features, 7]];
+        let ask = |of: &Exceptions, features| {
+            let shapes = shapes(features);
+            of.verified(&linear, F16, &shapes.each_ref().map(Vec::as_slice), true)
+        };
+        let begun = (1..=2 * MOST).filter_map(|features| ask(&exceptions, features).begun);
+        let begun: Vec<_> = begun.collect();
+        // No more are compared, so that the table and its file end.
+        assert_eq!(begun.len(), MOST);
+        let wrong = Verdict::Wrong {
+            found: 1.0,
+            right: 2.0,
+        };
+        let verdicts = begun.iter().enumerate().map(|(nth, _)| match nth {
+            8 => wrong,
+            _ => Verdict::Right,
+        });
+        exceptions.end_verifications(begun.iter().copied().zip(verdicts.map(Some)));
+        exceptions.keep_in(&path).unwrap();
+        let bytes = fs::metadata(&path).unwrap().len();
+        assert!(
+            (MOST as u64 * 100..LARGEST as u64 * 1024 / 2).contains(&bytes),
+            "{bytes}"
+        );
+
+        let next = Exceptions::default();
+        next.keep_in(&path).unwrap();
+        assert_eq!(
+            texts(&next),
+            ["linear of [64, 9] and [9, 7], f16: f32, Verified"]
+        );
+        let known = |features| ask(&next, features);
+        assert_eq!((known(10).begun, known(MOST).begun), (None, None));
+        assert!(known(9).is_wrong);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_changes_nothing_that_was_verified() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("exceptions.json");
+        let matmul = Op::named("float_matmul");
+        let ask = |of: &Exceptions| of.verified(&matmul, F16, &[&[8, 40], &[40, 24]], true);
+        let other = some();
+        let begun = ask(&other).begun.unwrap();
+        let wrong = Verdict::Wrong {
+            found: 1.0,
+            right: 2.0,
+        };
+        other.end_verifications([(begun, Some(wrong))]);
+        other.keep_in(&path).unwrap();
+
+        let exceptions = Exceptions::default();
+        let begun = ask(&exceptions).begun.unwrap();
+        exceptions.end_verifications([(begun, Some(Verdict::Silent))]);
+        // Its name is longer than a file's may be with the one that is written beside it.
+        let long = folder.path().join("x".repeat(250));
+        fs::copy(&path, &long).unwrap();
+        assert!(exceptions.keep_in(&long).is_err());
+        assert_eq!(exceptions.list(), []);
+        assert_eq!(exceptions.unverified(Precision::F16).len(), 1);
+        assert!(ask(&exceptions).begun.is_some());
+    }
+
+    #[test]
+    fn convolutions_are_told_apart_by_their_options() {
+        let exceptions = Exceptions::default();
+        let shapes: [&[usize]; 2] = [&[1, 8, 9, 9], &[8, 8, 3, 3]];
+        for dilation in [12, 1, 6] {
+            let options = Convolution::of([1; 2], [dilation; 2], [dilation; 2], 1);
+            let mut conv = Op::named("conv2d");
+            conv.convolution = Some(options);
+            let begun = exceptions.verified(&conv, F16, &shapes, true).begun;
+            let wrong = Verdict::Wrong {
+                found: 1.0,
+                right: 2.0,
+            };
+            exceptions.end_verifications([(begun.unwrap(), Some(wrong))]);
+        }
+        let of = "conv2d of [1, 8, 9, 9] and [8, 8, 3, 3]";
+        let text = |options: &str| format!("{of}{options}, f16: f32, Verified");
+        assert_eq!(
+            texts(&exceptions),
+            [
+                text(", padding [1, 1]"),
+                text(", padding [6, 6], dilation [6, 6]"),
+                text(", padding [12, 12], dilation [12, 12]")
+            ]
+        );
     }
 
     #[test]
@@ -988,7 +1138,7 @@ mod tests {
              FP32 here   conv2d in groups: computed in FP32, then rounded to f16\n"
         );
         let overflowed = Exceptions::default();
-        overflowed.add_overflowed("float_matmul", 64, "forward");
+        add(&overflowed, "float_matmul", 64, "forward");
         assert_eq!(
             lines(&overflowed, Precision::F16),
             "overflowed  matmul over 64: in FP32 now: no loss scale mends it\n"

@@ -48,9 +48,6 @@ fn new_folder_beside(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The largest JSON that is read, in KiB. A state takes less than 1 KiB, and the exceptions of a device less than 32.
-const LARGEST: usize = 64;
-
 /// Writes a value as JSON.
 pub(crate) fn write_json(mut writer: impl Write, value: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut writer, value)?;
@@ -58,13 +55,13 @@ pub(crate) fn write_json(mut writer: impl Write, value: &impl Serialize) -> io::
     writer.flush()
 }
 
-/// Reads a value that [`write_json`] wrote.
-pub(crate) fn read_json<T: DeserializeOwned>(reader: impl Read) -> io::Result<T> {
+/// Reads a value that [`write_json`] wrote, of at most so many KiB.
+pub(crate) fn read_json<T: DeserializeOwned>(reader: impl Read, kib: usize) -> io::Result<T> {
     let mut bytes = Vec::new();
-    let largest = LARGEST * 1024;
+    let largest = kib * 1024;
     reader.take(largest as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > largest {
-        let reason = format!("it exceeds {LARGEST} KiB, the limit for a state");
+        let reason = format!("it exceeds {kib} KiB, the limit for a state");
         return Err(io::Error::other(reason));
     }
     Ok(serde_json::from_slice(&bytes)?)

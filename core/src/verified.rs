@@ -57,9 +57,16 @@ struct Entry {
     is_begun: bool,
 }
 
+/// So many calls that are not alike are compared, and kept in a file.
+pub(crate) const MOST: usize = 4096;
+
 /// The calls of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Verified(Mutex<HashMap<Key, Entry>>);
+
+/// What was known of calls before a file was read.
+#[derive(Debug)]
+pub(crate) struct Before(Key, Option<Entry>);
 
 /// What a call is told.
 #[doc(hidden)]
@@ -76,13 +83,23 @@ impl Verified {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known of a call, and whether it is to be compared: the first, second, fourth, .. of those that are not known.
-    pub(crate) fn ask(&self, op: &Op, half: Half, shapes: &[&[usize]]) -> Verification {
+    /// What is known of a call, and whether it is to be compared, if a comparison `may_begin`: the first, second, fourth, ..
+    /// of those that are not known.
+    pub(crate) fn ask(
+        &self,
+        op: &Op,
+        half: Half,
+        shapes: &[&[usize]],
+        may_begin: bool,
+    ) -> Verification {
         let Some(place) = op.place.map(usize::from) else {
             return Verification::default();
         };
         let key = key(op.name, half, op.convolution, shapes);
         let mut entries = self.entries();
+        if entries.len() >= MOST && !entries.contains_key(&key) {
+            return Verification::default();
+        }
         let entry = entries.entry(key).or_insert_with(|| Entry {
             calls: Calls {
                 place,
@@ -96,7 +113,7 @@ impl Verified {
             is_begun: false,
         });
         let is_known = !matches!(entry.state, State::Open | State::Wrong(None));
-        let begins = !is_known && !entry.is_begun && {
+        let begins = may_begin && !is_known && !entry.is_begun && {
             entry.uses += 1;
             entry.uses.is_power_of_two()
         };
@@ -136,20 +153,32 @@ impl Verified {
         Some((entry.calls.clone(), state))
     }
 
-    /// Adds what a file knows, unless the calls are known.
-    pub(crate) fn add(&self, op: &Op, calls: Calls, state: State) {
+    /// Adds what a file knows, unless the calls are known. Returns what [`restore`](Self::restore) takes.
+    pub(crate) fn add(&self, op: &Op, calls: Calls, state: State) -> Option<Before> {
         let shapes: Vec<&[usize]> = calls.shapes.iter().map(Vec::as_slice).collect();
         let key = key(op.name, calls.half, calls.convolution, &shapes);
         let mut entries = self.entries();
         let before = entries.get(&key);
-        if before.is_none_or(|entry| entry.state == State::Open) {
-            let entry = Entry {
-                calls,
-                state,
-                uses: 0,
-                is_begun: before.is_some_and(|entry| entry.is_begun),
+        if before.is_some_and(|entry| entry.state != State::Open) {
+            return None;
+        }
+        let entry = Entry {
+            calls,
+            state,
+            uses: 0,
+            is_begun: before.is_some_and(|entry| entry.is_begun),
+        };
+        Some(Before(key, entries.insert(key, entry)))
+    }
+
+    /// Takes back what was added.
+    pub(crate) fn restore(&self, added: Vec<Before>) {
+        let mut entries = self.entries();
+        for Before(key, before) in added {
+            match before {
+                Some(entry) => entries.insert(key, entry),
+                None => entries.remove(&key),
             };
-            entries.insert(key, entry);
         }
     }
 
@@ -165,18 +194,13 @@ impl Verified {
             by(one)
                 .cmp(&by(other))
                 .then_with(|| one.shapes.cmp(&other.shapes))
+                .then_with(|| one.convolution.cmp(&other.convolution))
         });
         all
     }
 
     pub(crate) fn clear(&self) {
         self.entries().clear();
-    }
-
-    /// Takes back what was [added](Self::all) since.
-    pub(crate) fn retain(&self, before: &[(Calls, State)]) {
-        self.entries()
-            .retain(|_, entry| before.iter().any(|(calls, _)| *calls == entry.calls));
     }
 }
 
@@ -220,7 +244,7 @@ mod tests {
     });
 
     fn begins(of: &Verified, shapes: &[&[usize]]) -> Option<Begun> {
-        of.ask(&MATMUL, 0, shapes).begun
+        of.ask(&MATMUL, 0, shapes, true).begun
     }
 
     #[test]
@@ -246,9 +270,12 @@ mod tests {
             (calls.shapes, state),
             (vec![vec![8, 4], vec![4, 2]], State::Right)
         );
-        assert_eq!(verified.ask(&MATMUL, 0, shapes), Verification::default());
+        assert_eq!(
+            verified.ask(&MATMUL, 0, shapes, true),
+            Verification::default()
+        );
         // The other half dtype is another matter.
-        assert!(verified.ask(&MATMUL, 1, shapes).begun.is_some());
+        assert!(verified.ask(&MATMUL, 1, shapes, true).begun.is_some());
     }
 
     #[test]
@@ -258,7 +285,7 @@ mod tests {
             let shapes: &[&[usize]] = &[&[8, 4], &[4, 2]];
             let key = begins(&verified, shapes).unwrap();
             assert_eq!(verified.end(key, WRONG).unwrap().1, State::Wrong(None));
-            let asked = verified.ask(&MATMUL, 0, shapes);
+            let asked = verified.ask(&MATMUL, 0, shapes, true);
             assert!(asked.is_wrong);
             // A comparison of a call in half says nothing of FP32.
             assert_eq!(verified.end(key, WRONG), None);
@@ -266,7 +293,7 @@ mod tests {
             let begun = begun.or(asked.begun).unwrap();
             let state = State::Wrong(Some(in_fp32));
             assert_eq!(verified.end(begun, verdict).unwrap().1, state);
-            let asked = verified.ask(&MATMUL, 0, shapes);
+            let asked = verified.ask(&MATMUL, 0, shapes, true);
             assert_eq!((asked.is_wrong, asked.begun), (true, None));
         }
     }

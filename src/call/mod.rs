@@ -243,7 +243,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
 fn probed<B: Backend, S: Side<B>>(overflow: Overflow, primitive: FloatTensor<B>) -> FloatTensor<B> {
     let of = match (primitive.dtype(), overflow.of) {
         (DType::F16, _) => Overflowed::Gradient,
-        (DType::F32, Overflowed::InFp32) => Overflowed::InFp32,
+        (DType::F32, Overflowed::InFp32) => Overflowed::GradientInFp32,
         _ => return primitive,
     };
     if !S::is_tracked(&primitive) {

@@ -14,7 +14,7 @@ use burn_backend::{
 };
 
 use crate::AmpTensor;
-use crate::device::{DeviceContext, DeviceState, Waits, name};
+use crate::device::{DeviceContext, DeviceState, Waiting, name};
 use crate::policy::{Decision, Mode, Op, Operand, is_half};
 use crate::precision::{half_wanted, in_kernel};
 use crate::tensor::{Side, TensorFlags};
@@ -32,9 +32,7 @@ pub(super) struct Held<B: Backend> {
 /// A call that is dropped before it was compared, as when its kernel panics, is compared another time.
 impl<B: Backend> Drop for Held<B> {
     fn drop(&mut self) {
-        self.state
-            .exceptions()
-            .end_verification(Some(self.begun), None);
+        self.end(None);
     }
 }
 
@@ -69,15 +67,12 @@ pub(super) fn verified<B: Backend, S: Side<B>>(
     } else {
         &shapes[..]
     };
-    let found = state.exceptions().verified(op, half, known);
+    let may_begin = !state.waiting().is_off();
+    let found = state.exceptions().verified(op, half, known, may_begin);
     let decision = match found.is_wrong {
         true => decide_inexact(half),
         false => decision,
     };
-    if state.waiting().is_off() {
-        state.exceptions().end_verification(found.begun, None);
-        return (decision, None);
-    }
     let held = found.begun.map(|begun| {
         let primitive = |tensor: &AmpTensor<B, S>| tensor.unshared().into_primitive();
         // Another operand stands in for an absent bias.
@@ -97,19 +92,25 @@ pub(super) fn verified<B: Backend, S: Side<B>>(
 }
 
 impl<B: Backend> Held<B> {
-    /// Has the result of the call compared at the end of the pass.
+    /// Has the result of the call compared at the end of the pass, if there is room for it.
     #[cold]
     pub(super) fn wait(self, result: &FloatTensor<B>) {
         let tensors = self.operands.iter().chain(&self.bias).chain([result]);
         let bytes = tensors.map(|tensor| tensor.shape().num_elements() * tensor.dtype().size());
-        let (bytes, begun, state) = (bytes.sum(), self.begun, self.state);
+        let bytes: usize = bytes.sum();
+        if bytes > Waiting::BYTES {
+            return self.end(Some(Verdict::Silent));
+        }
+        let waiting = self.state.waiting();
         let computed: Computed<B> = (self, result.clone());
-        let verdict = match state.waiting().add(bytes, computed) {
-            Waits::Yes => return,
-            Waits::NotNow => None,
-            Waits::Never => Some(Verdict::Silent),
-        };
-        state.exceptions().end_verification(Some(begun), verdict);
+        waiting.add(bytes, computed);
+    }
+
+    /// Ends the comparison, if it has not ended yet.
+    fn end(&self, verdict: Option<Verdict>) {
+        self.state
+            .exceptions()
+            .end_verifications([(self.begun, verdict)]);
     }
 }
 
@@ -162,9 +163,8 @@ fn judge<B: Backend>(state: &DeviceState, device: &B::Device, waiting: Vec<Compu
         }
         return;
     };
-    for ((held, _), verdict) in waiting.iter().zip(verdicts) {
-        exceptions.end_verification(Some(held.begun), Some(verdict));
-    }
+    let begun = waiting.iter().map(|(held, _)| held.begun);
+    exceptions.end_verifications(begun.zip(verdicts.into_iter().map(Some)));
 }
 
 /// Reads the samples of all calls at once. `None` if they cannot be read.

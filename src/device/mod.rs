@@ -23,7 +23,7 @@ pub(crate) use kind::as_fused;
 pub(crate) use kind::{BackendKind, is_fused};
 pub(crate) use state::DeviceState;
 pub(crate) use statistics::CastStatistics;
-pub(crate) use waiting::Waits;
+pub(crate) use waiting::Waiting;
 
 use crate::policy::{Exceptions, Known, Mode, Op, Support};
 use crate::precision::{in_kernel, is_in_region, region};

@@ -178,10 +178,14 @@ impl DeviceState {
     }
 
     pub(super) fn put_in_force(&self, settings: Settings, operations: OpPrecisions) {
-        let _changing = self.changing.lock();
-        self.announce(&settings);
-        self.exceptions.configure(&operations);
-        self.in_force.store(Some(settings.into()));
+        let news = {
+            let _changing = self.changing.lock();
+            self.announce(&settings);
+            let news = self.exceptions.configure(&operations);
+            self.in_force.store(Some(settings.into()));
+            news
+        };
+        self.exceptions.publish(news);
     }
 
     pub(crate) fn scaler(&self) -> &GradScaler {

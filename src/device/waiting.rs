@@ -7,21 +7,9 @@ use std::thread::{self, ThreadId};
 
 /// So many calls are compared in a pass.
 const CALLS: usize = 16;
-/// So many bytes of operands and results are held to the end of a pass.
-const BYTES: usize = 256 << 20;
 
 /// A call with its bytes, and the thread that made it.
 type Held = (usize, ThreadId, Box<dyn Any + Send>);
-
-/// What becomes of a call.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Waits {
-    Yes,
-    /// There are enough.
-    NotNow,
-    /// The call is too large.
-    Never,
-}
 
 /// The calls that wait for the end of the pass, of all threads: a tensor may outlive its thread.
 #[derive(Debug, Default)]
@@ -33,19 +21,17 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Adds a call that holds so many bytes.
-    pub(crate) fn add<T: Send + 'static>(&self, bytes: usize, call: T) -> Waits {
-        if bytes > BYTES {
-            return Waits::Never;
-        }
+    /// So many bytes of operands and results are held to the end of a pass.
+    pub(crate) const BYTES: usize = 256 << 20;
+
+    /// Adds a call that holds so many bytes, or drops it if there are enough.
+    pub(crate) fn add<T: Send + 'static>(&self, bytes: usize, call: T) {
         let mut held = self.held();
         let before: usize = held.iter().map(|(bytes, ..)| bytes).sum();
-        if held.len() == CALLS || before + bytes > BYTES {
-            return Waits::NotNow;
+        if held.len() < CALLS && before + bytes <= Self::BYTES {
+            held.push((bytes, thread::current().id(), Box::new(call)));
+            self.count.store(held.len(), Ordering::Relaxed);
         }
-        held.push((bytes, thread::current().id(), Box::new(call)));
-        self.count.store(held.len(), Ordering::Relaxed);
-        Waits::Yes
     }
 
     /// Takes the calls of this type: those of one thread, or of all.

@@ -67,9 +67,9 @@ pub struct AmpReport {
     pub skipped_in_a_row: u64,
     /// Which steps were skipped and why, and how the scale changed.
     pub history: ScaleHistory,
-    /// Operations that this device computes in another precision than the policy's table says, by
-    /// [`AmpConfig::with_op`](crate::AmpConfig::with_op) or by a trial: see [`exceptions`](crate::exceptions()). Of what is
-    /// tried, only operations that have run on the device so far. Empty where FP32 is in force.
+    /// Operations that this device computes in another precision than the policy's table says, each with its
+    /// [reason](crate::policy::Reason): see [`exceptions`](crate::exceptions()). Of what is tried, only operations that
+    /// have run on the device so far. Empty where FP32 is in force.
     pub exceptions: Vec<Exception>,
     /// Calls of contractions in half that were not verified so far: see
     /// [`AmpConfig::with_verification`](crate::AmpConfig::with_verification).
@@ -120,7 +120,10 @@ impl AmpReport {
             skipped_in_a_row: 0,
             history: ScaleHistory::default(),
             exceptions,
-            unverified: state.exceptions().unverified(precision),
+            unverified: match settings.verifies {
+                true => state.exceptions().unverified(precision),
+                false => Vec::new(),
+            },
             casts_to_half: statistics.to_half.casts(),
             casts_from_half: statistics.from_half.casts(),
             contractions_of_data: statistics.contractions_of_data(),

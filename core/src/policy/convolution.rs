@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The options of a convolution: of each spatial axis, one to three.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Convolution {
     pub(crate) stride: [u32; 3],
     pub(crate) padding: [u32; 3],
@@ -52,6 +52,19 @@ impl Convolution {
     /// The number of groups.
     pub fn groups(&self) -> usize {
         self.groups as usize
+    }
+
+    /// The options of so many axes that are not the usual ones. The groups are a kind of call.
+    pub(crate) fn unusual(&self, axes: usize) -> impl Iterator<Item = String> {
+        let options = [
+            ("stride", self.stride, 1),
+            ("padding", self.padding, 0),
+            ("dilation", self.dilation, 1),
+        ];
+        let unusual = options
+            .into_iter()
+            .filter(|(_, of, usual)| *of != [*usual; 3]);
+        unusual.map(move |(name, of, _)| format!("{name} {:?}", &of[..axes]))
     }
 
     /// Whether any stride is larger than 1.

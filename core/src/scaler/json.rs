@@ -8,6 +8,9 @@ use super::LossScaler;
 use crate::AmpError;
 use crate::file::{read_json, replace_file, write_json};
 
+/// The most KiB of a state that are read. A state takes less than 1.
+const LARGEST: usize = 64;
+
 impl LossScaler {
     /// Writes the state as JSON.
     ///
@@ -25,7 +28,7 @@ impl LossScaler {
     /// [`AmpError::State`] when the state is truncated, impossible or from a newer version, or when
     /// the reader has more than 64 KiB.
     pub fn from_reader(reader: impl Read) -> Result<Self, AmpError> {
-        read_json(reader).map_err(|error| AmpError::unread("the reader", error))
+        read_json(reader, LARGEST).map_err(|error| AmpError::unread("the reader", error))
     }
 
     /// Saves the state to a file. The file is either complete or unchanged, even while other threads or
@@ -49,7 +52,7 @@ impl LossScaler {
     pub fn load(path: impl AsRef<Path>) -> Result<Self, AmpError> {
         let path = path.as_ref();
         File::open(path)
-            .and_then(read_json)
+            .and_then(|file| read_json(file, LARGEST))
             .map_err(|error| AmpError::unread(path.display(), error))
     }
 }

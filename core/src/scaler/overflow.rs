@@ -1,12 +1,11 @@
 //! f16 that mends itself: an operation that overflows f16 at any loss scale becomes an exception of its device.
 //! Independent of tensors.
 
-use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{DynamicLossScale, Listener, LossScaleConfig, RecordedStep, StepOutcome, Transition};
-use crate::exceptions::Exceptions;
+use crate::exceptions::{Exceptions, News};
 
 /// An operation that a watched pass found: finite values went in, and values that are not finite came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,8 +25,10 @@ pub enum Overflowed {
     Result,
     /// The gradient of its result, or of an operand that it casts to f16.
     Gradient,
-    /// The result or its gradient, although the call is an exception and in FP32: no precision mends it.
+    /// The result, although the call is an exception and in FP32: no precision mends it.
     InFp32,
+    /// The gradient of such a result. What reads the result may be in f16, and need a lower loss scale.
+    GradientInFp32,
 }
 
 /// Watches passes on a device that the loss scale does not mend, and makes an exception of each operation that overflows
@@ -41,7 +42,8 @@ pub enum Overflowed {
 /// found       a result in f16         exception; begin anew
 ///             only a gradient         exception, after 8 such steps and at a scale of 16 or less, or at the minimum;
 ///                                     begin anew
-///             either, of an exception the program's own: withdrawn, and not made again
+///             of an exception, either the program's own: withdrawn, and not made again; because of a gradient, at a scale
+///                                     of 16 or less, or at the minimum
 /// ```
 ///
 /// An infinity need not reach the loss: `1 / inf` is 0. So the pass after 8, 64, 512, .. steps taken is looked at as well,
@@ -118,16 +120,28 @@ impl OverflowFallback {
     }
 
     /// Adds the exceptions that follow from a watched step. Returns whether there are any.
-    fn mend(&self, run: &mut Run, recorded: &RecordedStep, minimum: f32) -> bool {
+    fn mend(
+        &self,
+        run: &mut Run,
+        recorded: &RecordedStep,
+        minimum: f32,
+        news: &mut Vec<News>,
+    ) -> bool {
         let (mut mended, mut is_explained) = (false, false);
+        let scale = recorded.step.scale;
+        let is_low = scale <= minimum || scale <= LOW;
         for Overflow { op, length, of } in &recorded.overflows {
             let is_own = run.own.contains(&(op, *length));
             match of {
                 Overflowed::Result if !is_own => {
-                    mended |= self.exceptions.add_overflowed(op, *length, "forward");
+                    let new = self.exceptions.add_overflowed(op, *length, "forward");
+                    mended |= new.is_some();
+                    news.extend(new);
                 }
-                Overflowed::InFp32 if !is_own => {
-                    self.exceptions.withdraw(op, *length);
+                Overflowed::InFp32 | Overflowed::GradientInFp32
+                    if !is_own && (*of == Overflowed::InFp32 || is_low) =>
+                {
+                    news.push(self.exceptions.withdraw(op, *length));
                     run.own.push((op, *length));
                     is_explained = true;
                 }
@@ -147,20 +161,26 @@ impl OverflowFallback {
                 .filter(|(of, over, _)| (of, over) == (op, length));
             let steps = before.map_or(0, |(.., steps)| steps) + 1;
             run.suspect = Some((op, *length, steps));
-            let scale = recorded.step.scale;
             if scale <= minimum || steps >= STEPS && scale <= LOW {
-                mended = self.exceptions.add_overflowed(op, *length, "backward");
+                let new = self.exceptions.add_overflowed(op, *length, "backward");
+                mended = new.is_some();
+                news.extend(new);
             }
         }
         mended
     }
 
-    /// What follows from a step. The caller holds no lock: the program's logger may configure the device.
-    fn after(&self, run: &mut Run, recorded: &RecordedStep, dynamic: &DynamicLossScale) {
-        let mut mended = false;
+    /// What follows from a step. Returns what the log says of it.
+    fn after(
+        &self,
+        run: &mut Run,
+        recorded: &RecordedStep,
+        dynamic: &DynamicLossScale,
+    ) -> Vec<News> {
+        let (mut mended, mut news) = (false, Vec::new());
         if self.is_watching() {
             run.left = run.left.saturating_sub(1);
-            mended = self.mend(run, recorded, dynamic.min_scale);
+            mended = self.mend(run, recorded, dynamic.min_scale, &mut news);
         }
         if mended || recorded.transition == Transition::Grown {
             (run.from, run.asked, run.suspect) = (None, 0, None);
@@ -169,7 +189,7 @@ impl OverflowFallback {
             run.is_look &= !mended;
         }
         if mended {
-            return;
+            return news;
         }
         let scale = recorded.after.scale();
         match recorded.step.outcome {
@@ -191,6 +211,7 @@ impl OverflowFallback {
                 }
             }
         }
+        news
     }
 
     fn run(&self) -> MutexGuard<'_, Run> {
@@ -206,11 +227,16 @@ impl Listener for OverflowFallback {
         if !recorded.is_scaled || !self.is_on.load(Ordering::Relaxed) {
             return;
         }
-        let mut run = mem::take(&mut *self.run());
-        self.after(&mut run, recorded, dynamic);
-        self.is_look.store(run.is_look, Ordering::Relaxed);
-        self.watches.store(run.left > 0, Ordering::Relaxed);
-        *self.run() = run;
+        let news = {
+            let run = &mut *self.run();
+            let news = self.after(run, recorded, dynamic);
+            self.is_look.store(run.is_look, Ordering::Relaxed);
+            self.watches.store(run.left > 0, Ordering::Relaxed);
+            news
+        };
+        if !news.is_empty() {
+            self.exceptions.publish(news);
+        }
     }
 }
 
@@ -219,7 +245,7 @@ mod tests {
     use super::*;
     use crate::LossScaler;
     use crate::scaler::{Findings, SharedScaler, Watched};
-    use Overflowed::{Gradient, InFp32, Result};
+    use Overflowed::{Gradient, GradientInFp32, InFp32, Result};
     use StepOutcome::{Finite, NonFiniteLoss};
 
     /// A scaler with the fallback of its device.
@@ -379,6 +405,47 @@ mod tests {
             device.step(StepOutcome::Overflow, &[of(InFp32), mul]);
         }
         assert_eq!(device.listed(), ["mul over 64"]);
+    }
+
+    /// What reads an exception's result may be in f16 and overflow at a large scale: a cast of the program's own.
+    #[test]
+    fn the_gradient_of_an_exception_withdraws_it_at_a_low_scale_alone() {
+        let device = dynamic();
+        let overflow = StepOutcome::Overflow;
+        device.step(NonFiniteLoss, &[]);
+        device.step(NonFiniteLoss, &[MATMUL]);
+        for _ in 0..6 {
+            device.step(overflow, &[of(GradientInFp32)]);
+            assert_eq!(device.listed(), ["matmul over 64"], "{}", device.scale());
+        }
+        device.step(Finite, &[]);
+        assert_eq!(device.listed(), ["matmul over 64"]);
+        // At a scale of 16, nothing mends it.
+        while device.scale() > LOW {
+            assert_eq!(device.listed().len(), 1, "{}", device.scale());
+            device.step(overflow, &[of(GradientInFp32)]);
+        }
+        device.step(overflow, &[of(GradientInFp32)]);
+        assert!(device.listed().is_empty());
+        device.step(NonFiniteLoss, &[MATMUL]);
+        assert!(device.listed().is_empty());
+    }
+
+    /// Steps of several threads end on one device.
+    #[test]
+    fn threads_lose_no_step_of_each_other() {
+        let device = dynamic();
+        let asked = |of: &Device| of.fallback.run().asked;
+        std::thread::scope(|scope| {
+            for _ in 0..ASKED {
+                scope.spawn(|| {
+                    device
+                        .scaler
+                        .record(Some(8.0), NonFiniteLoss, Findings::default())
+                });
+            }
+        });
+        assert_eq!(asked(&device), ASKED);
     }
 
     #[test]
