@@ -53,7 +53,7 @@ pub(crate) fn unfused<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> FloatTe
 /// kernel that is right. Fusion joins no concatenation. It does join the view of [`unfused`] with what is behind: a
 /// decoder's gradient was then wrong in f16.
 ///
-/// Until: burn#5122 is closed. Burn 0.22.1 has the fault.
+/// Until: burn#5122 is closed. Burn 0.22.1 has the mend, in cubek-matmul 0.3.1.
 pub(crate) fn row_or_column_unfused<B: Backend, S: Side<B>>(
     product: FloatTensor<B>,
 ) -> FloatTensor<B> {
