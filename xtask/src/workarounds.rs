@@ -4,15 +4,18 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use walkdir::WalkDir;
 
 /// Prints each workaround with the end that its comment names.
 pub fn workarounds() -> anyhow::Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/workarounds");
-    let mut files: Vec<_> = fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
-    files.sort_by_key(|file| file.file_name());
-    for file in files {
+    for file in WalkDir::new(&folder).sort_by_file_name() {
+        let file = file?;
         let path = file.path();
-        let source = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        if path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let source = fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         for (function, until) in ends(&source)? {
             println!("{name}::{function}: until {until}");
