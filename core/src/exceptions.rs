@@ -514,7 +514,7 @@ impl Exceptions {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when the file cannot be read or written, is truncated or from a newer version, or names an
+    /// [`AmpError::State`] when the file cannot be read or written, is truncated, larger than 16 MiB or from a newer version, or names an
     /// operation that there is not. The exceptions are then unchanged.
     pub fn keep_in(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
