@@ -98,6 +98,11 @@ fn batch<B: Backend, const D: usize>(
     values::<B, D>(shape, step).to_device(device)
 }
 
+/// Queries and keys, so many times as large as usual.
+fn heads<B: Backend>(net: &Net<B>, x: &Tensor<B, 3>, times: f64) -> [Tensor<B, 3>; 2] {
+    [&net.first, &net.second].map(|layer| layer.forward(x.clone()) * times)
+}
+
 /// Queries times keys, before the scale.
 fn attention<B: Backend>(
     net: &Net<B>,
@@ -107,7 +112,7 @@ fn attention<B: Backend>(
 ) -> Tensor<B, 1> {
     let x = batch::<B, 3>([2, length, WIDTH], step, device);
     // The scores of such heads are up to 100,000.
-    let [q, k] = [&net.first, &net.second].map(|layer| layer.forward(x.clone()) * 60.0);
+    let [q, k] = heads(net, &x, 60.0);
     let scores = q.matmul(k.swap_dims(1, 2)) / 40_000.0;
     let mixed = softmax(scores, 2).matmul(x.clone());
     let target = target(x, step);
@@ -447,24 +452,19 @@ fn a_gradient_that_is_not_finite_in_fp32_either_is_no_exception() {
 /// first loss scales.
 #[test]
 fn an_exception_stays_while_the_loss_scale_falls() {
-    fn attention<B: Backend>(
-        net: &Net<B>,
-        step: u64,
-        length: usize,
-        device: &B::Device,
-    ) -> Tensor<B, 1> {
-        let x = batch::<B, 3>([2, length, WIDTH], step, device);
-        let [q, k] = [&net.first, &net.second].map(|layer| layer.forward(x.clone()) * 120.0);
+    let attention = |net: &Net<A>, step: u64, length: usize, device: &CheckedDevice| {
+        let x = batch::<A, 3>([2, length, WIDTH], step, device);
+        let [q, k] = heads(net, &x, 120.0);
         let half = q.dtype();
         let scores = q.matmul(k.swap_dims(1, 2));
         let weights = softmax(scores.cast(DType::F32) / 160_000.0, 2).cast(half);
         let mixed = weights.matmul(x.clone() * 1000.0);
         let out = mixed.narrow(2, 0, 2) - target(x, step) * 1000.0;
         out.powi_scalar(2).sum() * 1e-5
-    }
-    let exact = train(attention::<A>, &fp32(), |_| ROWS);
+    };
+    let exact = train(attention, &fp32(), |_| ROWS);
     let device = f16(AmpConfig::new());
-    let ratio = train(attention::<A>, &device, |_| ROWS) / exact;
+    let ratio = train(attention, &device, |_| ROWS) / exact;
     assert_eq!(listed(&device), ["matmul over 16"]);
     assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
     let skipped = skipped(&device);

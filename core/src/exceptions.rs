@@ -514,8 +514,8 @@ impl Exceptions {
     ///
     /// # Errors
     ///
-    /// [`AmpError::State`] when the file cannot be read or written, is truncated, larger than 16 MiB or from a newer version, or names an
-    /// operation that there is not. The exceptions are then unchanged.
+    /// [`AmpError::State`] when the file cannot be read or written, is truncated, larger than 16 MiB or from a newer version,
+    /// or names an operation that there is not. The exceptions are then unchanged.
     pub fn keep_in(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
         let read = match File::open(path) {
@@ -761,6 +761,7 @@ mod tests {
     use crate::dtype::tests::DType;
     use crate::policy::{Class, Role};
     use crate::verified::MOST;
+    use crate::verified::tests::WRONG;
     use DType::{BF16, F16};
 
     fn tried(name: &str) -> TriedOp {
@@ -966,15 +967,11 @@ mod tests {
         let begun: Vec<_> = begun.collect();
         // No more are compared, so that the table and its file end.
         assert_eq!(begun.len(), MOST);
-        let wrong = Verdict::Wrong {
-            found: 1.0,
-            right: 2.0,
-        };
         let verdicts = begun.iter().enumerate().map(|(nth, _)| match nth {
-            8 => wrong,
-            _ => Verdict::Right,
+            8 => WRONG,
+            _ => Some(Verdict::Right),
         });
-        exceptions.end_verifications(begun.iter().copied().zip(verdicts.map(Some)));
+        exceptions.end_verifications(begun.iter().copied().zip(verdicts));
         exceptions.keep_in(&path).unwrap();
         let bytes = fs::metadata(&path).unwrap().len();
         assert!(
@@ -1001,11 +998,7 @@ mod tests {
         let ask = |of: &Exceptions| of.verified(&matmul, F16, &[&[8, 40], &[40, 24]], true);
         let other = some();
         let begun = ask(&other).begun.unwrap();
-        let wrong = Verdict::Wrong {
-            found: 1.0,
-            right: 2.0,
-        };
-        other.end_verifications([(begun, Some(wrong))]);
+        other.end_verifications([(begun, WRONG)]);
         other.keep_in(&path).unwrap();
 
         let exceptions = Exceptions::default();
@@ -1029,11 +1022,7 @@ mod tests {
             let mut conv = Op::named("conv2d");
             conv.convolution = Some(options);
             let begun = exceptions.verified(&conv, F16, &shapes, true).begun;
-            let wrong = Verdict::Wrong {
-                found: 1.0,
-                right: 2.0,
-            };
-            exceptions.end_verifications([(begun.unwrap(), Some(wrong))]);
+            exceptions.end_verifications([(begun.unwrap(), WRONG)]);
         }
         let of = "conv2d of [1, 8, 9, 9] and [8, 8, 3, 3]";
         let text = |options: &str| format!("{of}{options}, f16: f32, Verified");

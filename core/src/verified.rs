@@ -234,11 +234,11 @@ fn key(op: &str, half: Half, convolution: Option<Convolution>, shapes: &[&[usize
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const MATMUL: Op = Op::named("float_matmul");
-    const WRONG: Option<Verdict> = Some(Verdict::Wrong {
+    pub(crate) const WRONG: Option<Verdict> = Some(Verdict::Wrong {
         found: 1.0,
         right: 2.0,
     });

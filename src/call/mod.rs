@@ -417,8 +417,8 @@ macro_rules! own_ops {
                     & ($crate::tensor::TensorFlags::empty() $($(| $t.flags)?)+ $($(| $crate::tensor::learned(&$o))?)+);
                 return $crate::call::backends_own!(learned, $op($($([$t])? $([?$o])? $($s)? $($a)?),+) -> $out);
             }
-            let tensors = $crate::call::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
-            if let Some(flags) = $crate::call::alone(op!($op), tensors) {
+            let tensors = [$($(Some(&$t),)? $($o.as_ref(),)?)+];
+            if let Some(flags) = $crate::call::alone(op!($op), $crate::call::present(tensors)) {
                 return $crate::call::unchanged::<B, S, _>(|| {
                     $crate::call::backends_own!(flags, $op($($([$t])? $([?$o])? $($s)? $($a)?),+) -> $out)
                 });
@@ -426,7 +426,7 @@ macro_rules! own_ops {
             $crate::diagnostics::compare::recorded_call!(
                 $out,
                 $op,
-                [$($(Some(&$t),)? $($o.as_ref(),)?)+],
+                tensors,
                 Self::$op($(
                     $($crate::diagnostics::compare::operand(&$t))?
                     $($o.as_ref().map($crate::diagnostics::compare::operand))?

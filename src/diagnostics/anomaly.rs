@@ -9,7 +9,7 @@ use burn_amp_core::{Overflow, Watched};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata, try_read_sync};
 
-use super::FiniteCheck;
+use super::{FiniteCheck, leaf_of};
 use crate::policy::{Class, Op, short};
 use crate::precision::{inspecting, is_in_backward, is_inspecting, keeps_dtypes};
 use crate::tensor::{AmpTensor, Below, Side, at_least_f32};
@@ -92,14 +92,11 @@ pub(crate) fn begins<B: Backend, S: Side<B>>(
             return false;
         }
     }
-    let mut leaves = tensors
-        .iter()
-        .filter(|t| B::float_is_require_grad(&t.primitive));
-    let leaf = leaves.find_map(|leaf| S::node(&leaf.primitive));
+    let leaf = leaf_of(tensors.iter().copied());
     WATCHED.with_borrow_mut(|watched| {
         watched.detects = detects;
         watched.op = S::RECORDS.then_some(op).or(watched.op);
-        watched.leaf = leaf.map(|node| node.id).or(watched.leaf);
+        watched.leaf = leaf.or(watched.leaf);
         (watched.largest, watched.finite) = (0.0, true);
     });
     true

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 
 use burn_backend::{Backend, TensorMetadata, try_read_sync};
 
+use super::leaf_of;
 use crate::policy::short;
 use crate::precision::{full_precision, inspecting, is_in_backward, is_inspecting, keeps_dtypes};
 use crate::tensor::{AmpTensor, Side};
@@ -90,12 +91,10 @@ pub(crate) fn begin<B: Backend, S: Side<B>>(
         CALLED.with_borrow(|called| called.as_ref().is_some_and(|called| called.compares));
     let exact = compares.then(|| values(&full_precision(|| inspecting(in_fp32))));
     let tensors = || tensors.iter().copied().flatten();
-    let mut leaves = tensors().filter(|t| B::float_is_require_grad(&t.primitive));
-    let leaf = leaves.find_map(|leaf| S::node(&leaf.primitive));
     Call {
         op: short(op),
         shapes: tensors().map(|t| t.shape().to_vec()).collect(),
-        leaf: leaf.map(|node| node.id),
+        leaf: leaf_of(tensors()),
         values: exact.unwrap_or_default(),
         added: 0.0,
     }
