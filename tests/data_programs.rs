@@ -13,7 +13,7 @@ use burn::module::Param;
 use burn::nn::{Linear, RmsNormConfig};
 use burn::prelude::*;
 use burn::tensor::activation::{sigmoid, softmax};
-use burn::tensor::module::{conv_transpose1d, conv1d, conv2d, conv3d, linear};
+use burn::tensor::module::{conv_transpose1d, conv1d, conv2d, conv3d, linear, max_pool2d};
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{DType, linalg};
 use burn_amp::{
@@ -45,8 +45,8 @@ fn of_data<B: Backend>() -> Vec<OfData> {
 }
 
 fn of_bounds<B: Backend>() -> Vec<OfBounds> {
-    table![B: guarded_log confident masked_places masked_softmax ones_like running_total
-        running_total_like normalized floored_log wide_range fisher_z centred norm_by_hand
+    table![B: guarded_log confident masked_places masked_softmax padded_places peaks
+        ones_like running_total running_total_like normalized floored_log wide_range fisher_z centred norm_by_hand
         norm_in_full_precision]
 }
 
@@ -422,6 +422,21 @@ fn masked_softmax<B: Backend>() -> (Vec<f32>, Vec<f64>) {
     let exact = [2.0, f64::NEG_INFINITY, 0.5, -1.0].map(f64::exp);
     let sum: f64 = exact.iter().sum();
     (data(softmax(filled, 1)), exact.map(|x| x / sum).into())
+}
+
+/// A border of -12,345, found again by comparison.
+fn padded_places<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let padded = half::<B, 2>([1.5, -2.0]).pad((1, 1, 0, 0), -12_345.0);
+    let border = padded.equal_elem(-12_345.0);
+    (data(border.float()), vec![1.0, 0.0, 0.0, 1.0])
+}
+
+/// The places where a mean over channels is the largest of its neighbourhood.
+fn peaks<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let channels = half::<B, 8>([1.0, 3.0, 2.0, 6.0, 1.25, 3.5, 2.25, 7.0]).reshape([1, 2, 1, 4]);
+    let heat = channels.mean_dim(1) / 3.0;
+    let largest = max_pool2d(heat.clone(), [1, 3], [1, 1], [0, 1], [1, 1], false);
+    (data(largest.equal(heat).float()), vec![0.0, 1.0, 0.0, 1.0])
 }
 
 /// A count, and prefix sums, in the dtype of a half tensor.

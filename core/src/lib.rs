@@ -52,4 +52,4 @@ pub use trainer::{check_trainer, continues_window};
 #[doc(hidden)]
 pub use verified::{Begun, Verification};
 #[doc(hidden)]
-pub use words::{bytes, counted, grouped, line};
+pub use words::{counted, grouped, line};

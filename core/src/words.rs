@@ -33,7 +33,7 @@ pub fn line(label: &str, items: &[String], field: &str, why: &str) -> String {
 }
 
 /// A number of bytes, in powers of 1,024.
-pub fn bytes(number: u64) -> String {
+pub(crate) fn bytes(number: u64) -> String {
     let mut size = number as f64;
     let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].into_iter().peekable();
     while size >= 1024.0 && units.len() > 1 {

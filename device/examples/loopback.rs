@@ -5,7 +5,6 @@
 //! ```sh
 //! cargo run --release --example loopback
 //! cargo run --release --example loopback --no-default-features --features burn-0-23,flex
-//! cargo run --release --example loopback -- --shared          # with half copies of the weights
 //! cargo run --release --features fusion --example loopback    # with Burn's fusion in the client
 //! cargo run --release --features vulkan --example loopback -- --backend vulkan
 //! cargo run --release --features wgpu --example loopback -- --backend wgpu
@@ -28,8 +27,7 @@ use burn::nn::transformer::{
 };
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_amp_device::{Precision, mixed_precision, share_half_copies};
-use burn_dispatch::{backends::Flex, devices::FlexDevice};
+use burn_amp_device::{Precision, mixed_precision};
 use clap::Parser;
 
 use backends::Backend;
@@ -62,9 +60,6 @@ struct Args {
     /// Also measures this precision; by default all precisions that the device computes in.
     #[arg(long, value_delimiter = ',')]
     precision: Option<Vec<Precision>>,
-    /// Casts a weight once for all its uses, and keeps the half copy (Flex).
-    #[arg(long)]
-    shared: bool,
 }
 
 fn main() -> ExitCode {
@@ -79,7 +74,6 @@ fn main() -> ExitCode {
 
 fn loopback(args: &Args) -> Result<(), Box<dyn Error>> {
     let plain = args.backend.device();
-    share_half_copies::<Flex>(&FlexDevice, args.shared);
     let halves = || {
         let all = [Precision::F32, Precision::F16, Precision::Bf16].into_iter();
         all.filter(|p| mixed_precision(plain.clone(), *p).is_ok())

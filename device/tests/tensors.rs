@@ -1,11 +1,10 @@
-//! The state of tensors: the values that a client reads, constants that follow half, scalars, and shared half
-//! copies.
+//! The state of tensors: the values that a client reads, constants that follow half, and scalars.
 
 include!("../src/burn.rs");
 
 mod common;
 
-use burn_amp_device::{AmpReport, Precision, configure, share_half_copies};
+use burn_amp_device::{AmpReport, Precision, configure};
 use burn_backend::ops::*;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{
@@ -131,6 +130,31 @@ fn an_additive_mask_of_minus_a_billion_survives() {
 }
 
 /// Burn's clients send a softmax in training as several operations.
+#[test]
+fn what_a_program_writes_or_selects_it_finds_again() {
+    const VALUE: f32 = -12_345.0;
+    let places = |places| values::<A>(A::bool_into_float(places, FloatDType::F32));
+    let equal = |tensor| places(A::float_equal_elem(tensor, VALUE.into(), BoolDType::Native));
+    for precision in HALVES {
+        let _alone = on(precision);
+        let mask = bools::<A>(&[true, false, false, false], &[2, 2]);
+        let filled = A::float_mask_fill(demoted(x()), mask, VALUE.into());
+        assert_eq!(filled.dtype(), half(precision));
+        assert_eq!(equal(filled), [1.0, 0.0, 0.0, 0.0]);
+        let padded = A::float_pad(demoted(x()), &[(0, 0), (1, 0)], PadMode::Constant(VALUE));
+        assert_eq!(padded.dtype(), half(precision));
+        assert_eq!(equal(padded), [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]);
+
+        // The peaks of a mean over channels, which fits in half and is FP32.
+        let channels = [1.0, 3.0, 2.0, 6.0, 1.25, 3.5, 2.25, 7.0];
+        let heat = A::float_mean_dim(demoted(f32s::<A>(&channels, &[1, 2, 4])), 1);
+        let heat = A::float_div_scalar(heat, 3.0.into());
+        let largest = A::max_pool1d(heat.clone(), 3, 1, 1, 1, false);
+        let peaks = places(A::float_equal(largest, heat, BoolDType::Native));
+        assert_eq!(peaks, [0.0, 1.0, 0.0, 1.0]);
+    }
+}
+
 #[test]
 fn the_difference_from_the_maximum_is_fp32() {
     for precision in HALVES {
@@ -514,45 +538,6 @@ fn the_noise_of_a_dropout_is_half_and_fp32s_own() {
         let scaled = values::<A>(scaled);
         assert!(scaled.iter().all(|v| *v == 0.0 || *v == 1.0 / 0.9));
     }
-}
-
-#[test]
-fn a_weight_of_several_operations_is_cast_once() {
-    for precision in HALVES {
-        let counted = |share: bool| {
-            let _alone = on(precision);
-            share_half_copies::<Flex>(&FlexDevice, share);
-            let weight = f32s::<A>(&[1.0; 64], &[8, 8]);
-            let x = demoted(f32s::<A>(&[1.0; 64], &[8, 8]));
-            for _ in 0..3 {
-                A::float_matmul(x.clone(), weight.clone());
-            }
-            share_half_copies::<Flex>(&FlexDevice, false);
-            AmpReport::of::<Flex>(&FlexDevice)
-        };
-        let (shared, alone) = (counted(true), counted(false));
-        assert_eq!((shared.copies_now, alone.copies_now), (128, 0));
-        let (shared_casts, alone_casts) = (shared.all_casts(), alone.all_casts());
-        assert_eq!(
-            (shared_casts.spared.count, alone_casts.spared.count),
-            (2, 0)
-        );
-        assert_eq!(alone_casts.to_half.count - shared_casts.to_half.count, 2);
-        // A copy is dropped with its tensor.
-        let _alone = on(precision);
-        assert_eq!(AmpReport::of::<Flex>(&FlexDevice).copies_now, 0);
-    }
-}
-
-#[test]
-fn a_tensor_that_nobody_shares_keeps_no_copy() {
-    let _alone = on(Precision::F16);
-    share_half_copies::<Flex>(&FlexDevice, true);
-    let no_longer_shared = x();
-    drop(no_longer_shared.clone());
-    A::float_matmul(no_longer_shared, x());
-    share_half_copies::<Flex>(&FlexDevice, false);
-    assert_eq!(AmpReport::of::<Flex>(&FlexDevice).copies_most, 0);
 }
 
 #[test]

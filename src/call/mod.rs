@@ -9,7 +9,7 @@ mod verify;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_amp_core::policy::trials::TriedOp;
 use burn_amp_core::policy::{Layer, decide};
@@ -266,8 +266,8 @@ fn foreign_pass<B: Backend>(
     if computed != DType::F16 && decision.rounded != Some(DType::F16) {
         return;
     }
-    static LOGGED: Once = Once::new();
-    LOGGED.call_once(|| {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    if !LOGGED.swap(true, Ordering::Relaxed) {
         log::warn!(
             "burn-amp: {} in f16 on {} is part of a backward pass that is not burn-amp's: the program puts its own \
              Autodiff on Amp<..>. Its loss is not scaled, so that small gradients become 0, and no gradient is \
@@ -275,7 +275,7 @@ fn foreign_pass<B: Backend>(
             op.name,
             device::name::<B>(device)
         );
-    });
+    }
 }
 
 /// Where an operation runs.

@@ -1,6 +1,6 @@
 //! Float operations.
 
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_backend::backend::ExecutionError;
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
@@ -304,14 +304,14 @@ fn clamp_min<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, min: Scalar) -> Am
     );
     let f16s_own = DType::F16.finfo().map(|f16| f16.min_positive.sqrt());
     if tensor.is_demoted() && tensor.dtype() == DType::F16 && f16s_own == Some(bound) {
-        static WARNED: Once = Once::new();
-        WARNED.call_once(|| {
+        static LOGGED: AtomicBool = AtomicBool::new(false);
+        if !LOGGED.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "burn-amp: clamp_min({bound}) of a tensor that burn-amp computed in f16. Burn's CrossEntropyLoss with \
                  with_logits(false) bounds f16 probabilities so: a target of a smaller probability has a wrong loss \
                  and no gradient. Pass the logits, or the probabilities as probabilities.cast(DType::F32)"
             );
-        });
+        }
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::float_clamp_min(tensor, min)))

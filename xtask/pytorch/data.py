@@ -262,6 +262,20 @@ def masked_softmax():
     return filled.softmax(1), [x / sum(exact) for x in exact]
 
 
+def padded_places():
+    """A border of -12,345, found again by comparison."""
+    padded = F.pad(learned(torch.tensor([[1.5, -2.0]])), (1, 1), value=-12_345.0)
+    return (padded == -12_345.0).float(), [1, 0, 0, 1]
+
+
+def peaks():
+    """The places where a mean over channels is the largest of its neighbourhood."""
+    channels = learned(torch.tensor([[1.0, 3.0, 2.0, 6.0, 1.25, 3.5, 2.25, 7.0]]))
+    heat = channels.reshape(1, 2, 1, 4).mean(1, keepdim=True) / 3
+    largest = F.max_pool2d(heat, (1, 3), stride=1, padding=(0, 1))
+    return (largest == heat).float(), [0, 1, 0, 1]
+
+
 def ones_like():
     """A count, and prefix sums, in the dtype of a half tensor."""
     half = learned(torch.tensor([[1.0, 2.0]]))[:, :1].repeat(1, 5_003)
@@ -350,8 +364,8 @@ DATA = [
     calibrated, neighbours, histogram,
 ]  # fmt: skip
 BOUNDS = [
-    guarded_log, confident, masked_places, masked_softmax, ones_like, running_total,
-    running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
+    guarded_log, confident, masked_places, masked_softmax, padded_places, peaks, ones_like,
+    running_total, running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
     norm_in_full_precision,
 ]  # fmt: skip
 

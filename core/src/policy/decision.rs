@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::casts::{Mode, Support};
 use super::trials::TriedOp;
@@ -103,11 +103,8 @@ pub struct Decision<D> {
 impl<D> Decision<D> {
     /// Logs, once in a process, what the user should know of this operation.
     pub fn log(&self, op: &Op) {
-        static LOGGED: Once = Once::new();
-        if !self.is_log_of_one_minus_sigmoid {
-            return;
-        }
-        LOGGED.call_once(|| {
+        static LOGGED: AtomicBool = AtomicBool::new(false);
+        if self.is_log_of_one_minus_sigmoid && !LOGGED.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "burn-amp: {} of one minus a sigmoid in half precision: a sigmoid near 1 is rounded to 1, and a \
                  confident error then has no gradient in Burn's BinaryCrossEntropyLoss. Pass the logits to the \
@@ -115,7 +112,7 @@ impl<D> Decision<D> {
                  sigmoid in full_precision",
                 op.name
             );
-        });
+        }
     }
 }
 

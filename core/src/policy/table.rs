@@ -296,10 +296,8 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_cummax"), op("float_argmax"), op("float_argmin"), op("float_argtopk"), op("float_topk"),
         op("float_sort"), op("float_sort_with_indices"), op("float_argsort"), op("float_is_nan"),
         op("float_is_inf"), op("float_into_int"), op("float_topk_with_indices").since("0.22"),
-        op("max_pool1d").of_class(Activation), op("max_pool1d_with_indices").of_class(Activation),
-        op("max_pool2d").of_class(Activation), op("max_pool2d_with_indices").of_class(Activation),
-        op("max_pool3d").of_class(Activation).since("0.23"),
-        op("max_pool3d_with_indices").of_class(Activation).since("0.23"),
+        op("max_pool1d"), op("max_pool1d_with_indices"), op("max_pool2d"), op("max_pool2d_with_indices"),
+        op("max_pool3d").since("0.23"), op("max_pool3d_with_indices").since("0.23"),
     ]),
     &rows(Move, "moves data", [
         op("float_to_device"), op("float_repeat_dim"), op("float_transpose").that(Transposes),
@@ -309,7 +307,7 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_set_require_grad"), op("float_is_require_grad"), op("float_device"),
         op("float_mask_select").since("0.22"),
     ]),
-    &rows(Move, "moves data; but a constant of -1e9 overflows f16", [with_scalar("float_pad").since("0.22")]),
+    &rows(Move, "moves data; but a constant of -1e9 overflows f16", [with_scalar("float_pad").that(Fills).since("0.22")]),
     &rows(Move, "makes data in the dtype asked for", [
         op("float_from_data"), op("int_into_float"), op("dequantize"),
     ]),

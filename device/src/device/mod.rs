@@ -16,8 +16,8 @@ pub(crate) use anomaly::Anomalies;
 pub(crate) use burn_amp_core::is_watched_by_environment as is_watched;
 pub(crate) use session::{Bf16, F16, OfDevice, Session, enter};
 pub(crate) use state::DeviceState;
+pub(crate) use statistics::CastStatistics;
 pub use statistics::OpCasts;
-pub(crate) use statistics::{CastStatistics, CopyBytes};
 pub(crate) use unscaled::UNSCALED;
 
 /// Sets the precision of a device of `B`, the backend inside [`Amp<B>`](crate::Amp), for all
@@ -56,17 +56,6 @@ pub fn configure<B: Backend>(
 /// [`Auto`](Precision::Auto).
 pub fn precision_of<B: Backend>(device: &B::Device) -> Precision {
     DeviceState::of::<B>(device).in_force::<B>(device).precision
-}
-
-/// Sets whether the clones of an FP32 tensor share its half copy, so that a weight that several operations
-/// use is cast once. Default off: in a training step of a transformer
-/// (`cargo run --release --example loopback`, Flex) the peak is 17.6 MiB with sharing and 13.9 MiB without,
-/// and sharing is not faster.
-///
-/// A copy lives as long as its tensor: it costs half the memory of the FP32 tensor, and saves one cast at
-/// each further use. [`AmpReport`](crate::AmpReport) shows both.
-pub fn share_half_copies<B: Backend>(device: &B::Device, share: bool) {
-    DeviceState::of::<B>(device).share_copies(share);
 }
 
 /// The backend's name and the device.

@@ -1,7 +1,6 @@
 //! The state of a device.
 
 use std::any::TypeId;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
 use burn_amp_core::policy::trials::TriedOp;
@@ -28,7 +27,6 @@ pub(crate) struct DeviceState {
     /// Absent until the device is configured or first computes.
     in_force: RwLock<Option<Chosen>>,
     exceptions: Exceptions,
-    shares_copies: AtomicBool,
     statistics: CastStatistics,
     anomalies: Anomalies,
 }
@@ -67,10 +65,12 @@ impl DeviceState {
 
     /// The choice of `Auto` on the device.
     fn auto<B: Backend>(&self, device: &B::Device) -> Chosen {
-        *self.auto.get_or_init(|| {
+        *self.auto.get().unwrap_or_else(|| {
             let auto = self.capabilities::<B>(device).auto_without_f16();
-            auto.log_auto(&name::<B>(device));
-            auto
+            if self.auto.set(auto).is_ok() {
+                auto.log_auto(&name::<B>(device));
+            }
+            self.auto.get().expect("set here, or by another thread")
         })
     }
 
@@ -148,15 +148,6 @@ impl DeviceState {
     /// The operations that the device computes in another precision than the table says.
     pub(crate) fn exceptions(&self) -> &Exceptions {
         &self.exceptions
-    }
-
-    pub(super) fn share_copies(&self, share: bool) {
-        self.shares_copies.store(share, Ordering::Relaxed);
-    }
-
-    /// Whether clones share half copies.
-    pub(crate) fn shares_copies(&self) -> bool {
-        self.shares_copies.load(Ordering::Relaxed)
     }
 
     pub(crate) fn anomalies(&self) -> &Anomalies {

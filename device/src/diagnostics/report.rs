@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn_amp_core::{Casts, Chosen, Exception, Precision, bytes, report_lines};
+use burn_amp_core::{Casts, Chosen, Exception, Precision, report_lines};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
@@ -38,10 +38,6 @@ pub struct AmpReport {
     pub exceptions: Vec<Exception>,
     /// The casts that the policy made since the device was configured, by operation.
     pub casts: BTreeMap<String, OpCasts>,
-    /// Bytes that the shared half copies of FP32 tensors use now.
-    pub copies_now: u64,
-    /// The most bytes that these copies used at a time, since the device was configured.
-    pub copies_most: u64,
 }
 
 /// How many operations the text shows.
@@ -65,8 +61,6 @@ impl AmpReport {
             reason: in_force.why.into(),
             exceptions: state.exceptions().in_force(in_force.precision),
             casts: casts.map(|(op, casts)| (op.into(), casts)).collect(),
-            copies_now: statistics.copies.now(),
-            copies_most: statistics.copies.most(),
         }
     }
 
@@ -76,7 +70,6 @@ impl AmpReport {
         for casts in self.casts.values() {
             all.to_half += casts.to_half;
             all.from_half += casts.from_half;
-            all.spared += casts.spared;
         }
         all
     }
@@ -90,7 +83,7 @@ impl fmt::Display for AmpReport {
         f.write_str(&report_lines(precision, &self.exceptions))?;
         let all = self.all_casts();
         let (to, from) = (all.to_half, all.from_half);
-        writeln!(
+        write!(
             f,
             "casts       {to} to f16 or bf16, {from} to FP32 or wider"
         )?;
@@ -102,17 +95,16 @@ impl fmt::Display for AmpReport {
         by_op.retain(|(_, made)| made.count > 0);
         by_op.sort_by_key(|(_, made)| std::cmp::Reverse(made.bytes));
         for (op, made) in by_op.iter().take(SHOWN) {
-            writeln!(f, "            {op} {made}")?;
+            write!(f, "\n            {op} {made}")?;
         }
         if by_op.len() > SHOWN {
-            writeln!(f, "            and {} operations more", by_op.len() - SHOWN)?;
+            write!(
+                f,
+                "\n            and {} operations more",
+                by_op.len() - SHOWN
+            )?;
         }
-        let [now, most] = [self.copies_now, self.copies_most].map(bytes);
-        write!(
-            f,
-            "copies      {now} now, {most} at most: {} casts spared",
-            all.spared
-        )
+        Ok(())
     }
 }
 
@@ -136,7 +128,6 @@ mod tests {
         let casts = |count, bytes| Casts { count, bytes };
         let linear = OpCasts {
             to_half: casts(1_200, 1_536),
-            spared: casts(3, 3 << 20),
             ..OpCasts::default()
         };
         let exp = OpCasts {
@@ -149,8 +140,6 @@ mod tests {
             reason: "asked for".into(),
             exceptions: serde_json::from_str(EXCEPTIONS).unwrap(),
             casts: [("linear".into(), linear), ("float_exp".into(), exp)].into(),
-            copies_now: 0,
-            copies_most: 2_048,
         }
     }
 
@@ -163,8 +152,7 @@ FP32 here   conv2d, tanh: computed in FP32, then rounded to f16
 half here   sqrt: as exact in f16 as in FP32, so without casts
 casts       1,200 (1.5 KiB) to f16 or bf16, 2 (600 B) to FP32 or wider
             linear 1,200 (1.5 KiB)
-            float_exp 2 (600 B)
-copies      0 B now, 2.0 KiB at most: 3 (3.0 MiB) casts spared";
+            float_exp 2 (600 B)";
         assert_eq!(report().to_string(), expected);
     }
 

@@ -26,7 +26,6 @@ impl<B: Backend, P: Session> DistributedOps<Self> for Amp<B, P> {
     fn submit_gradient_sync(tensor: TensorRef<Self>, distributed_params: DistributedParams) {
         // Safety: the caller does not use the gradient until it has synced, and nothing else accesses it.
         let gradient = unsafe { &mut *tensor.0 };
-        // A new tensor, without the half copies of the values before the reduction.
         let reduced = gradient.clone().into_declared("all_reduce");
         *gradient = AmpTensor::new(reduced.primitive, gradient.declared(), gradient.flags());
         B::submit_gradient_sync(TensorRef(&mut gradient.primitive), distributed_params);

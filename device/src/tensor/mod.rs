@@ -5,20 +5,19 @@ mod marks;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use burn_amp_core::Precision;
 use burn_amp_core::policy::{HalfSupport, Operand, TensorFlags};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
-use crate::device::{CopyBytes, DeviceState};
+use crate::device::DeviceState;
 pub(crate) use marks::{DEPTHS, Mark, Marks};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
 /// The client has its own dtype for the tensor, which the policy does not change: data read back has this
-/// dtype. Clones share the data and its half copies.
+/// dtype. Clones share the data.
 pub struct AmpTensor<B: Backend> {
     pub(crate) primitive: FloatTensor<B>,
     /// The client's dtype.
@@ -30,8 +29,6 @@ pub struct AmpTensor<B: Backend> {
     origin: Origin,
     /// A number that only the clones of a tensor share.
     identity: u64,
-    /// Shared by the clones of an FP32 tensor from the first clone on.
-    copies: OnceLock<Arc<HalfCopies<B>>>,
 }
 
 /// The operation that a tensor is the result of, if a later operation depends on it.
@@ -52,19 +49,6 @@ pub(crate) enum Origin {
     Other,
 }
 
-/// The half copies of an FP32 tensor, dropped with its last clone.
-struct HalfCopies<B: Backend> {
-    f16: OnceLock<HalfCopy<B>>,
-    bf16: OnceLock<HalfCopy<B>>,
-}
-
-/// A half copy, counted in the device's statistics.
-struct HalfCopy<B: Backend> {
-    primitive: FloatTensor<B>,
-    bytes: u64,
-    counter: &'static CopyBytes,
-}
-
 impl<B: Backend> AmpTensor<B> {
     pub(crate) fn new(primitive: FloatTensor<B>, declared: FloatDType, flags: TensorFlags) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -76,7 +60,6 @@ impl<B: Backend> AmpTensor<B> {
             marks: Marks::default(),
             origin: Origin::Other,
             identity: NEXT.fetch_add(1, Ordering::Relaxed),
-            copies: OnceLock::new(),
         }
     }
 
@@ -141,7 +124,7 @@ impl<B: Backend> AmpTensor<B> {
             Mark::Gradient | Mark::Clear => self,
             Mark::Half(precision) => self.in_half(precision),
         };
-        // A marked tensor has a new identity and no shared copies.
+        // A marked tensor has a new identity.
         Self::new(tensor.primitive, tensor.declared, tensor.flags)
             .with_terms(tensor.terms)
             .with_marks(marks)
@@ -192,37 +175,12 @@ impl<B: Backend> AmpTensor<B> {
         }
     }
 
-    /// The backend's tensor in `dtype`, for the operation `op`. FP32 is cast to half once for all
-    /// clones: a weight that several operations use is cast once.
+    /// The backend's tensor in `dtype`, for the operation `op`.
     pub(crate) fn into_dtype(self, dtype: DType, op: &'static str) -> FloatTensor<B> {
-        if self.dtype() == dtype {
-            return self.primitive;
+        match self.dtype() == dtype {
+            true => self.primitive,
+            false => converted::<B>(self.primitive, dtype, op),
         }
-        let state = DeviceState::of::<B>(&self.device());
-        let Some(copy) = self.shared_copy(dtype).filter(|_| state.shares_copies()) else {
-            return converted::<B>(self.primitive, dtype, op);
-        };
-        if let Some(made) = copy.get() {
-            let elements = self.shape().num_elements();
-            state.statistics().spared(op, elements, self.dtype(), dtype);
-            return made.primitive.clone();
-        }
-        // No lock is held while the kernel runs: a thread that waits for the kernel may call this method
-        // again.
-        let primitive = converted::<B>(self.primitive.clone(), dtype, op);
-        let made = HalfCopy::new(primitive, &state.statistics().copies);
-        copy.get_or_init(|| made).primitive.clone()
-    }
-
-    /// The place of a half copy, if the copy exists or another clone could use it.
-    fn shared_copy(&self, dtype: DType) -> Option<&OnceLock<HalfCopy<B>>> {
-        let copies = self.copies.get()?;
-        let copy = match (self.dtype(), dtype) {
-            (DType::F32, DType::F16) => &copies.f16,
-            (DType::F32, DType::BF16) => &copies.bf16,
-            _ => return None,
-        };
-        (copy.get().is_some() || Arc::strong_count(copies) > 1).then_some(copy)
     }
 
     /// The tensor in the client's dtype, for the operation `op`.
@@ -236,35 +194,8 @@ impl<B: Backend> AmpTensor<B> {
     }
 }
 
-impl<B: Backend> HalfCopy<B> {
-    fn new(primitive: FloatTensor<B>, counter: &'static CopyBytes) -> Self {
-        let bytes = (primitive.shape().num_elements() * primitive.dtype().size()) as u64;
-        counter.add(bytes);
-        Self {
-            primitive,
-            bytes,
-            counter,
-        }
-    }
-}
-
-impl<B: Backend> Drop for HalfCopy<B> {
-    fn drop(&mut self) {
-        self.counter.remove(self.bytes);
-    }
-}
-
 impl<B: Backend> Clone for AmpTensor<B> {
     fn clone(&self) -> Self {
-        // Half tensors share no FP32 copy: they are kept in half to save memory.
-        if self.dtype() == DType::F32 {
-            self.copies.get_or_init(|| {
-                Arc::new(HalfCopies {
-                    f16: OnceLock::new(),
-                    bf16: OnceLock::new(),
-                })
-            });
-        }
         Self {
             primitive: self.primitive.clone(),
             declared: self.declared,
@@ -273,7 +204,6 @@ impl<B: Backend> Clone for AmpTensor<B> {
             marks: self.marks,
             origin: self.origin,
             identity: self.identity,
-            copies: self.copies.clone(),
         }
     }
 }

@@ -13,10 +13,12 @@ fn a_mask_of_a_rounded_scalar_is_marked_until_it_is_computed_with() {
         let decision = decide(&Op::named(name), operands, scalars, &ON);
         decision.flags.contains(TensorFlags::FILLED)
     };
-    assert!(filled("float_mask_fill", &half, &[-10_001.0]));
-    assert!(!filled("float_mask_fill", &half, &[-10_000.0]));
-    // In FP32, and so not rounded.
-    assert!(!filled("float_mask_fill", &half, &[-1e9]));
+    for fills in ["float_mask_fill", "float_pad"] {
+        assert!(filled(fills, &half, &[-10_001.0]), "{fills}");
+        assert!(!filled(fills, &half, &[-10_000.0]), "{fills}");
+        // In FP32, and so not rounded.
+        assert!(!filled(fills, &half, &[-1e9]), "{fills}");
+    }
     assert!(!filled("float_mul_scalar", &half, &[-10_001.0]));
     let masked = [with(F16, TensorFlags::DEMOTED | TensorFlags::FILLED)];
     assert!(filled("float_reshape", &masked, &[]) && filled("float_mul_scalar", &masked, &[1.0]));
