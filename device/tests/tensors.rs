@@ -437,6 +437,10 @@ fn fp32_that_fits_in_half_returns_to_it_at_an_activation() {
         );
         assert_eq!(A::relu(A::float_add(centered(), x())).dtype(), DType::F32);
         assert_eq!(A::relu(x()).dtype(), DType::F32);
+        // A sum of many that fit may be beyond f16.
+        let mean = A::float_mean(demoted(f32s::<A>(&[6_400.0; 4], &[2, 2])));
+        let sum = (0..15).fold(mean.clone(), |sum, _| A::float_add(sum, mean.clone()));
+        assert_eq!(values::<A>(A::relu(sum)), [102_400.0]);
         // Scaled values may leave f16.
         let expected = if precision == Precision::F16 {
             DType::F32

@@ -19,7 +19,8 @@ pub struct Operand<D> {
     pub dtype: D,
     /// The policy's record of the tensor.
     pub flags: TensorFlags,
-    /// How many gradients the tensor is the sum of, if it is a half gradient.
+    /// How many gradients the tensor is the sum of, if it is a half gradient; how many half values, if it is FP32 that
+    /// fits in f16.
     pub terms: u8,
 }
 
@@ -83,7 +84,8 @@ pub struct Decision<D> {
     pub result: Option<D>,
     /// The flags of the result.
     pub flags: TensorFlags,
-    /// How many gradients the result is the sum of, if it is a half gradient.
+    /// How many gradients the result is the sum of, if it is a half gradient; how many half values, if it is FP32 that
+    /// fits in f16.
     pub terms: u8,
     /// The half dtype in force, if the policy itself records the operation.
     pub records_in: Option<D>,
@@ -242,12 +244,16 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
         let by_class = self.by_class(class);
         let casts = self.casts(class, by_class);
         let is_inside = class == Class::Fp32Inside && self.any.contains(TensorFlags::BACKWARD);
+        let computed = casts.rounded.or(casts.operands);
+        let flags = self.facts(class, computed);
+        let dtype = casts.result.or(computed).unwrap_or(self.operands[0].dtype);
+        let fits = dtype == D::F32 && flags.contains(TensorFlags::FITS_F16);
         Decision {
             rounded: casts.rounded,
             operands: casts.operands,
             result: casts.result,
-            flags: self.facts(class, casts.rounded.or(casts.operands)),
-            terms: self.terms(class),
+            flags,
+            terms: self.terms(class, fits),
             records_in: self.records_in(),
             only_contracts: by_class.only_contracts(class),
             keeps_wide: is_inside && casts.result.is_some_and(is_half),

@@ -14,7 +14,7 @@
 //! | `FITS_F16`, `FITS_BF16` | fits in this half dtype | unset | all operands, by the column `fits` |
 //! | `CONSTANT`, `WEIGHT` | follows half, is a half weight | unset | all operands |
 //! | `SIGMOID`, `MINUS_SIGMOID` | is a sigmoid, is one times -1 | unset | the first operand |
-//! | terms | how many gradients a half gradient is the sum of | more | their sum |
+//! | terms | how many gradients a half gradient is the sum of, or how many half values FP32 that fits | more | their sum |
 //!
 //! `BINARY` and `EXACT_*` are known of a new tensor only. What each class passes on stands in [`of_any`] and [`of_all`]. A
 //! scalar, a cast or the operation's effect may add a fact or take it away: [`Request::facts`].
@@ -27,6 +27,10 @@ use crate::dtype::{follows_half, holds, holds_exactly, is_half};
 /// The most terms of a sum in half. Autodiff adds up the gradients of a tensor in the tensor's dtype, and a
 /// sum of many half numbers stops growing. With this limit, a sum has the error of at most this many terms.
 pub const TERMS: u8 = 16;
+
+/// The most half values that FP32 that fits in f16 may be the sum of: as many branches as a block of a network adds up. A
+/// sum of more may be beyond f16, whose range each of them may take.
+const BRANCHES: u8 = 4;
 
 /// A tracked operand that is this many times smaller than the other operand is a statistic or a parameter of
 /// the other's channels.
@@ -115,15 +119,46 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
 
     /// The number of gradients in the result: in a sum; in a view of a sum, as the backward pass of a reshape is; or in a
     /// multiple of a sum, such as the momentum of an optimizer, whose gradients are half: the momentum becomes FP32
-    /// after a few steps. 1 for any other operation.
-    pub(super) fn terms(&self, class: Class) -> u8 {
+    /// after a few steps. In FP32 that fits in f16, the half values that the result is the sum of. 1 for any other result.
+    pub(super) fn terms(&self, class: Class, fits: bool) -> u8 {
         let is_same = self.is_multiple() || class == Class::Move;
         let first = &self.operands[0];
         match self.summed() {
             Some(terms) if class == Class::PromoteSum && terms <= TERMS => terms,
             None if is_same && self.may_be_gradient(first) => first.terms,
+            _ if fits => self.branches(),
             _ => 1,
         }
+    }
+
+    /// How many times as large as a half value the result may be, of operands that fit. A row or a column beside an operand,
+    /// such as the shift of a norm, moves its values within their range, and a quotient is normalized.
+    fn branches(&self) -> u8 {
+        let branches = || self.operands.iter().map(|o| o.terms);
+        let largest = branches().max().unwrap_or(1);
+        let doubles = |scalar: &f64| self.factor(*scalar).abs() > 1.0;
+        match self.op.fits() {
+            Fits::Quotient => 1,
+            Fits::Sum if !self.has_small_operand() => branches().fold(0, u8::saturating_add),
+            _ if self.is_multiple() && self.scalars.iter().any(doubles) => {
+                largest.saturating_mul(2)
+            }
+            _ => largest,
+        }
+    }
+
+    /// Most sums are of two half tensors, whose sizes need not be asked for.
+    fn are_few_branches(&self) -> bool {
+        let all = self.operands.iter().map(|o| o.terms);
+        all.fold(0, u8::saturating_add) <= BRANCHES / 2 || self.branches() <= BRANCHES
+    }
+
+    fn has_small_operand(&self) -> bool {
+        let [_, _] = self.operands else {
+            return false;
+        };
+        let [lhs, rhs] = [0, 1].map(|i| self.site.elements(i));
+        lhs * SMALL <= rhs || rhs * SMALL <= lhs
     }
 
     /// Whether the result is the operand times a number.
@@ -181,11 +216,12 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             return false;
         }
         let all = self.operands.iter().all(|o| o.fits(half));
+        let is_within = || half != D::F16 || !self.leaves_f16() && self.are_few_branches();
         match self.op.fits() {
             Fits::Never => false,
-            Fits::WithOperands => all && !(half == D::F16 && self.leaves_f16()),
+            Fits::WithOperands => all && is_within(),
             Fits::Mean => all && self.site.is_tracked(0).is_none(),
-            Fits::Sum => all || self.is_beside_statistic(half, true),
+            Fits::Sum => all && is_within() || self.is_beside_statistic(half, true),
             Fits::Product => self.is_beside_statistic(half, true),
             Fits::Quotient => self.is_beside_statistic(half, false),
         }

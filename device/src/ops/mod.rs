@@ -180,9 +180,8 @@ impl<B: Backend> Site<DType> for At<'_, B> {
         self.state.tried::<B>(&self.device, half, op)
     }
 
-    /// The policy needs no sizes where nothing is tracked.
-    fn elements(&self, _operand: usize) -> usize {
-        0
+    fn elements(&self, operand: usize) -> usize {
+        self.tensors[operand].shape().num_elements()
     }
 
     fn inner_dimension(&self) -> usize {

@@ -166,6 +166,78 @@ fn flags_follow_the_values() {
     assert_eq!(fits("float_mean", &[small], untold), both);
 }
 
+/// Each of the values may take the range of f16.
+#[test]
+fn a_sum_of_many_that_fit_in_f16_does_not_fit() {
+    const FITS: TensorFlags = TensorFlags::FITS;
+    let sized = |sizes: [usize; 2]| Here {
+        sizes: sizes.map(|size| (size, None)),
+        ..ON
+    };
+    let alike = sized([64, 64]);
+    let fitting = |terms| Operand {
+        terms,
+        ..with(F32, FITS)
+    };
+    let made = |name, operands: &[_], scalars: &[f64], here: &Here| {
+        let made = decide(&Op::named(name), operands, scalars, here);
+        (made.flags & FITS, made.terms)
+    };
+    let half = with(F16, TensorFlags::DEMOTED);
+    for name in ["float_add", "float_sub"] {
+        let sum = |a, b, here: &Here| made(name, &[fitting(a), fitting(b)], &[], here);
+        assert_eq!(sum(1, 1, &alike), (FITS, 2), "{name}");
+        assert_eq!(sum(2, 2, &alike), (FITS, 4), "{name}");
+        // bf16 has the range of FP32.
+        let many = (TensorFlags::FITS_BF16, 1);
+        assert_eq!(sum(3, 2, &alike), many, "{name}");
+        assert_eq!(sum(255, 255, &alike), many, "{name}");
+        // The mean or the shift of a norm.
+        for here in [sized([64, 4]), sized([4, 64])] {
+            assert_eq!(sum(2, 1, &here), (FITS, 2), "{name}");
+            assert_eq!(sum(4, 1, &here), (FITS, 4), "{name}");
+        }
+        let with_half = made(name, &[fitting(4), half], &[], &alike);
+        assert_eq!(with_half.0 & TensorFlags::FITS_F16, TensorFlags::empty());
+    }
+    // A sum of half tensors that goes on in FP32.
+    let sums = [16, 1].map(|terms| Operand { terms, ..half });
+    let sum = named("float_add", &sums, alike);
+    assert_eq!(sum.operands, Some(F32));
+    assert!(!sum.flags.contains(TensorFlags::FITS_F16));
+    let scaled = |terms, factor| made("float_mul_scalar", &[fitting(terms)], &[factor], &alike);
+    assert_eq!(scaled(2, 2.0), (FITS, 4));
+    assert_eq!(scaled(2, 0.5), (FITS, 2));
+    assert_eq!(scaled(3, -1.5), (TensorFlags::FITS_BF16, 1));
+    // The same values, and normalized ones.
+    for name in ["relu", "float_neg", "float_reshape", "float_mean"] {
+        let operands = [fitting(3)];
+        let made = made(name, &operands, &[], &alike);
+        assert!(
+            made == (FITS, 3) || name == "relu" && made.1 == 1,
+            "{name}: {made:?}"
+        );
+    }
+    let beside = Here {
+        sizes: [(64, Some(true)), (4, Some(true))],
+        ..ON
+    };
+    let divided = made(
+        "float_div",
+        &[fitting(4), with(F32, TensorFlags::LEARNED)],
+        &[],
+        &beside,
+    );
+    assert_eq!(divided, (FITS, 1));
+    let scaled = made(
+        "float_mul",
+        &[fitting(4), with(F32, TensorFlags::LEARNED)],
+        &[],
+        &beside,
+    );
+    assert_eq!(scaled, (FITS, 4));
+}
+
 #[test]
 fn what_stands_beside_a_statistic_fits() {
     let operands = [with(F32, TensorFlags::FITS), plain(&[F32])[0]];
