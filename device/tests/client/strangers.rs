@@ -171,10 +171,15 @@ pub fn announce_much(address: SocketAddr) -> Vec<TcpStream> {
 pub fn send_nonsense(address: SocketAddr) {
     for i in attempts(20) {
         if let Some(mut stream) = connection(address, ROUTES[i % 2]) {
-            match i % 3 {
+            match i / 2 % 4 {
                 0 => send(&mut stream, &message(b"\xc1nonsense")),
                 1 => send(&mut stream, b"\xff\xff\xff\xff\xff\xff"),
-                _ => send(&mut stream, &message(&[0x91; 64])),
+                2 => send(&mut stream, &message(&[0x91; 64])),
+                // Arrays in arrays, in a field of the first message that is not one.
+                _ => {
+                    let nested = [&b"\x91\x81\xa4Init\x81\xa1x"[..], &[0x91; 2_000]];
+                    send(&mut stream, &message(&nested.concat()));
+                }
             }
             // Waits for an answer, but only a moment.
             let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
