@@ -90,9 +90,11 @@ impl<L: Default> Drop for Handle<L> {
         let own = std::mem::take(&mut *locked(&self.step));
         let mut state = locked(&self.state);
         let is_left = own.pending.losses_given() > 0 && !own.has_updated;
-        if is_left && own.generation == state.generation {
-            state.left.push(own.pending);
-        }
+        let is_left = is_left && own.generation == state.generation;
+        let oldest = is_left.then(|| state.left.push(own.pending));
+        // A step that is dropped waits for its device, and not under the lock.
+        drop(state);
+        drop(oldest);
     }
 }
 
@@ -227,7 +229,8 @@ impl<L: Default> SharedScaler<L> {
 
     /// Forgets the steps that dropped handles left on this thread, and on threads that have ended.
     pub fn forget_left(&self) {
-        self.lock().left.forget();
+        let forgotten = self.lock().left.forget();
+        drop(forgotten);
     }
 
     /// Whether both handles share one scaler.
@@ -290,12 +293,15 @@ impl<L: Default> SharedScaler<L> {
     /// Continues from a state. Discards the steps under way.
     pub fn load_state(&self, state: LossScaler) {
         let mut shared = self.lock();
-        *shared = Shared {
+        let next = Shared {
             listeners: std::mem::take(&mut shared.listeners),
             unscaled: shared.unscaled,
             generation: shared.generation + 1,
             ..Shared::from(state)
         };
+        let left = std::mem::replace(&mut *shared, next);
+        drop(shared);
+        drop(left);
     }
 
     /// Continues from a saved state. If only one of the two scales the loss, as after a change of precision,
@@ -636,6 +642,34 @@ mod tests {
             .map(|(nth, s)| (nth, s.first_parameter.clone()))
             .collect();
         assert_eq!(named, [(1, Some("first".to_owned()))]);
+    }
+
+    /// Losses that ask for the scaler's state as they are dropped, as a program's logger may.
+    #[derive(Default)]
+    struct Asks(Weak<Mutex<Shared<Asks>>>);
+
+    impl Drop for Asks {
+        fn drop(&mut self) {
+            if let Some(state) = self.0.upgrade() {
+                assert!(state.try_lock().is_ok(), "dropped under the lock");
+            }
+        }
+    }
+
+    #[test]
+    fn a_step_is_dropped_without_the_lock() {
+        let state = || LossScaler::new(DynamicLossScale::new().into()).unwrap();
+        let scaler = SharedScaler::<Asks>::from(state());
+        let leave = || {
+            let own = scaler.another();
+            let mut step = own.pending();
+            step.scale(&state());
+            step.losses = Asks(Arc::downgrade(&own.0.state));
+        };
+        (0..100).for_each(|_| leave());
+        scaler.forget_left();
+        leave();
+        scaler.load_state(state());
     }
 
     #[test]

@@ -27,11 +27,12 @@ impl<L> Default for LeftSteps<L> {
 }
 
 impl<L> LeftSteps<L> {
-    pub fn push(&mut self, step: PendingStep<L>) {
-        if self.0.len() == KEPT {
-            self.0.remove(0);
-        }
+    /// Keeps a step. Returns the oldest one if it is one too many: dropped, its losses may wait for a device.
+    #[must_use = "drop it without a lock"]
+    pub fn push(&mut self, step: PendingStep<L>) -> Option<PendingStep<L>> {
+        let oldest = (self.0.len() == KEPT).then(|| self.take(0));
         self.0.push((this_thread(), step));
+        oldest
     }
 
     /// The place of this thread's last step.
@@ -67,11 +68,13 @@ impl<L> LeftSteps<L> {
         self.0.remove(place).1
     }
 
-    /// Forgets the steps of this thread and of threads that have ended.
-    pub fn forget(&mut self) {
+    /// Forgets the steps of this thread and of threads that have ended, and returns them.
+    #[must_use = "drop them without a lock"]
+    pub fn forget(&mut self) -> Self {
         let this = this_thread();
-        self.0
-            .retain(|(thread, _)| thread.strong_count() > 0 && !thread.ptr_eq(&this));
+        let is_forgotten =
+            |(thread, _): &mut (Weak<()>, _)| thread.strong_count() == 0 || thread.ptr_eq(&this);
+        Self(self.0.extract_if(.., is_forgotten).collect())
     }
 }
 
@@ -98,7 +101,7 @@ mod tests {
     #[test]
     fn this_threads_only_step_comes_first_then_a_running_threads_only_one_then_the_only_one() {
         let left = Mutex::new(LeftSteps::default());
-        let push = |scale| left.lock().unwrap().push(step(scale));
+        let push = |scale| drop(left.lock().unwrap().push(step(scale)));
         let on_ended_thread = |scale| thread::scope(|on| on.spawn(|| push(scale)).join().unwrap());
         assert_eq!(only(&mut left.lock().unwrap()), Ok(None));
         on_ended_thread(1.0);
@@ -126,7 +129,8 @@ mod tests {
             drop(done);
         });
         assert_eq!(only(&mut left.lock().unwrap()), Err(2));
-        left.lock().unwrap().forget();
+        let forgotten = left.lock().unwrap().forget();
+        assert_eq!(forgotten.0.len(), 2);
         on_ended_thread(32.0);
         assert_eq!(only(&mut left.lock().unwrap()), Ok(Some(32.0)));
     }
@@ -134,7 +138,10 @@ mod tests {
     #[test]
     fn the_oldest_are_dropped() {
         let mut left = LeftSteps::default();
-        (0..KEPT + 2).for_each(|i| left.push(step(1.0 + i as f32)));
+        let push = |i| left.push(step(1.0 + i as f32));
+        let oldest: Vec<_> = (0..KEPT + 2).filter_map(push).collect();
+        let scales: Vec<_> = oldest.iter().map(PendingStep::scale_given).collect();
+        assert_eq!(scales, [Some(1.0), Some(2.0)]);
         assert_eq!(left.0.len(), KEPT);
         assert_eq!(left.0[0].1.scale_given(), Some(3.0));
     }
