@@ -207,6 +207,24 @@ fn a_planted_overflow_is_found() {
     assert_eq!(scaler.explain(&plain), None);
 }
 
+/// A loss over no boxes, as a detector has for an image without objects.
+#[test]
+fn a_tensor_without_elements_is_no_anomaly() {
+    let _alone = alone();
+    let model = Chain::<B>::planted();
+    let scaler = configured(true, 1024.0);
+    let none = Tensor::<B, 2>::zeros([0, 8], &Default::default());
+    let layer = &model.layers[0];
+    let loss = layer.forward(none).powi_scalar(2).sum() + layer.weight.val().sum();
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    assert!(!grads.is_empty());
+    let step = scaler.last_step().unwrap();
+    assert_eq!(
+        (step.outcome, &step.anomalies[..]),
+        (StepOutcome::Finite, &[][..])
+    );
+}
+
 /// Encoder and decoder, or several models on one scaler.
 #[test]
 fn each_of_several_modules_has_its_parameters_named() {

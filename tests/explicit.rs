@@ -526,6 +526,37 @@ fn the_check_does_not_depend_on_where_the_step_is_taken() {
     assert_eq!(scaler.state().taken_steps(), 1);
 }
 
+/// As for a peer whose gradients are finite: it must hear of the loss.
+#[test]
+fn a_loss_that_is_not_finite_marks_a_gradient_that_has_elements() {
+    #[derive(Module, Debug)]
+    struct Parts<B: Backend> {
+        empty: Linear<B>,
+        layer: Linear<B>,
+    }
+    let layer = |inputs| {
+        LinearConfig::new(inputs, 4)
+            .with_bias(false)
+            .init(&Default::default())
+    };
+    let model = Parts::<A> {
+        empty: layer(0),
+        layer: layer(8),
+    };
+    let scaler = scaler(1024.0);
+    let grads = with_precision(Precision::F16, || {
+        let of_none = model.empty.forward(values([16, 0], 1));
+        let loss = (model.layer.forward(values([16, 8], 2)) + of_none).sum();
+        scaler.backward(loss + f32::INFINITY, &model)
+    });
+    let grad = |layer: &Linear<A>| {
+        let grad = grads.get::<burn_amp::Amp<Flex>, 2>(layer.weight.id);
+        data(grad.expect("a gradient"))
+    };
+    assert!(grad(&model.empty).is_empty());
+    assert!(grad(&model.layer).iter().all(|value| value.is_nan()));
+}
+
 /// Runs `misuse`, which must fail and leave the scaler and the optimizer as they were.
 #[track_caller]
 fn refused<B: AutodiffBackend, T>(

@@ -10,8 +10,8 @@ use burn::nn::LinearConfig;
 use burn::nn::loss::{BinaryCrossEntropyLossConfig, CrossEntropyLossConfig};
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
-use burn::tensor::DType;
 use burn::tensor::activation::sigmoid;
+use burn::tensor::{DType, FloatDType};
 use burn_amp::policy::OpPrecision;
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, DynamicLossScale, GradScaler, LossScaleConfig, Precision,
@@ -323,6 +323,13 @@ fn the_log_is_told_once_and_why() {
             }
         });
     };
+    let finite = || {
+        let x = Tensor::<AmpAutodiff<Flex>, 1>::ones([1], &Default::default()).require_grad();
+        let beyond_fp32 = (x.cast(FloatDType::F64) * 1e39).into_data();
+        assert!(beyond_fp32.iter::<f64>().all(f64::is_finite));
+    };
+    with_precision(Precision::Bf16, finite);
+    assert_eq!(self::lines(), []);
     for precision in [Precision::Bf16, Precision::F32] {
         lost(precision);
     }

@@ -277,6 +277,24 @@ fn the_gradient_of_a_demoted_leaf_leaves_as_its_data_does() {
     }
 }
 
+/// The default loss scale is beyond f16.
+#[test]
+fn a_loss_in_f16_gives_gradients_at_its_first_pass() {
+    let x = values::<A, 2>([4, 3], 2).require_grad();
+    for scale in [65_536.0, 1024.0] {
+        let grads = |precision| {
+            in_scope(precision, &scaler(scale), || {
+                let loss = values::<A, 2>([2, 4], 1).matmul(x.clone());
+                let (dtype, grads) = (loss.dtype(), loss.backward());
+                (dtype, data(x.grad(&grads).expect("no overflow")))
+            })
+        };
+        let (exact, half) = (grads(Precision::F32), grads(Precision::F16));
+        assert_eq!((exact.0, half.0), (DType::F32, DType::F16));
+        assert_close("x", Precision::F16, &half.1, &exact.1, 2.0);
+    }
+}
+
 #[test]
 fn a_loss_may_itself_be_a_leaf() {
     let scaler = scaler(256.0);

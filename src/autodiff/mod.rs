@@ -276,7 +276,7 @@ fn pass<B: AutodiffInner, C: CheckpointStrategy>(
         #[cfg(feature = "train")]
         Some(scaled) => {
             let value = AmpAutodiff::<B, C>::inner(loss.clone());
-            let scale = scales.then_some(scaled.scale);
+            let scale = scales.then(|| initial_gradient(&loss, scaled.scale));
             let factor = scale.unwrap_or(1.0);
             let (grads, replicas) = scaled_backward::<B, C>(loss, factor);
             scaled_loss::add_loss::<Amp<B>>(&scaler, &device, value, scales);
@@ -327,6 +327,17 @@ fn register_distributed<B: AutodiffInner, C: CheckpointStrategy>(
             leaf.rc = held;
             AutodiffLayer::<B, C>::set_distributed_params(leaf.clone(), params.param_id);
         }
+    }
+}
+
+/// The gradient of a loss that is scaled: the loss scale, or for a loss in f16 the largest power of two that f16 holds.
+fn initial_gradient<B: AutodiffInner, C: CheckpointStrategy>(
+    loss: &FloatTensor<AmpAutodiff<B, C>>,
+    scale: f32,
+) -> f32 {
+    match loss.dtype() {
+        DType::F16 => scale.min(32_768.0),
+        _ => scale,
     }
 }
 
@@ -421,14 +432,14 @@ fn checked_backward<B: AutodiffInner, C: CheckpointStrategy>(
     let device = loss.device();
     let mut finite = FiniteCheck::<B>::new(device.clone());
     finite.add(AmpAutodiff::<B, C>::inner(loss.clone()).into_primitive());
-    let factor = scale.unwrap_or(1.0);
+    let factor = scale.map_or(1.0, |scale| initial_gradient(&loss, scale));
     let (mut grads, replicas) = scaled_backward::<B, C>(loss, factor);
     // Without fusion each cast is a kernel: cast once for the check and the product.
     if !device::is_fused::<B>(&device) {
         grads = divided::<B>(grads, 1.0);
     }
     // Unscaling by a scale below 1 can overflow FP32.
-    let mut left = scale;
+    let mut left = scale.and(Some(factor));
     if factor < 1.0 {
         grads = divided::<B>(grads, factor);
         left = Some(1.0);

@@ -224,7 +224,7 @@ impl DeviceState {
 
     /// Logs, once, that a program read a loss that is not finite. Where each step is checked, the check
     /// reports such a loss.
-    pub(crate) fn report_lost<B: Backend>(&self, device: &B::Device, loss: f32) {
+    pub(crate) fn report_lost<B: Backend>(&self, device: &B::Device, loss: f64) {
         if !self.in_force::<B>(device).checked && !self.lost.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "burn-amp: the program read {loss} on {}, a number with a gradient, such as a loss. In bf16 and FP32 \

@@ -31,7 +31,7 @@ impl<B: Backend> Leaving<B> {
             data
         };
         if let Some(device) = self.unchecked_loss
-            && let Some(loss) = data.iter::<f32>().find(|value| !value.is_finite())
+            && let Some(loss) = data.iter::<f64>().find(|value| !value.is_finite())
         {
             DeviceState::of::<B>(&device).report_lost::<B>(&device, loss);
         }

@@ -26,8 +26,7 @@ impl GradScaler {
     /// On an `AmpAutodiff` the values of the loss do not change; the loss carries this scaler and its
     /// scale. `backward()` on this loss, or on a loss computed from it, applies the scale on any thread
     /// if f16 is involved, and leaves the rest to the protocol. Dropping a scaled loss does not affect
-    /// other backward passes. The gradient of an f16 loss is the scale in f16, which ends at 65504: sum losses
-    /// up in FP32, as `mean()` and `sum()` do here, or the scale backs off to 32768 at the first step.
+    /// other backward passes. The backward pass of a loss in f16, which ends at 65504, applies a scale of at most 32768.
     ///
     /// Then call [`step`](GradScaler::step), and not the optimizer itself: only
     /// [`step`](GradScaler::step) checks the gradients, and on a plain `Autodiff` they still carry

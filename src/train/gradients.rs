@@ -241,19 +241,23 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(norm)
 }
 
-/// Multiplies the gradient with the fewest elements by `factor`. Reads nothing back.
+/// Multiplies the gradient with the fewest elements, but not without any, by `factor`. Reads nothing back.
 pub(super) fn smallest_times<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     mut grads: GradientsParams,
     factor: Tensor<B::InnerBackend, 1>,
 ) -> GradientsParams {
-    let grad = |id| grads.get::<B::InnerBackend, 1>(id);
-    let elements = |id: &ParamId| grad(*id).map(|grad| grad.shape().num_elements());
+    let sized = |(id, _)| {
+        let id = ParamId::from(id);
+        let grad = grads.get::<B::InnerBackend, 1>(id)?;
+        Some((grad.shape().num_elements(), id)).filter(|(elements, _)| *elements > 0)
+    };
     let parameters = found::<B, M>(model, &grads).parameters.into_iter();
     // On a tie the first gradient wins: the backward pass reaches it last.
-    if let Some(id) = parameters
-        .map(|(id, _)| ParamId::from(id))
-        .min_by_key(elements)
+    let smallest = parameters
+        .filter_map(sized)
+        .min_by_key(|(elements, _)| *elements);
+    if let Some((_, id)) = smallest
         && let Some(grad) = grads.remove(id)
     {
         grads.register(id, times(grad, &factor));
