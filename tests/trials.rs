@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
-use burn::tensor::module::conv2d;
-use burn::tensor::ops::ConvOptions;
+use burn::tensor::module::{conv_transpose2d, conv2d};
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn_amp::policy::{OpPrecision, Reason};
 use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, AmpReport, GradScaler, LossScaleConfig, Precision, exceptions,
@@ -97,6 +97,24 @@ fn what_adds_up_in_half_computes_in_fp32_and_gives_half() {
             .contains("\nFP32 here   matmul: computed in FP32, then rounded to f16\n")
     );
     assert_eq!(GradScaler::of::<B>(&Default::default()).skipped_steps(), 0);
+}
+
+/// Flex sums over the channels in FP32, rounds, and adds up the taps in f16.
+#[test]
+fn taps_that_add_up_in_half_compute_in_fp32() {
+    let _alone = alone();
+    configure(Precision::F16, true);
+    let device = Default::default();
+    // One for each tap, but 2,048 for the first.
+    let mut weight = vec![1.0 / 16.0; 16 * 16 * 9];
+    weight.iter_mut().step_by(9).for_each(|tap| *tap = 128.0);
+    let weight = TensorData::new(weight, [16, 16, 3, 3]);
+    let weight = Tensor::<Amp<Flex>, 4>::from_data(weight, &device).set_require_grad(false);
+    let options = ConvTransposeOptions::new([1, 1], [0, 0], [0, 0], [1, 1], 1);
+    let out = conv_transpose2d(ones([1, 16, 8, 8]), weight, None, options);
+    assert_eq!((out.dtype(), largest(out.clone())), (DType::F16, 2056.0));
+    assert!(fp32_here(&report()).contains(&"conv_transpose2d".into()));
+    exceptions::<B>(&device).clear();
 }
 
 /// A convolution of two groups, and the gradients of its input and of its weight. The shapes have one channel in each

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::TrialDevice;
+use crate::FloatDType;
 
 /// The number of terms in a sum: beyond what f16 (2,048) and bf16 (256) can count to.
 pub const N: usize = 4096;
@@ -35,12 +36,17 @@ impl<D: TrialDevice> TrialInputs<'_, D> {
         self.values(vec![1.0; shape.iter().product()], shape)
     }
 
-    /// Ones, with 2,048 in the middle: from there, f16 and bf16 cannot count in steps of one.
-    /// For sums of few terms, in any order.
+    /// A convolution's weight: a large value in the middle, from which half cannot count in steps of one, and values that
+    /// sum to one over the second dimension. For sums of few terms, in any order, also where a kernel sums over channels
+    /// before it adds up in half.
     pub fn peak<const R: usize>(&self, shape: [usize; R]) -> D::Tensor {
-        let mut values = vec![1.0; shape.iter().product()];
+        let mut values = vec![1.0 / shape[1] as f32; shape.iter().product()];
         let middle = values.len() / 2;
-        values[middle] = 2048.0;
+        values[middle] = if self.half == D::DType::F16 {
+            2048.0
+        } else {
+            256.0
+        };
         self.values(values, shape)
     }
 
