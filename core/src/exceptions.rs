@@ -18,7 +18,7 @@ use crate::policy::{
     short,
 };
 use crate::reference::Verdict;
-use crate::verified::{Begun, Calls, State, Verification, Verified};
+use crate::verified::{Begun, Calls, MOST, State, Verification, Verified};
 use crate::words::line;
 use crate::{AmpError, FloatDType, Precision};
 
@@ -508,14 +508,15 @@ impl Exceptions {
     /// overflowed is read from it first, so that no operation is tried twice, and no step of a resumed run is skipped for
     /// what is known. Use one file for each device: from a file of another backend, device, processor, NVIDIA GPU, NVIDIA
     /// driver or version of burn-amp only what overflowed is read, and the file is replaced. A program cannot know other drivers, or
-    /// LibTorch's and Burn's versions: delete the file after such a change. The file also lists what is configured, which the
+    /// LibTorch's and Burn's versions, nor AMD's and Intel's GPUs: delete the file after such a change. Of two processes that
+    /// use one file at the same time, the last to write wins. The file also lists what is configured, which the
     /// configuration of the next process decides anew. Each new exception replaces the file, whole or not at all.
     /// Checkpoints of a trainer, and those of a `Learner` with `GradScaler::checkpoint_with`, name the file.
     ///
     /// # Errors
     ///
     /// [`AmpError::State`] when the file cannot be read or written, is truncated, larger than 16 MiB or from a newer version,
-    /// or names an operation that there is not. The exceptions are then unchanged.
+    /// or names an operation that there is not or that has no precision to change. The exceptions are then unchanged.
     pub fn keep_in(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         let path = path.as_ref();
         let read = match File::open(path) {
@@ -605,6 +606,12 @@ impl Exceptions {
                 .ok_or_else(|| unlike(format!("it names an unknown operation: {entry}")))?;
             let (half, exact) = (index(half), entry.precision == OpPrecision::Half);
             match entry.reason {
+                Reason::Overflowed if !Self::may_overflow(&OPS[place]) => {
+                    return Err(unlike(format!(
+                        "{} is computed in its operand's precision",
+                        entry.op
+                    )));
+                }
                 Reason::Overflowed => found.overflowed.push((place, entry.length)),
                 Reason::Verified => {
                     let calls = Calls {
@@ -623,6 +630,10 @@ impl Exceptions {
                 }
                 _ => found.tried.push((place, (entry.calls, half, exact))),
             }
+        }
+        if found.verified.len() > MOST {
+            let reason = format!("it has more than {MOST} calls that were compared");
+            return Err(unlike(reason));
         }
         Ok(found)
     }
@@ -709,7 +720,15 @@ fn machine() -> &'static str {
         let gpus = gpus.filter_map(|gpu| first(&gpu.path().join("information"), "Model"));
         let mut gpus: Vec<_> = gpus.collect();
         gpus.sort();
+        gpus.dedup();
+        // Which of several kinds the first device is.
+        let visible = (gpus.len() > 1).then(|| std::env::var("CUDA_VISIBLE_DEVICES").ok());
         parts.extend(gpus);
+        parts.extend(
+            visible
+                .flatten()
+                .map(|devices| format!("CUDA_VISIBLE_DEVICES={devices}")),
+        );
         parts.join(", ")
     })
 }
@@ -760,7 +779,6 @@ mod tests {
     use super::*;
     use crate::dtype::tests::DType;
     use crate::policy::{Class, Role};
-    use crate::verified::MOST;
     use crate::verified::tests::WRONG;
     use DType::{BF16, F16};
 
@@ -1066,12 +1084,17 @@ mod tests {
         let path = folder.path().join("exceptions.json");
         some().keep_in(&path).unwrap();
         let written = fs::read_to_string(&path).unwrap();
+        let sqrt = &written[written.find("\"sqrt\"").unwrap()..];
+        let reshape = sqrt
+            .replace("sqrt", "reshape")
+            .replace("tried", "overflowed");
         for (from, to, says) in [
             ("\"version\": 1", "\"version\": 2", "it has version 2"),
             ("\"sqrt\"", "\"squirt\"", "an unknown operation: squirt"),
             ("\"bf16\"", "\"f32\"", "an unknown operation"),
             ("\"grouped\"", "\"herded\"", "herded"),
             ("\"tried\"", "\"guessed\"", "guessed"),
+            (sqrt, &reshape, "reshape is computed in"),
             ("{", "", "cannot read the state from"),
         ] {
             let changed = written.replacen(from, to, 1);

@@ -225,7 +225,9 @@ fn key(op: &str, half: Half, convolution: Option<Convolution>, shapes: &[&[usize
             match is_weight || channels == Some(axis) {
                 true => (0, *size as u32).hash(&mut hasher),
                 false => {
-                    (size.trailing_zeros().min(6) + 1, size.next_power_of_two()).hash(&mut hasher)
+                    // A file may name any size.
+                    let up_to = size.checked_next_power_of_two();
+                    (size.trailing_zeros().min(6) + 1, up_to).hash(&mut hasher)
                 }
             }
         }
@@ -245,6 +247,11 @@ pub(crate) mod tests {
 
     fn begins(of: &Verified, shapes: &[&[usize]]) -> Option<Begun> {
         of.ask(&MATMUL, 0, shapes, true).begun
+    }
+
+    #[test]
+    fn a_size_of_a_file_may_be_any_number() {
+        assert!(begins(&Verified::default(), &[&[usize::MAX, 4], &[4, 2]]).is_some());
     }
 
     #[test]
