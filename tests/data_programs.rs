@@ -45,7 +45,7 @@ fn of_data<B: Backend>() -> Vec<OfData> {
 }
 
 fn of_bounds<B: Backend>() -> Vec<OfBounds> {
-    table![B: guarded_log confident masked_places masked_softmax padded_places peaks
+    table![B: guarded_log confident masked_places masked_softmax padded_places peaks survival
         ones_like running_total running_total_like normalized floored_log wide_range fisher_z centred norm_by_hand
         norm_in_full_precision]
 }
@@ -429,6 +429,14 @@ fn padded_places<B: Backend>() -> (Vec<f32>, Vec<f64>) {
     let padded = half::<B, 2>([1.5, -2.0]).pad((1, 1, 0, 0), -12_345.0);
     let border = padded.equal_elem(-12_345.0);
     (data(border.float()), vec![1.0, 0.0, 0.0, 1.0])
+}
+
+/// What is left after 12 steps that each keep an eighth, in a product that begins with ones.
+fn survival<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let kept = half::<B, 1>([0.125]);
+    let ones = Tensor::<B, 2>::ones([1, 1], &Default::default());
+    let left = (0..12).fold(ones, |left, _| left * kept.clone());
+    (data(left.log()), vec![12.0 * 0.125f64.ln()])
 }
 
 /// The places where a mean over channels is the largest of its neighbourhood.

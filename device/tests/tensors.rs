@@ -386,6 +386,12 @@ fn constants_follow_half_in_products_and_not_in_sums() {
         );
         assert_eq!(A::float_mul(demoted(x()), x()).dtype(), DType::F32);
 
+        // A running product begins with ones, and its length is not known.
+        let ones = || A::float_ones(Shape::new([2, 2]), &FlexDevice, FloatDType::F32);
+        assert_eq!(A::float_mul(ones(), demoted(x())).dtype(), DType::F32);
+        let joined = A::float_cat(vec![demoted(x()), ones()], 0);
+        assert_eq!(joined.dtype(), half);
+
         let full = |value: f64| {
             A::float_full(
                 Shape::new([2, 2]),

@@ -91,7 +91,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             return create(device, dtype, make).with_flags(TensorFlags::BACKWARD);
         }
         let make = |device: &_, dtype| B::float_ones(shape, device, dtype);
-        constant(create(device, dtype, make))
+        constant(create(device, dtype, make).and(TensorFlags::ONES))
     }
 
     fn float_full(

@@ -276,6 +276,15 @@ def peaks():
     return (largest == heat).float(), [0, 1, 0, 1]
 
 
+def survival():
+    """What is left after 12 steps that each keep an eighth, in a product that begins with ones."""
+    kept = learned(torch.tensor([[0.125]]))
+    left = torch.ones(1, 1)
+    for _ in range(12):
+        left = left * kept
+    return left.log(), [12 * math.log(0.125)]
+
+
 def ones_like():
     """A count, and prefix sums, in the dtype of a half tensor."""
     half = learned(torch.tensor([[1.0, 2.0]]))[:, :1].repeat(1, 5_003)
@@ -364,8 +373,8 @@ DATA = [
     calibrated, neighbours, histogram,
 ]  # fmt: skip
 BOUNDS = [
-    guarded_log, confident, masked_places, masked_softmax, padded_places, peaks, ones_like,
-    running_total, running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
+    guarded_log, confident, masked_places, masked_softmax, padded_places, peaks, survival,
+    ones_like, running_total, running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
     norm_in_full_precision,
 ]  # fmt: skip
 

@@ -255,8 +255,12 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
     }
 
     /// The half dtype that constants follow, if any. The quotient of a constant and a small number, or of a number and a
-    /// small constant, may be beyond half.
+    /// small constant, may be beyond half. So may a product of unknown length that begins with ones: in f16, eight factors of
+    /// a tenth are 0.
     fn followed(&self) -> Option<D> {
+        if self.op.fits() == Fits::Product && self.any.contains(TensorFlags::ONES) {
+            return None;
+        }
         let is_on = matches!(self.mode, Mode::On(_)) && !self.op.is_backward();
         if !is_on || self.op.fits() == Fits::Quotient || !self.any.contains(TensorFlags::CONSTANT) {
             return None;

@@ -53,6 +53,8 @@ bitflags! {
         /// A parameter, frozen or not, a leaf that requires a gradient, or computed from one. Anything else is data,
         /// which a contraction keeps in FP32.
         const LEARNED = 1 << 16;
+        /// A constant that is one: a product with it may be the first of many, and leave f16's range at its lower end.
+        const ONES = 1 << 17;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()

@@ -12,7 +12,7 @@
 //! | `FILLED` | may hold a scalar that half rounded | set | any operand |
 //! | `UNBOUNDED` | may be of any size, although a gradient flows to it | set | any operand in FP32 |
 //! | `FITS_F16`, `FITS_BF16` | fits in this half dtype | unset | all operands, by the column `fits` |
-//! | `CONSTANT`, `WEIGHT` | follows half, is a half weight | unset | all operands |
+//! | `CONSTANT`, `ONES`, `WEIGHT` | follows half, is one, is a half weight | unset | all operands |
 //! | `SIGMOID`, `MINUS_SIGMOID` | is a sigmoid, is one times -1 | unset | the first operand |
 //! | terms | how many gradients a half gradient is the sum of, or how many half values FP32 that fits | more | their sum |
 //!
@@ -55,7 +55,7 @@ fn of_any(class: Class) -> TensorFlags {
 /// weight stays one.
 fn of_all(class: Class) -> TensorFlags {
     match class {
-        Class::Move => TensorFlags::WEIGHT | TensorFlags::CONSTANT,
+        Class::Move => TensorFlags::WEIGHT | TensorFlags::CONSTANT | TensorFlags::ONES,
         Class::Keep | Class::Promote | Class::PromoteSum => TensorFlags::WEIGHT,
         Class::LowerPrecision | Class::Fp32 | Class::Fp32Inside | Class::Activation => {
             TensorFlags::empty()
@@ -78,7 +78,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         flags.set(TensorFlags::DEMOTED, is_demoted);
         // Padding adds a constant of its own.
         if !self.scalars.iter().all(|scalar| follows_half::<D>(*scalar)) {
-            flags -= TensorFlags::CONSTANT;
+            flags -= TensorFlags::CONSTANT | TensorFlags::ONES;
         }
         let is_rounded = |scalar: &f64| !holds_exactly(computed, *scalar);
         if self.op.effect == Effect::Fills && self.scalars.iter().any(is_rounded) {

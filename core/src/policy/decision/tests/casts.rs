@@ -207,6 +207,16 @@ fn constants_follow_a_half_tensor_and_nothing_else() {
         assert_eq!(named("float_mul", &operands, ON).operands, Some(F16));
         assert_eq!(named("float_div", &operands, ON).operands, Some(F32));
     }
+    // 0.1 to the 8th is below f16.
+    let ones = with(F32, TensorFlags::CONSTANT | TensorFlags::ONES);
+    for operands in [[ones, plain(&[F16])[0]], [plain(&[F16])[0], ones]] {
+        assert_eq!(named("float_mul", &operands, ON).operands, Some(F32));
+        assert_eq!(named("float_cat", &operands, ON).operands, Some(F16));
+    }
+    for moves in ["float_expand", "float_reshape"] {
+        let flags = named(moves, &[ones], ON).flags;
+        assert!(flags.contains(TensorFlags::ONES), "{moves}");
+    }
     assert_eq!(of(Promote, &and(&[F16]), BELOW).operands, Some(F32));
     assert_eq!(of(Promote, &and(&[BF16]), CONTRACTS).operands, Some(F32));
     // An accumulator that starts from zeros would stop at 2,048.
