@@ -41,7 +41,10 @@ const BEYOND_THE_CLASS: [Beyond; 6] = [
         "a bound or a threshold that half does not hold exactly moves the operation to FP32; PyTorch rounds it",
     ),
     (
-        |row| stands_with(row, "float_zeros") || stands_with(row, "float_full"),
+        |row| {
+            let makes = ["float_zeros", "float_ones", "float_full"];
+            makes.iter().any(|op| stands_with(row, op))
+        },
         "an FP32 constant follows half tensors; in PyTorch it makes the result FP32",
     ),
     (
