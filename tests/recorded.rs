@@ -913,7 +913,6 @@ everywhere! {
         let positive = x.clone().greater_elem(0.0).float();
         for constant in [
             Tensor::zeros(shape, &device),
-            Tensor::ones(shape, &device),
             Tensor::full(shape, 0.5, &device),
             Tensor::full(shape, f32::NEG_INFINITY, &device),
             Tensor::empty(shape, &device),
@@ -926,6 +925,11 @@ everywhere! {
             // An accumulator stays FP32.
             assert_eq!((constant + x.clone()).dtype(), DType::F32);
         }
+        // And so does a running product.
+        let ones = Tensor::ones(shape, &device);
+        assert_eq!(Tensor::cat(vec![x.clone(), ones.clone()], 0).dtype(), half_dtype);
+        assert_eq!((x.clone() * ones.clone()).dtype(), DType::F32);
+        assert_eq!((ones * x).dtype(), DType::F32);
     }
 
     a_gated_state_from_zeros_is_half_and_one_from_data_fp32<B>(half_dtype) {

@@ -73,7 +73,7 @@ pub enum Class {
     /// its input. Backward functions return the widest of their operands' dtypes.
     Fp32Inside,
     /// Operands of different dtypes are cast to the widest dtype, except that FP32 constants follow
-    /// a half tensor, but for those of a quotient.
+    /// a half tensor, but for those of a quotient and ones of a product.
     Promote,
     /// As `Promote`, but constants count as FP32: a sum that starts from FP32 zeros stays FP32.
     PromoteSum,
