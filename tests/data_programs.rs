@@ -46,8 +46,8 @@ fn of_data<B: Backend>() -> Vec<OfData> {
 
 fn of_bounds<B: Backend>() -> Vec<OfBounds> {
     table![B: guarded_log confident masked_places masked_softmax padded_places peaks survival
-        ones_like running_total running_total_like normalized floored_log wide_range fisher_z centred norm_by_hand
-        norm_in_full_precision]
+        ones_like running_total running_total_like normalized floored_log wide_range fisher_z
+        centred norm_by_hand norm_in_full_precision]
 }
 
 /// The products of these have an inner dimension of 1.

@@ -722,13 +722,12 @@ fn machine() -> &'static str {
         gpus.sort();
         gpus.dedup();
         // Which of several kinds the first device is.
-        let visible = (gpus.len() > 1).then(|| std::env::var("CUDA_VISIBLE_DEVICES").ok());
+        if gpus.len() > 1
+            && let Ok(devices) = std::env::var("CUDA_VISIBLE_DEVICES")
+        {
+            gpus.push(format!("CUDA_VISIBLE_DEVICES={devices}"));
+        }
         parts.extend(gpus);
-        parts.extend(
-            visible
-                .flatten()
-                .map(|devices| format!("CUDA_VISIBLE_DEVICES={devices}")),
-        );
         parts.join(", ")
     })
 }

@@ -119,15 +119,9 @@ impl DeviceState {
 
     /// The precision that `Auto` selects on the device. May time products of matrices.
     pub(crate) fn auto<B: Backend>(&self, device: &B::Device) -> Chosen {
-        // Lock nothing meanwhile: a thread that waits for a kernel may call this again, and timing the
-        // upper layer calls this for the lower layer.
-        self.auto.get().copied().unwrap_or_else(|| {
-            let auto = in_kernel(|| select::<B>(device, self.capabilities::<B>(device)));
-            if self.auto.set(auto).is_ok() {
-                auto.log_auto(&name::<B>(device));
-            }
-            *self.auto.get().expect("set here, or by another thread")
-        })
+        // Timing the upper layer calls this for the lower layer.
+        let select = || in_kernel(|| select::<B>(device, self.capabilities::<B>(device)));
+        Chosen::auto(&self.auto, select, || name::<B>(device))
     }
 
     /// The configuration in force; that of `Auto` if the device was not configured.

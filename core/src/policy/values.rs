@@ -147,7 +147,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         }
     }
 
-    /// Most sums are of two half tensors, whose sizes need not be asked for.
+    /// Asks for sizes only where it has to: most sums are of two half tensors.
     fn are_few_branches(&self) -> bool {
         let all = self.operands.iter().map(|o| o.terms);
         all.fold(0, u8::saturating_add) <= BRANCHES / 2 || self.branches() <= BRANCHES
@@ -157,8 +157,12 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         let [_, _] = self.operands else {
             return false;
         };
-        let [lhs, rhs] = [0, 1].map(|i| self.site.elements(i));
-        lhs * SMALL <= rhs || rhs * SMALL <= lhs
+        self.is_small(0, 1) || self.is_small(1, 0)
+    }
+
+    /// Whether an operand is small beside another one, by their places.
+    fn is_small(&self, operand: usize, beside: usize) -> bool {
+        self.site.elements(operand) * SMALL <= self.site.elements(beside)
     }
 
     /// Whether the result is the operand times a number.
@@ -233,10 +237,10 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             return false;
         };
         let is_statistic = |i: usize, beside| {
-            let (operand, site) = (self.operands[i], self.site);
+            let operand = self.operands[i];
             !(operand.dtype == D::F32 && operand.has(TensorFlags::UNBOUNDED))
-                && site.elements(i) * SMALL <= site.elements(beside)
-                && site.is_tracked(i) == Some(true)
+                && self.is_small(i, beside)
+                && self.site.is_tracked(i) == Some(true)
         };
         lhs.fits(half) && is_statistic(1, 0) || either && rhs.fits(half) && is_statistic(0, 1)
     }

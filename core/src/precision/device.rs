@@ -2,6 +2,7 @@
 //! and the choice of [`Precision::Auto`].
 
 use std::fmt;
+use std::sync::OnceLock;
 
 use super::Precision;
 use crate::error::AmpError;
@@ -17,10 +18,23 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Logs the choice of `Auto` on the device with this name.
-    pub fn log_auto(self, device: &str) {
-        let Self { precision, why } = self;
-        log::info!("burn-amp: auto on {device} is {precision}: {why}");
+    /// The choice of `Auto` on the device with this name, selected once and then logged. Nothing is locked meanwhile: a
+    /// thread that waits for a kernel, or the program's logger, may call this again.
+    pub fn auto(
+        known: &OnceLock<Self>,
+        select: impl FnOnce() -> Self,
+        device: impl FnOnce() -> String,
+    ) -> Self {
+        known.get().copied().unwrap_or_else(|| {
+            let auto = select();
+            let is_first = known.set(auto).is_ok();
+            let chosen = *known.get().expect("set here, or by another thread");
+            if is_first {
+                let (device, Self { precision, why }) = (device(), chosen);
+                log::info!("burn-amp: auto on {device} is {precision}: {why}");
+            }
+            chosen
+        })
     }
 }
 

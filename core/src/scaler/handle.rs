@@ -89,8 +89,8 @@ impl<L: Default> Drop for Handle<L> {
     fn drop(&mut self) {
         let own = std::mem::take(&mut *locked(&self.step));
         let mut state = locked(&self.state);
-        let is_left = own.pending.losses_given() > 0 && !own.has_updated;
-        let is_left = is_left && own.generation == state.generation;
+        let is_under_way = own.pending.losses_given() > 0 && !own.has_updated;
+        let is_left = is_under_way && own.generation == state.generation;
         let oldest = is_left.then(|| state.left.push(own.pending));
         // A step that is dropped waits for its device, and not under the lock.
         drop(state);

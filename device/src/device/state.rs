@@ -65,13 +65,8 @@ impl DeviceState {
 
     /// The choice of `Auto` on the device.
     fn auto<B: Backend>(&self, device: &B::Device) -> Chosen {
-        *self.auto.get().unwrap_or_else(|| {
-            let auto = self.capabilities::<B>(device).auto_without_f16();
-            if self.auto.set(auto).is_ok() {
-                auto.log_auto(&name::<B>(device));
-            }
-            self.auto.get().expect("set here, or by another thread")
-        })
+        let select = || self.capabilities::<B>(device).auto_without_f16();
+        Chosen::auto(&self.auto, select, || name::<B>(device))
     }
 
     /// The precision in force; the choice of `Auto` if the device was not configured.

@@ -76,7 +76,9 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let make = |dtype| B::float_ones(shape, device, dtype);
-        one(constant(create::<B>("float_ones", device, dtype, make)))
+        let ones = constant(create::<B>("float_ones", device, dtype, make));
+        let flags = ones.flags() | TensorFlags::ONES;
+        ones.with_flags(flags)
     }
 
     fn float_full(
@@ -361,12 +363,6 @@ fn half_in_force<B: Backend>(device: &B::Device) -> Option<FloatDType> {
         }
         _ => None,
     }
-}
-
-/// Flags a tensor of ones.
-fn one<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
-    let flags = tensor.flags() | TensorFlags::ONES;
-    tensor.with_flags(flags)
 }
 
 /// Flags a tensor whose values fit in both half dtypes: an FP32 constant follows half tensors.
