@@ -460,6 +460,19 @@ functions! {
         let x = centered(lab.input([3, 16]));
         x.clone() * x.clone() * x
     };
+    sigmoid_of_fp32(FP32, 2.0) |lab| activation::sigmoid(centered(lab.input([3, 16])));
+    a_gate_of_fp32(FP32, 2.0) |lab| {
+        let gate = activation::sigmoid(centered(lab.input([3, 16])));
+        gate.clone() * lab.input([3, 16]) + (gate.neg() + 1.0) * lab.input([3, 16])
+    };
+    logarithm_of_a_shift(FP32, 1.5) |lab| {
+        let x = lab.input_of([6, 8], |x| x / 512.0);
+        (x + 1.0).log()
+    };
+    a_shift_of_a_shift_used_twice(FP32, 3.0) |lab| {
+        let x = lab.input([6, 8]) - 1.5 + 8.0;
+        x.clone().log() * x.square()
+    };
     convolution_norm_relu_pool_linear(4.0, 4.0) |lab| {
         lab.clear_of_kinks(700);
         let (conv, norm, head) = (lab.conv(2, 3), lab.batch_norm(3), lab.linear(12, 3));
@@ -581,6 +594,37 @@ fn a_confident_prediction_keeps_its_small_gradient() {
                         "{i}, {feed:?}, log {log}, {how} in {precision}: {actual} is not {expected}"
                     );
                 }
+            }
+        }
+    }
+}
+
+/// The gradient of a sigmoid near 1 is as small as 1 - p, which a sigmoid in half rounds to 0.
+#[test]
+fn a_confident_sigmoid_of_fp32_keeps_its_small_gradient() {
+    const LOGITS: [f64; 4] = [-12.0, -8.0, 8.0, 12.0];
+    fn gradient<B: AutodiffBackend>() -> Vec<f64> {
+        let device = Default::default();
+        let shift = Tensor::<B, 2>::zeros([1, 1], &device).require_grad();
+        let logits: Vec<f64> = LOGITS.into_iter().cycle().take(16).collect();
+        let data = TensorData::new(logits, [16, 1]);
+        let leaf = Tensor::<B, 2>::from_data(data, &device).require_grad();
+        let p = activation::sigmoid(activation(leaf.clone()) - shift);
+        assert_eq!(p.dtype(), DType::F32);
+        values(leaf.grad(&p.sum().backward()).expect("a gradient"))
+    }
+    for precision in HALVES {
+        for (how, actual) in in_training(precision, || on_both!(gradient())) {
+            for (x, actual) in LOGITS.into_iter().cycle().zip(actual) {
+                let p = 1.0 / (1.0 + (-x).exp());
+                let expected = p * (1.0 - p);
+                // A gradient that is half, of a logit that half holds, and FP32's own error of 1 - p.
+                let most = 1.5 * roundoff(precision) * expected + 2f64.powi(-24);
+                let error = (actual - expected).abs();
+                assert!(
+                    error <= most,
+                    "{x}, {how} in {precision}: {actual} is not {expected}"
+                );
             }
         }
     }
@@ -870,14 +914,20 @@ everywhere! {
     }
 
     a_group_norm_is_fp32_and_what_is_behind_it_half<B>(half_dtype) {
-        let half_dtype = behind_a_norm::<B>(half_dtype);
+        let (gated, half_dtype) = (behind_a_norm::<B>(half_dtype), behind_a_norm::<B>(half_dtype));
         let device = Default::default();
         let norm = GroupNormConfig::new(2, 16).init::<B>(&device);
         let x = half::<B>(1.0).reshape([1, 16, 16]);
         let out = norm.forward(x);
         assert_eq!(out.dtype(), DType::F32);
         assert_eq!(activation::gelu(out.clone()).dtype(), half_dtype);
-        assert_eq!(activation::sigmoid(out.clone()).dtype(), half_dtype);
+        // A difference of sigmoids needs FP32's digits, and a gate does not.
+        let gate = activation::sigmoid(out.clone());
+        assert_eq!(gate.dtype(), DType::F32);
+        for gate in [gate.clone(), gate.neg() + 1.0] {
+            assert_eq!((gate.clone() * half::<B>(1.0).reshape([1, 16, 16])).dtype(), gated);
+            assert_eq!((gate.clone() - gate).dtype(), DType::F32);
+        }
         assert_eq!(out.clone().tanh().dtype(), half_dtype);
         // A program may compare the largest values with all of them, as a detector does that looks for peaks.
         let pooled = max_pool2d(out.unsqueeze::<4>(), [2, 2], [2, 2], [0, 0], [1, 1], false);

@@ -299,8 +299,6 @@ macro_rules! float_operations {
             float_slice_assign([tensor], slices: &[Slice], [value]) -> FloatTensor;
             float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor;
             float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor;
-            float_add_scalar([lhs], {rhs}) -> FloatTensor;
-            float_sub_scalar([lhs], {rhs}) -> FloatTensor;
             float_mul_scalar([lhs], {rhs}) -> FloatTensor;
             float_div_scalar([lhs], {rhs}) -> FloatTensor;
             float_remainder_scalar([lhs], {rhs}) -> FloatTensor;

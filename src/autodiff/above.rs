@@ -42,8 +42,7 @@ impl<B: Backend, C: CheckpointStrategy> Side<Autodiff<Amp<B>, C>> for Above {
         if tensor.dtype() == dtype {
             return tensor.into_dtype(dtype);
         }
-        shared_casts::shared_cast(&tensor, dtype)
-            .unwrap_or_else(|| <Self as Side<Autodiff<Amp<B>, C>>>::cast(tensor.primitive, dtype))
+        shared_casts::shared_cast(&tensor, dtype).unwrap_or_else(|| tensor.cast_alone(dtype))
     }
 
     /// If half precision is in force. With fusion, the cast joins the kernel of the optimizer; otherwise the first

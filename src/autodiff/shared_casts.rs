@@ -10,7 +10,7 @@ use super::leaves::{self, LeafInfo};
 use super::recorded::{TapeTensor, alias};
 use crate::call::cast;
 use crate::device::DeviceState;
-use crate::tensor::{Above, NextCopy, Side, WeakNode};
+use crate::tensor::{Above, NextCopy, WeakNode};
 use crate::{Amp, AmpTensor};
 
 /// The cast of a tensor that is used several times. The gradients of the uses add up in FP32 or, a few
@@ -32,7 +32,7 @@ pub(super) fn shared_cast<B: Backend, C: CheckpointStrategy>(
     if Autodiff::<Amp<B>, C>::float_is_require_grad(&tensor.primitive) {
         return half_copy(tensor, dtype);
     }
-    let copy = <Above as Side<Autodiff<Amp<B>, C>>>::cast(tensor.primitive.clone(), dtype);
+    let copy = tensor.clone().cast_alone(dtype);
     Some((**shared.get_or_init(|| copy.into())).clone())
 }
 

@@ -5,7 +5,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::arithmetic::kept;
-use crate::autodiff::recorded::{Relu, Sigmoidal, Softmax, SoftmaxKind};
+use crate::autodiff::recorded::{Relu, Sigmoidal, Softmax, SoftmaxKind, WideSigmoid};
 use crate::call::{self, Call, float_ops, neg, op, own_ops};
 use crate::policy::{Op, is_half};
 use crate::tensor::Side;
@@ -14,7 +14,7 @@ use crate::{Amp, AmpTensor};
 impl<B: Backend, S: Side<B>> ActivationOps<Self> for Amp<B, S> {
     own_ops! {
         relu([tensor]) -> FloatTensor => relu(tensor);
-        sigmoid([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Sigmoid, op!(sigmoid), tensor);
+        sigmoid([tensor]) -> FloatTensor => sigmoid(tensor);
         softmax([tensor], dim: usize) -> FloatTensor => probabilities(SoftmaxKind::Plain, op!(softmax), tensor, dim, B::softmax);
         log_softmax([tensor], dim: usize) -> FloatTensor => probabilities(SoftmaxKind::Log, op!(log_softmax), tensor, dim, B::log_softmax);
         softmin([tensor], dim: usize) -> FloatTensor => softmin(tensor, dim);
@@ -33,13 +33,27 @@ fn relu<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     }))
 }
 
+/// A sigmoid. Of FP32 that fits in half, the operand is kept in half.
+fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    let call = Call::new(op!(sigmoid), [&tensor]);
+    let computed = call.decision.operands.unwrap_or(tensor.dtype());
+    let half = call.decision.records_in.filter(|_| computed == DType::F32);
+    let Some(half) = half.filter(|half| kept(&tensor, *half) == *half) else {
+        return sigmoidal(call, Sigmoidal::Sigmoid, tensor);
+    };
+    let tensor = [call.operand(tensor)];
+    call.result(call.run(|| {
+        let recorded = S::record(WideSigmoid(half), tensor);
+        recorded.unwrap_or_else(|[tensor]| B::sigmoid(tensor))
+    }))
+}
+
 /// A sigmoid or a hyperbolic tangent. If the operand is half, the result is kept for the backward pass.
-pub(super) fn sigmoidal<B: Backend, S: Side<B>>(
+fn sigmoidal<B: Backend, S: Side<B>>(
+    call: Call<B, S>,
     step: Sigmoidal,
-    op: Op,
     tensor: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
-    let call = Call::new(op, [&tensor]);
     let tensor = [call.operand(tensor)];
     let records = call.decision.records_in.is_some() && is_half(tensor[0].dtype());
     call.result(call.run(|| {
@@ -49,6 +63,12 @@ pub(super) fn sigmoidal<B: Backend, S: Side<B>>(
             Sigmoidal::Tanh => B::float_tanh(tensor),
         })
     }))
+}
+
+/// A hyperbolic tangent.
+pub(super) fn tanh<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    let call = Call::new(op!(float_tanh), [&tensor]);
+    sigmoidal(call, Sigmoidal::Tanh, tensor)
 }
 
 fn softmin<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, dim: usize) -> AmpTensor<B, S> {

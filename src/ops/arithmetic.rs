@@ -103,6 +103,25 @@ pub(super) fn product<B: Backend, S: Side<B>>(
     }))
 }
 
+/// A tensor plus a scalar times this sign. What reads a half result in FP32 adds in FP32.
+pub(super) fn shift<B: Backend, S: Side<B>>(
+    op: Op,
+    tensor: AmpTensor<B, S>,
+    scalar: Scalar,
+    sign: f64,
+    run: impl FnOnce(FloatTensor<B>, Scalar) -> FloatTensor<B>,
+) -> AmpTensor<B, S> {
+    let added = scalar.elem::<f64>();
+    let call = Call::of(op, &[&tensor], &[tensor.operand()], &[added]);
+    let of = call.decision.is_shift.then(|| tensor.clone());
+    let tensor = call.operand(tensor);
+    let shifted = call.result(call.run(|| run(tensor, scalar)));
+    match of {
+        Some(of) => shifted.shifted(of, sign * added),
+        None => shifted,
+    }
+}
+
 /// An integer power, in FP32.
 pub(super) fn power<B: Backend, S: Side<B>>(
     op: Op,
@@ -137,8 +156,9 @@ pub(super) fn reduction<B: Backend, S: Side<B>>(
     let records = call.decision.records_in.is_some();
     let step = Reduction { kind, dim };
     // Clones of a half tensor share its FP32 copy. If a tensor has none, record the sum on the half
-    // tensor: its gradient is rounded before it is expanded.
+    // tensor: its gradient is rounded before it is expanded. A sum with a scalar would be rounded, too.
     if records
+        && !tensor.is_shifted()
         && tensor.shared_copy(DType::F32).is_none()
         && let Ok(out) = call.run(|| {
             let operand = call.recorded_operand(tensor.unshared());

@@ -10,10 +10,10 @@ use burn_backend::{
     TensorData, TensorMetadata,
 };
 
-use super::activation::sigmoidal;
-use super::arithmetic::{power, product, reduction, sum};
+use super::activation::tanh;
+use super::arithmetic::{power, product, reduction, shift, sum};
 use super::leaving::Leaving;
-use crate::autodiff::recorded::{Product, Reduced, Sigmoidal, Sum};
+use crate::autodiff::recorded::{Product, Reduced, Sum};
 use crate::autodiff::{seed, trained};
 use crate::call::{
     Call, below, by_policy, casted, checked, constant, create, ends_pass, float_ops, in_use,
@@ -240,13 +240,15 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_sub([lhs], [rhs]) -> FloatTensor => sum(Sum::Minus, op!(float_sub), lhs, rhs);
         float_mul([lhs], [rhs]) -> FloatTensor => product(Product::Mul, op!(float_mul), lhs, rhs);
         float_div([lhs], [rhs]) -> FloatTensor => product(Product::Div, op!(float_div), lhs, rhs);
+        float_add_scalar([lhs], {rhs}) -> FloatTensor => shift(op!(float_add_scalar), lhs, rhs, 1.0, B::float_add_scalar);
+        float_sub_scalar([lhs], {rhs}) -> FloatTensor => shift(op!(float_sub_scalar), lhs, rhs, -1.0, B::float_sub_scalar);
         float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs);
         float_sum([tensor]) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum), tensor, None, B::float_sum);
         float_sum_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum_dim), tensor, Some(dim), |t| B::float_sum_dim(t, dim));
         float_mean([tensor]) -> FloatTensor => reduction(Reduced::Mean, op!(float_mean), tensor, None, B::float_mean);
         float_mean_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduced::Mean, op!(float_mean_dim), tensor, Some(dim), |t| B::float_mean_dim(t, dim));
         float_clamp_min([tensor], {min}) -> FloatTensor => clamp_min(tensor, min);
-        float_tanh([tensor]) -> FloatTensor => sigmoidal(Sigmoidal::Tanh, op!(float_tanh), tensor);
+        float_tanh([tensor]) -> FloatTensor => tanh(tensor);
         float_slice([tensor], slices: &[Slice]) -> FloatTensor => slice(tensor, slices);
         float_transpose([tensor]) -> FloatTensor => transpose(tensor);
         float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor => permuted(op!(float_swap_dims), tensor, |axes| axes.swap(dim1, dim2), |t| B::float_swap_dims(t, dim1, dim2));

@@ -56,12 +56,20 @@ pub(crate) struct Shared<B: Backend> {
     applied: Copied<B>,
     /// The FP32 tensor that a program cast to this half tensor, of few values, to use it beside a larger one.
     statistic: Copied<B>,
+    /// What a half tensor is the sum of.
+    shift: OnceLock<Box<Shift<FloatTensor<B>>>>,
     /// Whether an operation took the tensor in half.
     used_in_half: AtomicBool,
     /// With autodiff, the nodes for the uses of a leaf in half.
     half_copies: OnceLock<Box<HalfCopies<FloatTensor<B>>>>,
     /// The scaler of a scaled loss.
     scaled: Option<ScaledLoss>,
+}
+
+/// A half tensor and the scalar that was added to it. Half rounded their sum; FP32 does not need to.
+struct Shift<T> {
+    operand: T,
+    scalar: f64,
 }
 
 /// A copy in another dtype. Boxed: most tensors have none.
@@ -275,14 +283,19 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
             Some(shared) => match shared.get() {
                 Some(copy) => (**copy).clone(),
                 None => {
-                    let copy = converted::<B, S>(self.primitive.clone(), dtype);
+                    let copy = cast_of::<B, S>(self.primitive.clone(), self.shared.get(), dtype);
                     shared.set(copy.clone().into()).ok();
                     copy
                 }
             },
             // No other clone could reuse the cast; do not cache.
-            None => converted::<B, S>(self.primitive, dtype),
+            None => cast_of::<B, S>(self.primitive, self.shared.get(), dtype),
         }
+    }
+
+    /// The values in another dtype. Those of a half tensor plus a scalar are added up in FP32.
+    pub(crate) fn cast_alone(self, dtype: DType) -> FloatTensor<B> {
+        cast_of::<B, S>(self.primitive, self.shared.get(), dtype)
     }
 
     /// Casts an FP32 tensor into its cast cache, before an operation needs the copy.
@@ -336,6 +349,27 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         {
             copy.set(wide.into()).ok();
         }
+        self
+    }
+
+    /// Whether this half tensor is another one plus a scalar.
+    pub(crate) fn is_shifted(&self) -> bool {
+        shift(self.shared.get()).is_some()
+    }
+
+    /// Remembers that this half tensor is the half tensor `of` plus a scalar.
+    pub(crate) fn shifted(self, of: Self, scalar: f64) -> Self {
+        let shift = match shift(of.shared.get()) {
+            Some(before) => Shift {
+                operand: before.operand.clone(),
+                scalar: before.scalar + scalar,
+            },
+            None => Shift {
+                operand: of.into_primitive(),
+                scalar,
+            },
+        };
+        self.share().shift.set(shift.into()).ok();
         self
     }
 
@@ -406,6 +440,7 @@ impl<B: Backend> Shared<B> {
             bf16: OnceLock::new(),
             applied: OnceLock::new(),
             statistic: OnceLock::new(),
+            shift: OnceLock::new(),
             used_in_half: AtomicBool::new(false),
             half_copies: OnceLock::new(),
             scaled,
@@ -473,6 +508,28 @@ pub(crate) fn at_least_f32<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> Fl
     match is_half(tensor.dtype()) {
         true => converted::<B, S>(tensor, DType::F32),
         false => tensor,
+    }
+}
+
+/// What a tensor with this shared state is the sum of, if it is half and the sum of a half tensor and a scalar.
+fn shift<B: Backend>(shared: Option<&Arc<Shared<B>>>) -> Option<&Shift<FloatTensor<B>>> {
+    Some(shared?.shift.get()?)
+}
+
+/// A tensor with this shared state in another dtype.
+fn cast_of<B: Backend, S: Side<B>>(
+    tensor: FloatTensor<B>,
+    shared: Option<&Arc<Shared<B>>>,
+    dtype: DType,
+) -> FloatTensor<B> {
+    let Some(shift) = shift(shared).filter(|_| dtype == DType::F32) else {
+        return S::cast(tensor, dtype);
+    };
+    let wide = S::cast(shift.operand.clone(), dtype);
+    let sum = || B::float_add_scalar(wide, shift.scalar.into());
+    match S::RECORDS {
+        true => keep_dtypes(sum),
+        false => in_kernel(sum),
     }
 }
 

@@ -366,6 +366,38 @@ def norm_in_full_precision():
         return found * torch.ones(32), exact
 
 
+def ordinal():
+    """The probabilities of the classes of an ordinal regression: differences of sigmoids."""
+    thresholds = [0.5, 1.0, 1.5, 2.0]
+    scores = learned(tensor([128, 1], lambda i: 4 + 0.5 * (i % 4)))
+    below = torch.sigmoid(scores - torch.nn.Parameter(torch.tensor([thresholds])))
+    exact = [[1 / (1 + math.exp(t - 4 - 0.5 * (i % 4))) for t in thresholds] for i in range(128)]
+    return below[:, :3] - below[:, 1:], [row[k] - row[k + 1] for row in exact for k in range(3)]
+
+
+def divergence():
+    """The divergence of a normal distribution from the standard one."""
+    means, logs = [0.0625, -0.03125, 0.125], [0.0078125, -0.03125, 0.01171875]
+    mean, log = learned(torch.tensor([means])), learned(torch.tensor([logs]))
+    exact = [1 + log - mean**2 - math.exp(log) for mean, log in zip(means, logs, strict=True)]
+    return log + 1 - mean.square() - log.exp(), exact
+
+
+def unbroken():
+    """What is left of 1 after 64 breaks of a small part, and what a break takes in the mean."""
+    part = 0.0009765625
+    rest = 1 - learned(torch.tensor([[part]])).repeat(1, 64)
+    found = [rest.cumprod(1)[0, 63].float(), (rest.mean() - 1).float()]
+    return torch.stack(found), [(1 - part) ** 64, -part]
+
+
+def logarithms():
+    """Logarithms of one plus and one minus a small number, and of a shift by two scalars."""
+    x = learned(torch.tensor([[0.001953125]]))
+    found = torch.cat([shifted.log() for shifted in [x + 1, -x + 1, x - 1 + 2]])
+    return found, [math.log(1 + sign * 0.001953125) for sign in [1, -1, 1]]
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
@@ -375,7 +407,7 @@ DATA = [
 BOUNDS = [
     guarded_log, confident, masked_places, masked_softmax, padded_places, peaks, survival,
     ones_like, running_total, running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
-    norm_in_full_precision,
+    norm_in_full_precision, ordinal, divergence, unbroken, logarithms,
 ]  # fmt: skip
 
 

@@ -254,22 +254,30 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         fits && !self.op.is_backward()
     }
 
-    /// The half dtype that constants follow, if any. The quotient of a constant and a small number, or of a number and a
-    /// small constant, may be beyond half. So may a product of unknown length that begins with ones: in f16, eight factors of
-    /// a tenth are 0.
+    /// The half dtype that constants and gates follow, if any. The quotient of a constant and a small number, or of a number
+    /// and a small constant, may be beyond half. So may a product of unknown length that begins with ones: in f16, eight
+    /// factors of a tenth are 0.
     fn followed(&self) -> Option<D> {
+        const FOLLOWS: TensorFlags = TensorFlags::CONSTANT.union(TensorFlags::GATE);
         if self.op.fits() == Fits::Product && self.any.contains(TensorFlags::ONES) {
             return None;
         }
         let is_on = matches!(self.mode, Mode::On(_)) && !self.op.is_backward();
-        if !is_on || self.op.fits() == Fits::Quotient || !self.any.contains(TensorFlags::CONSTANT) {
+        if !is_on || self.op.fits() == Fits::Quotient || !self.any.intersects(FOLLOWS) {
             return None;
         }
-        let fits = self.first_fits();
-        let operands = self.operands.iter().enumerate();
-        let others = operands.filter(|(i, o)| !o.has(TensorFlags::CONSTANT) || *i == 0 && fits);
-        let others: DTypes = others.map(|(_, o)| DTypes::of(o.dtype)).collect();
-        others.only_half()
+        let followed = self
+            .operands
+            .iter()
+            .filter(|o| !o.flags.intersects(FOLLOWS));
+        let followed: DTypes = followed.map(|o| DTypes::of(o.dtype)).collect();
+        let half = match self.mode {
+            // A gate of a recurrence, and the zeros of its first step.
+            Mode::On(half) if followed.is_empty() && self.any.contains(FOLLOWS) => half,
+            _ => followed.only_half()?,
+        };
+        let holds = |o: &Operand<D>| !o.has(TensorFlags::GATE) || o.fits(half);
+        self.operands.iter().all(holds).then_some(half)
     }
 
     /// The casts of this call, derived from the casts of the class.

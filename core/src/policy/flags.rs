@@ -55,6 +55,9 @@ bitflags! {
         const LEARNED = 1 << 16;
         /// A constant that is one: a product with it may be the first of many, and leave f16's range at its lower end.
         const ONES = 1 << 17;
+        /// FP32 that fits in half: a sigmoid, or a sum of its multiple by -1 and a scalar. The difference of two may need
+        /// FP32's digits, but a factor follows a half operand beside it.
+        const GATE = 1 << 18;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()

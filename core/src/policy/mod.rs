@@ -72,10 +72,11 @@ pub enum Class {
     /// Computed in FP32, then cast back to the operand's dtype: sensitive inside, but bounded by
     /// its input. Backward functions return the widest of their operands' dtypes.
     Fp32Inside,
-    /// Operands of different dtypes are cast to the widest dtype, except that FP32 constants follow
-    /// a half tensor, but for those of a quotient and ones of a product.
+    /// Operands of different dtypes are cast to the widest dtype, except that FP32 constants and
+    /// gates follow a half tensor, but for those of a quotient and ones of a product. A gate is a sigmoid
+    /// of FP32 that fits in half.
     Promote,
-    /// As `Promote`, but constants count as FP32: a sum that starts from FP32 zeros stays FP32.
+    /// As `Promote`, but constants and gates count as FP32: a sum that starts from FP32 zeros stays FP32.
     PromoteSum,
     /// Computed in the operand's dtype.
     Keep,

@@ -139,7 +139,6 @@ pub(crate) const OPS: &[Op] = &{
 const EXPANDS: &str = "expands its gradient, where autodiff multiplies ones";
 const SUMS_AT_ONCE: &str =
     "sums the gradient of a broadcast operand over neighbouring dimensions at once";
-const KEEPS_RESULT: &str = "of a half operand, keeps the result instead of the operand";
 
 /// Every operation of Burn that takes or returns a float tensor, from Burn 0.21 on. Operations on
 /// only integer, boolean or quantized tensors have no row: they go to the backend unchanged.
@@ -270,12 +269,14 @@ pub(super) const TABLE: &[&[Op]] = &[
     &rows(Promote, "passes the gradient through where a mask says so", [backward("relu_backward")]),
     &rows(Keep, "bounded by its input, rounded once", [
         op("relu").of_class(Activation).recorded("keeps the result instead of the operand"),
-        op("sigmoid").that(IsSigmoid).of_class(Activation).recorded(KEEPS_RESULT),
-        op("float_tanh").of_class(Activation).recorded(KEEPS_RESULT), op("gelu").of_class(Activation),
+        op("float_tanh").of_class(Activation).recorded("of a half operand, keeps the result instead of the operand"), op("gelu").of_class(Activation),
         with_scalar("leaky_relu").of_class(Activation), with_scalar("hard_sigmoid").of_class(Activation),
         op("float_sin"), op("float_cos"), op("float_atan"), op("float_abs"), op("float_sign"),
         op("float_neg").that(Negates), op("float_round"), op("float_floor"), op("float_ceil"),
         op("float_trunc"),
+    ]),
+    &rows(Keep, "rounded once; near 1, the difference of two needs FP32's digits, and so an FP32 operand", [
+        op("sigmoid").that(IsSigmoid).recorded("of a half operand, keeps the result instead of the operand; of FP32 that fits, the operand in half"),
     ]),
     &rows(Keep, "rounded at most once; but a scalar of -1e9 overflows f16, and an epsilon of 1e-8 vanishes", [
         with_scalar("float_add_scalar").that(Shifts), with_scalar("float_sub_scalar").that(Shifts),

@@ -13,7 +13,8 @@
 //! | `UNBOUNDED` | may be of any size, although a gradient flows to it | set | any operand in FP32 |
 //! | `FITS_F16`, `FITS_BF16` | fits in this half dtype | unset | all operands, by the column `fits` |
 //! | `CONSTANT`, `ONES`, `WEIGHT` | follows half, is one, is a half weight | unset | all operands |
-//! | `SIGMOID`, `MINUS_SIGMOID` | is a sigmoid, is one times -1 | unset | the first operand |
+//! | `SIGMOID`, `MINUS_SIGMOID` | is a sigmoid in half, is one times -1 | unset | the first operand |
+//! | `GATE` | is a sigmoid in FP32 that fits in half | unset | the first operand |
 //! | terms | how many gradients a half gradient is the sum of, or how many half values FP32 that fits | more | their sum |
 //!
 //! `BINARY` and `EXACT_*` are known of a new tensor only. What each class passes on stands in [`of_any`] and [`of_all`]. A
@@ -93,7 +94,19 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             let fits = self.is_held(half) && self.fits(half, class);
             flags.set(TensorFlags::fits(half), fits);
         }
+        let fits_in_fp32 = computed == D::F32 && flags.intersects(TensorFlags::FITS);
+        flags.set(TensorFlags::GATE, fits_in_fp32 && self.is_gate(class));
         flags
+    }
+
+    /// Whether the result is a sigmoid, or one in another place or subtracted from a scalar.
+    fn is_gate(&self, class: Class) -> bool {
+        let of_gate = self.operands[0].has(TensorFlags::GATE);
+        match self.op.effect {
+            Effect::IsSigmoid => true,
+            Effect::Negates | Effect::Shifts => of_gate,
+            _ => of_gate && class == Class::Move,
+        }
     }
 
     /// Whether the result is a sigmoid in half, or a sigmoid times -1.
@@ -110,6 +123,14 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             _ if class == Class::Move => of,
             _ => TensorFlags::empty(),
         }
+    }
+
+    /// Whether the result, of this dtype, is half and a half operand plus a scalar.
+    pub(super) fn is_shift(&self, dtype: D) -> bool {
+        matches!(self.mode, Mode::On(_))
+            && self.op.effect == Effect::Shifts
+            && is_half(dtype)
+            && self.operands[0].is_demoted()
     }
 
     pub(super) fn is_log_of_one_minus_sigmoid(&self) -> bool {

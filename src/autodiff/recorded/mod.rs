@@ -37,7 +37,7 @@ pub(crate) use linear::Linear;
 pub(crate) use quotient::HalfQuotient;
 pub(crate) use reduction::{Reduced, Reduction};
 pub(crate) use relu::Relu;
-pub(crate) use sigmoidal::Sigmoidal;
+pub(crate) use sigmoidal::{Sigmoidal, WideSigmoid};
 pub(crate) use softmax::{Softmax, SoftmaxKind};
 pub(crate) use square::Square;
 pub(crate) use sum::Sum;

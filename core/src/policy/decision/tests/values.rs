@@ -70,6 +70,85 @@ fn one_minus_a_sigmoid_in_half_is_recognized() {
     }
 }
 
+/// A sigmoid of FP32 that fits is FP32, and as a factor half.
+#[test]
+fn a_gate_in_fp32_follows_a_half_factor() {
+    const GATE: TensorFlags = TensorFlags::GATE;
+    let fitting = |flags| with(F32, TensorFlags::FITS | flags);
+    let out = |name, operand, scalars: &[f64]| {
+        let decision = decide(&Op::named(name), &[operand], scalars, &ON);
+        (decision.operands, decision.flags.contains(GATE))
+    };
+    assert_eq!(
+        out("sigmoid", fitting(TensorFlags::empty()), &[]),
+        (None, true)
+    );
+    for other in [plain(&[F16])[0], plain(&[F32])[0]] {
+        assert_eq!(out("sigmoid", other, &[]), (None, false), "{other:?}");
+    }
+    for name in ["float_neg", "float_slice"] {
+        assert_eq!(out(name, fitting(GATE), &[]), (None, true), "{name}");
+        assert_eq!(
+            out(name, fitting(TensorFlags::empty()), &[]),
+            (None, false),
+            "{name}"
+        );
+    }
+    assert!(out("float_add_scalar", fitting(GATE), &[1.0]).1);
+    for (name, scalars) in [("float_mul_scalar", [2.0]), ("float_add_scalar", [1e9])] {
+        assert!(
+            !out(name, with(F32, TensorFlags::FITS_F16 | GATE), &scalars).1,
+            "{name}"
+        );
+    }
+    let (gate, half) = (fitting(GATE), with(F16, TensorFlags::DEMOTED));
+    let constant = with(F32, TensorFlags::CONSTANT);
+    let cast = |name, operands: &[_], here| named(name, operands, here).operands;
+    for operands in [
+        [gate, half],
+        [half, gate],
+        [gate, constant],
+        [constant, gate],
+    ] {
+        assert_eq!(cast("float_mul", &operands, ON), Some(F16), "{operands:?}");
+    }
+    assert_eq!(cast("float_mul", &[gate, half], BELOW), Some(F32));
+    // What f16 does not hold, and what may be small.
+    let beyond = with(F32, TensorFlags::FITS_BF16 | GATE);
+    for operands in [[beyond, half], [beyond, constant]] {
+        assert_ne!(cast("float_mul", &operands, ON), Some(F16), "{operands:?}");
+    }
+    for others in [gate, plain(&[F32])[0]] {
+        assert_eq!(cast("float_mul", &[gate, others], ON), None, "{others:?}");
+    }
+    // The difference of two, and the sum with a half tensor, are FP32.
+    assert_eq!(cast("float_sub", &[gate, gate], ON), None);
+    assert_eq!(cast("float_add", &[gate, half], ON), Some(F32));
+    assert_eq!(cast("float_div", &[half, gate], ON), Some(F32));
+}
+
+#[test]
+fn a_scalar_that_is_added_in_half_is_recognized() {
+    let half = with(F16, TensorFlags::DEMOTED);
+    let is_shift = |name, operand, scalar, here| {
+        decide(&Op::named(name), &[operand], &[scalar], &here).is_shift
+    };
+    for name in ["float_add_scalar", "float_sub_scalar"] {
+        assert!(is_shift(name, half, 1.0, ON), "{name}");
+        // In FP32.
+        assert!(!is_shift(name, half, 1e-8, ON), "{name}");
+        assert!(!is_shift(name, plain(&[F32])[0], 1.0, ON), "{name}");
+        // The user's own half, a gradient, and a layer that has been decided for.
+        assert!(!is_shift(name, plain(&[F16])[0], 1.0, ON), "{name}");
+        let gradient = with(F16, TensorFlags::DEMOTED | TensorFlags::GRADIENT);
+        assert!(!is_shift(name, gradient, 1.0, ON), "{name}");
+        for here in [BELOW, OFF] {
+            assert!(!is_shift(name, half, 1.0, here), "{name}");
+        }
+    }
+    assert!(!is_shift("float_mul_scalar", half, 2.0, ON));
+}
+
 #[test]
 fn a_sum_of_many_half_gradients_goes_on_in_fp32() {
     let gradient = |terms| Operand {
