@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Flex;
 use burn::module::Param;
+use burn::nn::loss::BinaryCrossEntropyLossConfig;
 use burn::nn::{Linear, RmsNormConfig};
 use burn::prelude::*;
 use burn::tensor::activation::{sigmoid, softmax};
@@ -47,7 +48,9 @@ fn of_data<B: Backend>() -> Vec<OfData> {
 fn of_bounds<B: Backend>() -> Vec<OfBounds> {
     table![B: guarded_log confident masked_places masked_softmax padded_places peaks survival
         ones_like running_total running_total_like normalized floored_log wide_range fisher_z
-        centred norm_by_hand norm_in_full_precision ordinal divergence unbroken logarithms]
+        centred norm_by_hand norm_in_full_precision ordinal divergence unbroken logarithms
+        cross_entropy likelihoods squashed entropy straight_through
+        cumulative leaving_a_region]
 }
 
 /// The products of these have an inner dimension of 1.
@@ -588,4 +591,78 @@ fn logarithms<B: Backend>() -> (Vec<f32>, Vec<f64>) {
         found.map(|x| data(x.log())).concat(),
         exact.map(f64::ln).into(),
     )
+}
+
+/// A binary cross entropy of probabilities, by Burn's loss.
+fn cross_entropy<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let logits = [9.0f64, -9.0, 9.0, -2.0];
+    let p = sigmoid(half::<B, 4>(logits)).reshape([4]);
+    let targets = Tensor::<B, 1, Int>::from_ints([0, 1, 1, 0], &p.device());
+    let loss = BinaryCrossEntropyLossConfig::new().init(&p.device());
+    let exact = [9.0, 9.0, -9.0, -2.0].map(|x: f64| x.exp().ln_1p());
+    let mean = exact.iter().sum::<f64>() / 4.0;
+    (data(loss.forward(p, targets)), vec![mean])
+}
+
+/// The logarithms of probabilities, and of what they leave, of two of four columns.
+fn likelihoods<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let p = sigmoid(half::<B, 4>([-20.0, -3.0, 10.0, 0.5]));
+    let few = p.clone().slice([0..1, 0..2]).log();
+    let rest = (p.neg() + 1.0).slice([0..1, 2..4]).log();
+    let exact = [20.0, 3.0, 10.0, 0.5].map(|x: f64| -x.exp().ln_1p());
+    ([data(few), data(rest)].concat(), exact.into())
+}
+
+/// The logarithm of the slope of a hyperbolic tangent, as for the density of a bounded action.
+fn squashed<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let x = [3.0f64, -5.0, 0.25, 1.0];
+    let action = half::<B, 4>(x).tanh();
+    let slope = (action.square().neg() + 1.0 + 1e-6).log();
+    let exact = x.map(|x| (1.0 / x.cosh().powi(2) + 1e-6).ln());
+    (data(slope), exact.into())
+}
+
+/// The entropies of confident decisions.
+fn entropy<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let logits = [9.0f64, -9.0, 10.0, -3.0];
+    let p = sigmoid(half::<B, 4>(logits));
+    let rest = p.clone().neg() + 1.0;
+    let entropy = (p.clone() * p.log() + rest.clone() * rest.log()).neg();
+    let exact = logits.map(|x| {
+        let [p, rest] = [x, -x].map(|x| 1.0 / (1.0 + (-x).exp()));
+        -(p * p.ln() + rest * rest.ln())
+    });
+    (data(entropy), exact.into())
+}
+
+/// A decision that has the gradient of its probability.
+fn straight_through<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let p = sigmoid(half::<B, 4>([1.0, 0.25, -0.5, -3.0]));
+    let hard = p.clone().greater_elem(0.5).float();
+    let decision = hard - p.clone().detach() + p.clone();
+    let nothing = p.clone().log() - p.detach().log();
+    let exact = vec![1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+    ([data(decision.round()), data(nothing)].concat(), exact)
+}
+
+/// The probabilities of three classes in order, with the bounds 1 and 0.
+fn cumulative<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let thresholds = Param::from_tensor(tensor::<B, 2>([1, 2], |i| i as f64 * 0.5));
+    let scores = learned(tensor::<B, 2>([64, 1], |_| 6.0));
+    let above = sigmoid(scores - thresholds.val());
+    let zeros = Tensor::zeros([64, 1], &above.device());
+    let upper = Tensor::cat(vec![ones([64, 1]), above.clone()], 1);
+    let classes = upper - Tensor::cat(vec![above, zeros], 1);
+    let [first, second] = [6.0f64, 5.5].map(|x| 1.0 / (1.0 + (-x).exp()));
+    (
+        data(classes),
+        [1.0 - first, first - second, second].repeat(64),
+    )
+}
+
+/// Probabilities whose logarithms are taken where half precision has ended.
+fn leaving_a_region<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let p = sigmoid(half::<B, 2>([9.0, -2.0]));
+    let logs = full_precision(|| data((p.reshape([2]).neg() + 1.0).log()));
+    (logs, [9.0, -2.0].map(|x: f64| -x.exp().ln_1p()).into())
 }

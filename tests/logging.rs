@@ -109,7 +109,8 @@ fn the_log_is_told_once_and_why() {
     assert!(told.ends_with(auto), "{told}");
     assert!(warned.contains("has no effect"), "{warned}");
 
-    // A sigmoid near 1 is rounded to 1 in half: the loss of a confident error is 100 instead of 7.
+    // The loss reads a sigmoid in FP32. If half values have been moved, a sigmoid near 1 is 1, and the loss of a confident
+    // error is 100 instead of 7.
     let losses = |config: BinaryCrossEntropyLossConfig, from: fn(Tensor<B, 1>) -> Tensor<B, 1>| {
         let device = Default::default();
         let logits = Tensor::<B, 1>::from_data([7.0, -7.0], &device);
@@ -123,9 +124,18 @@ fn the_log_is_told_once_and_why() {
     let config = BinaryCrossEntropyLossConfig::new;
     let of_logits = losses(config().with_logits(true), |logits| logits);
     assert!((of_logits - 7.0009).abs() < 1e-3, "{of_logits}");
-    let _of_fp32 = losses(config(), |logits| full_precision(|| sigmoid(logits)));
+    let of_fp32 = losses(config(), |logits| full_precision(|| sigmoid(logits)));
+    for loss in [of_fp32, losses(config(), sigmoid)] {
+        assert!((loss - 7.0009).abs() < 1e-3, "{loss}");
+    }
+    // Bounds are FP32's, too.
+    let bounded = |logits| sigmoid(logits).clamp(1e-4, 1.0 - 1e-4);
+    assert!((losses(config(), bounded) - 7.0009).abs() < 1e-3);
+    let widened = |logits| sigmoid(logits).cast(burn::tensor::DType::F32);
+    assert!((losses(config(), widened) - 7.0009).abs() < 1e-3);
     assert_eq!(lines(), []);
-    (0..3).for_each(|_| assert!(losses(config(), sigmoid) > 7.1));
+    let moved = |logits| sigmoid(logits).flip([0]).flip([0]);
+    (0..3).for_each(|_| assert!(losses(config(), moved) > 7.1));
     let [(Level::Warn, told)] = &lines()[..] else {
         panic!("one line")
     };

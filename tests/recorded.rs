@@ -469,6 +469,26 @@ functions! {
         let x = lab.input_of([6, 8], |x| x / 512.0);
         (x + 1.0).log()
     };
+    logarithm_of_one_minus_a_sigmoid(FP32, 1.5) |lab| {
+        let p = activation::sigmoid(lab.input([6, 8]));
+        (p.reshape([48]).slice([8..40]).neg() + 1.0).log()
+    };
+    a_sigmoid_used_in_half_and_in_fp32(FP32, 3.0) |lab| {
+        let p = activation::sigmoid(lab.input([6, 8]));
+        p.clone() * lab.input([6, 8]) - p.log()
+    };
+    entropy_of_a_sigmoid(FP32, 3.0) |lab| {
+        let p = activation::sigmoid(lab.input([6, 8]));
+        let rest = p.clone().neg() + 1.0;
+        p.clone() * p.log() + rest.clone() * rest.log()
+    };
+    a_quotient_by_a_sigmoid(FP32, 3.0) |lab| {
+        let p = activation::sigmoid(lab.input([6, 8]));
+        lab.leaf([6, 8]) / p
+    };
+    slope_of_a_hyperbolic_tangent(FP32, 2.0) |lab| {
+        lab.input([6, 8]).tanh().square().neg() + 1.0
+    };
     a_shift_of_a_shift_used_twice(FP32, 3.0) |lab| {
         let x = lab.input([6, 8]) - 1.5 + 8.0;
         x.clone().log() * x.square()

@@ -251,7 +251,6 @@ macro_rules! float_operations {
             float_powi_scalar_impl([lhs], rhs: Scalar) -> FloatTensor;
             float_powf_scalar([tensor], value: Scalar) -> FloatTensor;
             float_powf_scalar_impl([tensor], value: Scalar) -> FloatTensor;
-            float_neg([tensor]) -> FloatTensor;
             float_recip([tensor]) -> FloatTensor;
             float_exp([tensor]) -> FloatTensor;
             float_log([tensor]) -> FloatTensor;
@@ -291,7 +290,6 @@ macro_rules! float_operations {
             float_sort([tensor], dim: usize, descending: bool) -> FloatTensor;
             float_repeat_dim([tensor], dim: usize, times: usize) -> FloatTensor;
             float_flip([tensor], axes: &[usize]) -> FloatTensor;
-            float_reshape([tensor], shape: Shape) -> FloatTensor;
             float_expand([tensor], shape: Shape) -> FloatTensor;
             float_select([tensor], dim: usize, indices: IntTensor<Self>) -> FloatTensor;
             float_gather_nd([data], indices: IntTensor<Self>) -> FloatTensor;

@@ -22,7 +22,7 @@ use crate::diagnostics::anomaly;
 use crate::policy::{Decision, Mode, Op, Operand, Site, is_half};
 use crate::precision::{creates_parameter, half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
-use crate::tensor::{AmpTensor, Side, Step, learned};
+use crate::tensor::{AmpTensor, Side, Step, TensorFlags, Unrounded, learned};
 use probe::Probe;
 
 pub(crate) use alone::alone;
@@ -93,6 +93,14 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             };
             (decision, held) =
                 verify::verified(&op, &context, tensors, operands, decision, decide_inexact);
+        }
+        // A sigmoid that is computed again in FP32 is not rounded to 1.
+        let computed = decision.operands.unwrap_or(operands[0].dtype);
+        if !is_half(decision.result.unwrap_or(computed))
+            && tensors[0].unrounded().is_some_and(Unrounded::is_sigmoid)
+        {
+            decision.flags -= TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID;
+            decision.is_log_of_one_minus_sigmoid = false;
         }
         decision.log(&op);
         if decision.is_of_data {

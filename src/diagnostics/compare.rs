@@ -77,8 +77,10 @@ pub(crate) fn is_on<B: Backend, S: Side<B>>() -> bool {
 
 /// An operand of the call in FP32: without a tape, so that its gradients are not those of the pass.
 pub(crate) fn operand<B: Backend, S: Side<B>>(tensor: &AmpTensor<B, S>) -> AmpTensor<B, S> {
-    let detached = inspecting(|| B::float_detach(tensor.unshared().into_primitive()));
-    AmpTensor::new(detached, tensor.flags())
+    let detach = |tensor| inspecting(|| B::float_detach(tensor));
+    let unrounded = tensor.unrounded().map(|unrounded| unrounded.map(detach));
+    AmpTensor::new(detach(tensor.unshared().into_primitive()), tensor.flags())
+        .with_unrounded(unrounded)
 }
 
 /// Begins the record of a call on these operands, as far as they are there. `in_fp32` computes it.

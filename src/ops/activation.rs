@@ -5,10 +5,11 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::arithmetic::kept;
+use super::unrounded::unrounded;
 use crate::autodiff::recorded::{Relu, Sigmoidal, Softmax, SoftmaxKind, WideSigmoid};
 use crate::call::{self, Call, float_ops, neg, op, own_ops};
 use crate::policy::{Op, is_half};
-use crate::tensor::Side;
+use crate::tensor::{Function, Side};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend, S: Side<B>> ActivationOps<Self> for Amp<B, S> {
@@ -33,13 +34,14 @@ fn relu<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     }))
 }
 
-/// A sigmoid. Of FP32 that fits in half, the operand is kept in half.
+/// A sigmoid. What reads a half one in FP32 computes it again: near 1 it is rounded to 1.
 fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     let call = Call::new(op!(sigmoid), [&tensor]);
+    let unrounded = unrounded(&call, &tensor, Function::Sigmoid);
     let computed = call.decision.operands.unwrap_or(tensor.dtype());
     let half = call.decision.records_in.filter(|_| computed == DType::F32);
     let Some(half) = half.filter(|half| kept(&tensor, *half) == *half) else {
-        return sigmoidal(call, Sigmoidal::Sigmoid, tensor);
+        return sigmoidal(call, Sigmoidal::Sigmoid, tensor).with_unrounded(unrounded);
     };
     let tensor = [call.operand(tensor)];
     call.result(call.run(|| {
@@ -48,8 +50,15 @@ fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     }))
 }
 
+/// A hyperbolic tangent, as [`sigmoid`].
+pub(super) fn tanh<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    let call = Call::new(op!(float_tanh), [&tensor]);
+    let unrounded = unrounded(&call, &tensor, Function::Tanh);
+    sigmoidal(call, Sigmoidal::Tanh, tensor).with_unrounded(unrounded)
+}
+
 /// A sigmoid or a hyperbolic tangent. If the operand is half, the result is kept for the backward pass.
-fn sigmoidal<B: Backend, S: Side<B>>(
+pub(super) fn sigmoidal<B: Backend, S: Side<B>>(
     call: Call<B, S>,
     step: Sigmoidal,
     tensor: AmpTensor<B, S>,
@@ -63,12 +72,6 @@ fn sigmoidal<B: Backend, S: Side<B>>(
             Sigmoidal::Tanh => B::float_tanh(tensor),
         })
     }))
-}
-
-/// A hyperbolic tangent.
-pub(super) fn tanh<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
-    let call = Call::new(op!(float_tanh), [&tensor]);
-    sigmoidal(call, Sigmoidal::Tanh, tensor)
 }
 
 fn softmin<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, dim: usize) -> AmpTensor<B, S> {

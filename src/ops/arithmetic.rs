@@ -10,7 +10,7 @@ use crate::autodiff::recorded::{
 };
 use crate::call::{Call, op, with_statistics};
 use crate::policy::{Op, is_half};
-use crate::tensor::{Side, TensorFlags};
+use crate::tensor::{Side, TensorFlags, Unrounded};
 
 /// A sum or difference.
 pub(super) fn sum<B: Backend, S: Side<B>>(
@@ -75,7 +75,15 @@ pub(super) fn product<B: Backend, S: Side<B>>(
         let wide = call.decision.operands.unwrap_or(lhs.dtype()) == DType::F32;
         let kept = [&lhs, &rhs].map(|t| kept(t, half));
         if wide && kept.iter().any(|dtype| is_half(*dtype)) {
-            let operands = [lhs.primitive.clone(), rhs.primitive.clone()];
+            // A small number that half adds to a scalar is lost, and so is a small divisor.
+            let operand = |t: &AmpTensor<B, S>, divides: bool| {
+                let is_lost = |unrounded: &Unrounded<_>| divides || unrounded.is_sum();
+                match t.unrounded().is_some_and(is_lost) {
+                    true => S::into_dtype(t.clone(), DType::F32),
+                    false => t.primitive.clone(),
+                }
+            };
+            let operands = [operand(&lhs, false), operand(&rhs, kind == Product::Div)];
             // If the dividend and the quotient both need a rounded copy, keep the quotient: the next
             // operation may keep it too.
             let is_rounded = lhs.dtype() == DType::F32 && kept[0] == half;
@@ -103,25 +111,6 @@ pub(super) fn product<B: Backend, S: Side<B>>(
     }))
 }
 
-/// A tensor plus a scalar times this sign. What reads a half result in FP32 adds in FP32.
-pub(super) fn shift<B: Backend, S: Side<B>>(
-    op: Op,
-    tensor: AmpTensor<B, S>,
-    scalar: Scalar,
-    sign: f64,
-    run: impl FnOnce(FloatTensor<B>, Scalar) -> FloatTensor<B>,
-) -> AmpTensor<B, S> {
-    let added = scalar.elem::<f64>();
-    let call = Call::of(op, &[&tensor], &[tensor.operand()], &[added]);
-    let of = call.decision.is_shift.then(|| tensor.clone());
-    let tensor = call.operand(tensor);
-    let shifted = call.result(call.run(|| run(tensor, scalar)));
-    match of {
-        Some(of) => shifted.shifted(of, sign * added),
-        None => shifted,
-    }
-}
-
 /// An integer power, in FP32.
 pub(super) fn power<B: Backend, S: Side<B>>(
     op: Op,
@@ -130,6 +119,7 @@ pub(super) fn power<B: Backend, S: Side<B>>(
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
     if exponent.elem::<f64>() == 2.0
+        && tensor.unrounded().is_none()
         && let Some(half) = call.decision.records_in
     {
         let operand = call.recorded_operand(tensor.unshared());
@@ -156,9 +146,9 @@ pub(super) fn reduction<B: Backend, S: Side<B>>(
     let records = call.decision.records_in.is_some();
     let step = Reduction { kind, dim };
     // Clones of a half tensor share its FP32 copy. If a tensor has none, record the sum on the half
-    // tensor: its gradient is rounded before it is expanded. A sum with a scalar would be rounded, too.
+    // tensor: its gradient is rounded before it is expanded.
     if records
-        && !tensor.is_shifted()
+        && tensor.unrounded().is_none()
         && tensor.shared_copy(DType::F32).is_none()
         && let Ok(out) = call.run(|| {
             let operand = call.recorded_operand(tensor.unshared());

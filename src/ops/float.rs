@@ -11,13 +11,14 @@ use burn_backend::{
 };
 
 use super::activation::tanh;
-use super::arithmetic::{power, product, reduction, shift, sum};
+use super::arithmetic::{power, product, reduction, sum};
 use super::leaving::Leaving;
+use super::unrounded::{along, shift};
 use crate::autodiff::recorded::{Product, Reduced, Sum};
 use crate::autodiff::{seed, trained};
 use crate::call::{
-    Call, below, by_policy, casted, checked, constant, create, ends_pass, float_ops, in_use,
-    matmul, of_program, op, own_ops, permuted, transpose,
+    Call, below, by_policy, casted, constant, create, ends_pass, float_ops, in_use, matmul,
+    of_program, op, own_ops, permuted, transpose,
 };
 use crate::device::DeviceContext;
 use crate::diagnostics::compare::{self, recorded_call};
@@ -25,7 +26,7 @@ use crate::policy::{
     self, HalfSupport, Mode, follows_half, holds, holds_exactly, is_half, largest_within,
 };
 use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
-use crate::tensor::{Side, TensorFlags, converted, learned};
+use crate::tensor::{Function, Side, TensorFlags, converted, learned};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
@@ -158,6 +159,10 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let mut flags = tensor.flags() & TensorFlags::CAST;
         let half = tensor.dtype();
+        let is_unrounded = tensor.unrounded().is_some() && !is_half(DType::from(dtype));
+        if is_unrounded {
+            flags -= TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID;
+        }
         // An optimizer may keep its state in half.
         let computed = match tensor.flags().contains(TensorFlags::GRADIENT) {
             true => TensorFlags::empty(),
@@ -173,6 +178,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             .then(|| tensor.unshared());
         if dtype == FloatDType::F32
             && policy::is_half(half)
+            && !is_unrounded
             && !keeps_dtypes()
             && DeviceContext::of::<B>(&tensor.device()).mode == Mode::On(half)
         {
@@ -240,6 +246,8 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_sub([lhs], [rhs]) -> FloatTensor => sum(Sum::Minus, op!(float_sub), lhs, rhs);
         float_mul([lhs], [rhs]) -> FloatTensor => product(Product::Mul, op!(float_mul), lhs, rhs);
         float_div([lhs], [rhs]) -> FloatTensor => product(Product::Div, op!(float_div), lhs, rhs);
+        float_neg([tensor]) -> FloatTensor => along(op!(float_neg), tensor, || Function::Neg, B::float_neg);
+        float_reshape([tensor], shape: Shape) -> FloatTensor => along(op!(float_reshape), tensor, || Function::Reshape(shape.clone()), |t| B::float_reshape(t, shape.clone()));
         float_add_scalar([lhs], {rhs}) -> FloatTensor => shift(op!(float_add_scalar), lhs, rhs, 1.0, B::float_add_scalar);
         float_sub_scalar([lhs], {rhs}) -> FloatTensor => shift(op!(float_sub_scalar), lhs, rhs, -1.0, B::float_sub_scalar);
         float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs);
@@ -324,10 +332,10 @@ fn slice<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, slices: &[Slice]) -> A
     if tensor.is_cast_later() {
         return tensor.moved(|half| B::float_slice(half, slices));
     }
-    let [slice] = checked(op!(float_slice), [tensor], |[t]| {
-        [B::float_slice(t, slices)]
-    });
-    slice
+    let function = || Function::Slice(slices.to_vec());
+    along(op!(float_slice), tensor, function, |t| {
+        B::float_slice(t, slices)
+    })
 }
 
 /// The values and their indices.

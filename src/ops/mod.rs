@@ -14,3 +14,4 @@ mod leaving;
 mod module;
 mod qtensor;
 mod transaction;
+mod unrounded;

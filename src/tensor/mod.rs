@@ -21,6 +21,7 @@ mod deferred;
 mod half_copies;
 mod node;
 mod side;
+mod unrounded;
 
 pub use amp::Amp;
 use deferred::Deferred;
@@ -28,6 +29,7 @@ pub(crate) use half_copies::{HalfCopies, NextCopy};
 pub(crate) use node::Node;
 pub use node::WeakNode;
 pub use side::{Above, Below, Checkpoint, Operands, Side, Step};
+pub(crate) use unrounded::{Function, Unrounded};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -56,20 +58,14 @@ pub(crate) struct Shared<B: Backend> {
     applied: Copied<B>,
     /// The FP32 tensor that a program cast to this half tensor, of few values, to use it beside a larger one.
     statistic: Copied<B>,
-    /// What a half tensor is the sum of.
-    shift: OnceLock<Box<Shift<FloatTensor<B>>>>,
+    /// How FP32 computes a half tensor.
+    unrounded: OnceLock<Box<Unrounded<FloatTensor<B>>>>,
     /// Whether an operation took the tensor in half.
     used_in_half: AtomicBool,
     /// With autodiff, the nodes for the uses of a leaf in half.
     half_copies: OnceLock<Box<HalfCopies<FloatTensor<B>>>>,
     /// The scaler of a scaled loss.
     scaled: Option<ScaledLoss>,
-}
-
-/// A half tensor and the scalar that was added to it. Half rounded their sum; FP32 does not need to.
-struct Shift<T> {
-    operand: T,
-    scalar: f64,
 }
 
 /// A copy in another dtype. Boxed: most tensors have none.
@@ -206,9 +202,12 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
     }
 
     /// The same values in another tensor of the backend's: the policy knows the same of them.
-    pub(crate) fn map(self, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> Self {
+    pub(crate) fn map(self, f: impl Fn(FloatTensor<B>) -> FloatTensor<B>) -> Self {
         let (flags, terms) = (self.flags(), self.operand().terms);
-        Self::new(f(self.into_primitive()), flags).with_terms(terms)
+        let unrounded = self.unrounded().map(|unrounded| unrounded.map(&f));
+        Self::new(f(self.into_primitive()), flags)
+            .with_terms(terms)
+            .with_unrounded(unrounded)
     }
 
     #[inline(always)]
@@ -293,7 +292,7 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         }
     }
 
-    /// The values in another dtype. Those of a half tensor plus a scalar are added up in FP32.
+    /// The values in another dtype, for this use.
     pub(crate) fn cast_alone(self, dtype: DType) -> FloatTensor<B> {
         cast_of::<B, S>(self.primitive, self.shared.get(), dtype)
     }
@@ -352,24 +351,23 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         self
     }
 
-    /// Whether this half tensor is another one plus a scalar.
-    pub(crate) fn is_shifted(&self) -> bool {
-        shift(self.shared.get()).is_some()
+    /// How FP32 computes this half tensor, if it is known.
+    pub(crate) fn unrounded(&self) -> Option<&Unrounded<FloatTensor<B>>> {
+        unrounded(self.shared.get())
     }
 
-    /// Remembers that this half tensor is the half tensor `of` plus a scalar.
-    pub(crate) fn shifted(self, of: Self, scalar: f64) -> Self {
-        let shift = match shift(of.shared.get()) {
-            Some(before) => Shift {
-                operand: before.operand.clone(),
-                scalar: before.scalar + scalar,
-            },
-            None => Shift {
-                operand: of.into_primitive(),
-                scalar,
-            },
-        };
-        self.share().shift.set(shift.into()).ok();
+    /// How FP32 computes a function of this half tensor.
+    pub(crate) fn unrounded_function(&self, function: Function) -> Unrounded<FloatTensor<B>> {
+        let known = self.unrounded().cloned();
+        let known = known.and_then(|of| of.then(function.clone()));
+        known.unwrap_or_else(|| Unrounded::of(self.primitive.clone(), function))
+    }
+
+    /// Remembers how FP32 computes this half tensor.
+    pub(crate) fn with_unrounded(self, unrounded: Option<Unrounded<FloatTensor<B>>>) -> Self {
+        if let Some(unrounded) = unrounded {
+            self.share().unrounded.set(unrounded.into()).ok();
+        }
         self
     }
 
@@ -440,7 +438,7 @@ impl<B: Backend> Shared<B> {
             bf16: OnceLock::new(),
             applied: OnceLock::new(),
             statistic: OnceLock::new(),
-            shift: OnceLock::new(),
+            unrounded: OnceLock::new(),
             used_in_half: AtomicBool::new(false),
             half_copies: OnceLock::new(),
             scaled,
@@ -511,9 +509,8 @@ pub(crate) fn at_least_f32<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> Fl
     }
 }
 
-/// What a tensor with this shared state is the sum of, if it is half and the sum of a half tensor and a scalar.
-fn shift<B: Backend>(shared: Option<&Arc<Shared<B>>>) -> Option<&Shift<FloatTensor<B>>> {
-    Some(shared?.shift.get()?)
+fn unrounded<B: Backend>(shared: Option<&Arc<Shared<B>>>) -> Option<&Unrounded<FloatTensor<B>>> {
+    Some(shared?.unrounded.get()?)
 }
 
 /// A tensor with this shared state in another dtype.
@@ -522,14 +519,10 @@ fn cast_of<B: Backend, S: Side<B>>(
     shared: Option<&Arc<Shared<B>>>,
     dtype: DType,
 ) -> FloatTensor<B> {
-    let Some(shift) = shift(shared).filter(|_| dtype == DType::F32) else {
-        return S::cast(tensor, dtype);
-    };
-    let wide = S::cast(shift.operand.clone(), dtype);
-    let sum = || B::float_add_scalar(wide, shift.scalar.into());
-    match S::RECORDS {
-        true => keep_dtypes(sum),
-        false => in_kernel(sum),
+    let is_wide = matches!(dtype, DType::F32 | DType::F64);
+    match unrounded(shared).filter(|_| is_wide) {
+        Some(unrounded) => unrounded::wide::<B, S>(unrounded, dtype),
+        None => S::cast(tensor, dtype),
     }
 }
 

@@ -398,6 +398,30 @@ def logarithms():
     return found, [math.log(1 + sign * 0.001953125) for sign in [1, -1, 1]]
 
 
+def cross_entropy():
+    """A binary cross entropy of probabilities; PyTorch's own is an error on a GPU."""
+    p = torch.sigmoid(learned(torch.tensor([[9.0, -9.0, 9.0, -2.0]]))).reshape(4)
+    target = torch.tensor([0.0, 1.0, 1.0, 0.0])
+    loss = -(target * p.log().clamp(min=-100) + (1 - target) * (-p).log1p().clamp(min=-100))
+    exact = [math.log1p(math.exp(x)) for x in [9, 9, -9, -2]]
+    return loss.mean(), [sum(exact) / 4]
+
+
+def likelihoods():
+    """The logarithms of probabilities, and of what they leave, of two of four columns."""
+    p = torch.sigmoid(learned(torch.tensor([[-20.0, -3.0, 10.0, 0.5]])))
+    found = torch.cat([p[:, :2].log(), (1 - p)[:, 2:].log()], 1)
+    return found, [-math.log1p(math.exp(x)) for x in [20, 3, 10, 0.5]]
+
+
+def squashed():
+    """The logarithm of the slope of a hyperbolic tangent, as for the density of a bounded action."""
+    x = [3.0, -5.0, 0.25, 1.0]
+    action = learned(torch.tensor([x])).tanh()
+    slope = (1 - action.square() + 1e-6).log()
+    return slope, [math.log(1 / math.cosh(x) ** 2 + 1e-6) for x in x]
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
@@ -407,7 +431,8 @@ DATA = [
 BOUNDS = [
     guarded_log, confident, masked_places, masked_softmax, padded_places, peaks, survival,
     ones_like, running_total, running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
-    norm_in_full_precision, ordinal, divergence, unbroken, logarithms,
+    norm_in_full_precision, ordinal, divergence, unbroken, logarithms, cross_entropy, likelihoods,
+    squashed,
 ]  # fmt: skip
 
 

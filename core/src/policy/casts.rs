@@ -254,27 +254,32 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         fits && !self.op.is_backward()
     }
 
-    /// The half dtype that constants and gates follow, if any. The quotient of a constant and a small number, or of a number
+    /// The half dtype that constants and, in a product, gates follow, if any. The quotient of a constant and a small number, or of a number
     /// and a small constant, may be beyond half. So may a product of unknown length that begins with ones: in f16, eight
     /// factors of a tenth are 0.
     fn followed(&self) -> Option<D> {
-        const FOLLOWS: TensorFlags = TensorFlags::CONSTANT.union(TensorFlags::GATE);
-        if self.op.fits() == Fits::Product && self.any.contains(TensorFlags::ONES) {
+        let follows = match self.op.fits() {
+            Fits::Quotient => return None,
+            Fits::Product if self.any.contains(TensorFlags::ONES) => return None,
+            Fits::Product => TensorFlags::CONSTANT | TensorFlags::GATE,
+            _ => TensorFlags::CONSTANT,
+        };
+        let Mode::On(in_force) = self.mode else {
             return None;
-        }
-        let is_on = matches!(self.mode, Mode::On(_)) && !self.op.is_backward();
-        if !is_on || self.op.fits() == Fits::Quotient || !self.any.intersects(FOLLOWS) {
+        };
+        if self.op.is_backward() || !self.any.intersects(follows) {
             return None;
         }
         let followed = self
             .operands
             .iter()
-            .filter(|o| !o.flags.intersects(FOLLOWS));
+            .filter(|o| !o.flags.intersects(follows));
         let followed: DTypes = followed.map(|o| DTypes::of(o.dtype)).collect();
-        let half = match self.mode {
-            // A gate of a recurrence, and the zeros of its first step.
-            Mode::On(half) if followed.is_empty() && self.any.contains(FOLLOWS) => half,
-            _ => followed.only_half()?,
+        // A gate of a recurrence, and the zeros of its first step.
+        let is_first_step = followed.is_empty() && follows == self.any & follows;
+        let half = match is_first_step && follows.contains(TensorFlags::GATE) {
+            true => in_force,
+            false => followed.only_half()?,
         };
         let holds = |o: &Operand<D>| !o.has(TensorFlags::GATE) || o.fits(half);
         self.operands.iter().all(holds).then_some(half)

@@ -98,8 +98,8 @@ pub struct Decision<D> {
     pub keeps_wide: bool,
     /// Whether the operation is a contraction that stays FP32 because nothing learned takes part.
     pub is_of_data: bool,
-    /// Whether the result is half, and a half operand plus a scalar: FP32 may hold digits of the sum that half rounds.
-    pub is_shift: bool,
+    /// Whether the policy has half computed from a half operand that it made: FP32 might have more digits.
+    pub is_in_half: bool,
     /// Whether the operation is the logarithm of one minus a sigmoid in half.
     pub is_log_of_one_minus_sigmoid: bool,
 }
@@ -231,7 +231,7 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
             only_contracts: false,
             keeps_wide: false,
             is_of_data: false,
-            is_shift: false,
+            is_in_half: false,
             is_log_of_one_minus_sigmoid: false,
         }
     }
@@ -261,7 +261,9 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
             only_contracts: by_class.only_contracts(class),
             keeps_wide: is_inside && casts.result.is_some_and(is_half),
             is_of_data,
-            is_shift: self.is_shift(dtype),
+            is_in_half: matches!(self.mode, Mode::On(_))
+                && is_half(dtype)
+                && self.operands[0].is_demoted(),
             is_log_of_one_minus_sigmoid: self.is_log_of_one_minus_sigmoid(),
             ..self.alone()
         }

@@ -74,6 +74,9 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         if cast == Some(D::F16) {
             flags |= TensorFlags::FROM_F16;
         }
+        if self.op.effect == Effect::IsSigmoid {
+            flags -= TensorFlags::WEIGHT | TensorFlags::FILLED;
+        }
         let is_own = |o: &Operand<D>| is_half(o.dtype) && !o.is_demoted();
         let is_demoted = !flags.contains(TensorFlags::WEIGHT) && !self.operands.iter().all(is_own);
         flags.set(TensorFlags::DEMOTED, is_demoted);
@@ -123,14 +126,6 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             _ if class == Class::Move => of,
             _ => TensorFlags::empty(),
         }
-    }
-
-    /// Whether the result, of this dtype, is half and a half operand plus a scalar.
-    pub(super) fn is_shift(&self, dtype: D) -> bool {
-        matches!(self.mode, Mode::On(_))
-            && self.op.effect == Effect::Shifts
-            && is_half(dtype)
-            && self.operands[0].is_demoted()
     }
 
     pub(super) fn is_log_of_one_minus_sigmoid(&self) -> bool {

@@ -160,6 +160,8 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     }
 
     float_ops! {
+        float_neg([tensor]) -> FloatTensor;
+        float_reshape([tensor], shape: Shape) -> FloatTensor;
         float_add_scalar([lhs], {rhs}) -> FloatTensor;
         float_sub_scalar([lhs], {rhs}) -> FloatTensor;
         float_clamp_min([tensor], {min}) -> FloatTensor;

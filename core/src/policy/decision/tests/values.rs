@@ -101,6 +101,10 @@ fn a_gate_in_fp32_follows_a_half_factor() {
             "{name}"
         );
     }
+    // What half rounded, or holds of a weight, is not the sigmoid's.
+    let of = TensorFlags::FILLED | TensorFlags::WEIGHT;
+    let flags = named("sigmoid", &[with(F16, of)], ON).flags;
+    assert_eq!(flags & (of | TensorFlags::DEMOTED), TensorFlags::DEMOTED);
     let (gate, half) = (fitting(GATE), with(F16, TensorFlags::DEMOTED));
     let constant = with(F32, TensorFlags::CONSTANT);
     let cast = |name, operands: &[_], here| named(name, operands, here).operands;
@@ -125,28 +129,37 @@ fn a_gate_in_fp32_follows_a_half_factor() {
     assert_eq!(cast("float_sub", &[gate, gate], ON), None);
     assert_eq!(cast("float_add", &[gate, half], ON), Some(F32));
     assert_eq!(cast("float_div", &[half, gate], ON), Some(F32));
+    // Only a factor follows.
+    for name in ["float_cat", "float_mask_where", "float_greater"] {
+        assert_eq!(cast(name, &[gate, half], ON), Some(F32), "{name}");
+        assert_eq!(cast(name, &[gate, constant], ON), None, "{name}");
+    }
 }
 
 #[test]
-fn a_scalar_that_is_added_in_half_is_recognized() {
+fn what_is_computed_in_half_from_half_is_recognized() {
     let half = with(F16, TensorFlags::DEMOTED);
-    let is_shift = |name, operand, scalar, here| {
-        decide(&Op::named(name), &[operand], &[scalar], &here).is_shift
+    let is_in_half = |name, operand, scalars: &[f64], here| {
+        decide(&Op::named(name), &[operand], scalars, &here).is_in_half
     };
-    for name in ["float_add_scalar", "float_sub_scalar"] {
-        assert!(is_shift(name, half, 1.0, ON), "{name}");
-        // In FP32.
-        assert!(!is_shift(name, half, 1e-8, ON), "{name}");
-        assert!(!is_shift(name, plain(&[F32])[0], 1.0, ON), "{name}");
-        // The user's own half, a gradient, and a layer that has been decided for.
-        assert!(!is_shift(name, plain(&[F16])[0], 1.0, ON), "{name}");
+    for (name, scalars) in [
+        ("float_add_scalar", &[1.0][..]),
+        ("sigmoid", &[]),
+        ("float_reshape", &[]),
+    ] {
+        assert!(is_in_half(name, half, scalars, ON), "{name}");
+        // FP32, the user's own half, a gradient, and a layer that has been decided for.
         let gradient = with(F16, TensorFlags::DEMOTED | TensorFlags::GRADIENT);
-        assert!(!is_shift(name, gradient, 1.0, ON), "{name}");
+        for other in [plain(&[F32])[0], plain(&[F16])[0], gradient] {
+            assert!(!is_in_half(name, other, scalars, ON), "{name}");
+        }
         for here in [BELOW, OFF] {
-            assert!(!is_shift(name, half, 1.0, here), "{name}");
+            assert!(!is_in_half(name, half, scalars, here), "{name}");
         }
     }
-    assert!(!is_shift("float_mul_scalar", half, 2.0, ON));
+    // In FP32, because of the scalar or of the row.
+    assert!(!is_in_half("float_add_scalar", half, &[1e-8], ON));
+    assert!(!is_in_half("float_exp", half, &[], ON));
 }
 
 #[test]

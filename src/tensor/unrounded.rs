@@ -1,0 +1,91 @@
+//! A half tensor as FP32 computes it: what reads a half tensor in FP32 may need digits that half has rounded away, as the
+//! logarithm of one minus a sigmoid does.
+
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, Shape, Slice};
+
+use super::Side;
+use crate::precision::{in_kernel, keep_dtypes};
+
+/// The most functions that are computed again.
+const MOST: usize = 8;
+
+/// Functions of a half tensor, in the order in which they were computed in half.
+#[derive(Debug, Clone)]
+pub(crate) struct Unrounded<T> {
+    operand: T,
+    functions: Vec<Function>,
+}
+
+/// A function that half rounds near a bound or a sum, and what is exact on the way to the next one.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Function {
+    Sigmoid,
+    Tanh,
+    Plus(f64),
+    Neg,
+    Reshape(Shape),
+    Slice(Vec<Slice>),
+}
+
+impl<T> Unrounded<T> {
+    /// A function of a half tensor.
+    pub fn of(operand: T, function: Function) -> Self {
+        Self {
+            operand,
+            functions: vec![function],
+        }
+    }
+
+    /// This function of the result. `None` if there are too many.
+    pub fn then(mut self, function: Function) -> Option<Self> {
+        self.functions.push(function);
+        (self.functions.len() <= MOST).then_some(self)
+    }
+
+    /// The same functions of the operand in another place.
+    pub fn map<U>(&self, operand: impl FnOnce(T) -> U) -> Unrounded<U>
+    where
+        T: Clone,
+    {
+        Unrounded {
+            operand: operand(self.operand.clone()),
+            functions: self.functions.clone(),
+        }
+    }
+
+    /// Whether a scalar was added: nothing may be left of a small number.
+    pub fn is_sum(&self) -> bool {
+        let is_sum = |function: &Function| matches!(function, Function::Plus(_));
+        self.functions.iter().any(is_sum)
+    }
+
+    /// Whether a sigmoid is computed again.
+    pub fn is_sigmoid(&self) -> bool {
+        self.functions.contains(&Function::Sigmoid)
+    }
+}
+
+/// The values in a wide dtype.
+pub(super) fn wide<B: Backend, S: Side<B>>(
+    unrounded: &Unrounded<FloatTensor<B>>,
+    dtype: DType,
+) -> FloatTensor<B> {
+    let operand = S::cast(unrounded.operand.clone(), dtype);
+    let values = || unrounded.functions.iter().fold(operand, computed::<B>);
+    match S::RECORDS {
+        true => keep_dtypes(values),
+        false => in_kernel(values),
+    }
+}
+
+fn computed<B: Backend>(tensor: FloatTensor<B>, function: &Function) -> FloatTensor<B> {
+    match function {
+        Function::Sigmoid => B::sigmoid(tensor),
+        Function::Tanh => B::float_tanh(tensor),
+        Function::Plus(scalar) => B::float_add_scalar(tensor, (*scalar).into()),
+        Function::Neg => B::float_neg(tensor),
+        Function::Reshape(shape) => B::float_reshape(tensor, shape.clone()),
+        Function::Slice(slices) => B::float_slice(tensor, slices),
+    }
+}
