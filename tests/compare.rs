@@ -172,6 +172,27 @@ fn a_tanh_near_one_grows_in_its_distance_from_one() {
     }
 }
 
+/// The reference reads a half sigmoid as the operation does.
+#[test]
+fn a_sigmoid_near_one_is_as_far_from_one_as_in_fp32() {
+    let _alone = alone();
+    let model: Linear<A> = LinearConfig::new(16, 16)
+        .init::<A>(&Default::default())
+        .map(&mut Fill(0));
+    for precision in HALVES {
+        let report = in_half(precision, || {
+            compare(&model, 7, |model| {
+                let x = model.forward(values::<A, 2>([64, 16], 3)).abs() + 8.0;
+                (activation::sigmoid(x).neg() + 1.0).log().mean()
+            })
+        });
+        println!("{report}");
+        let log = report.operations.iter().find(|of| of.op == "log").unwrap();
+        assert!(log.added < 1e-3 && log.total < 1e-2, "{report}");
+        assert!(!report.operations.iter().any(|of| of.grows), "{report}");
+    }
+}
+
 #[derive(Module, Debug)]
 struct Normed<B: Backend> {
     first: Linear<B>,

@@ -422,6 +422,40 @@ def squashed():
     return slope, [math.log(1 / math.cosh(x) ** 2 + 1e-6) for x in x]
 
 
+def entropy():
+    """The entropies of confident decisions."""
+    logits = [9.0, -9.0, 10.0, -3.0]
+    p = torch.sigmoid(learned(torch.tensor([logits])))
+    both = [[1 / (1 + math.exp(-x)), 1 / (1 + math.exp(x))] for x in logits]
+    exact = [-(p * math.log(p) + rest * math.log(rest)) for p, rest in both]
+    return -(p * p.log() + (1 - p) * (1 - p).log()), exact
+
+
+def straight_through():
+    """A decision that has the gradient of its probability."""
+    p = torch.sigmoid(learned(torch.tensor([[1.0, 0.25, -0.5, -3.0]])))
+    decision = (p > 0.5).float() - p.detach() + p
+    found = torch.cat([decision.round(), p.log() - p.detach().log()], 1)
+    return found, [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def cumulative():
+    """The probabilities of three classes in order, with the bounds 1 and 0."""
+    scores = learned(torch.full((64, 1), 6.0))
+    above = torch.sigmoid(scores - torch.nn.Parameter(torch.tensor([[0.0, 0.5]])))
+    upper = torch.cat([torch.ones(64, 1), above], 1)
+    first, second = [1 / (1 + math.exp(-x)) for x in [6, 5.5]]
+    classes = upper - torch.cat([above, torch.zeros(64, 1)], 1)
+    return classes, [1 - first, first - second, second] * 64
+
+
+def leaving_a_region():
+    """Probabilities whose logarithms are taken where autocast is off."""
+    p = torch.sigmoid(learned(torch.tensor([[9.0, -2.0]])))
+    with torch.autocast("cpu", enabled=False):
+        return (1 - p.reshape(2)).log(), [-math.log1p(math.exp(x)) for x in [9, -2]]
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
@@ -432,7 +466,7 @@ BOUNDS = [
     guarded_log, confident, masked_places, masked_softmax, padded_places, peaks, survival,
     ones_like, running_total, running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
     norm_in_full_precision, ordinal, divergence, unbroken, logarithms, cross_entropy, likelihoods,
-    squashed,
+    squashed, entropy, straight_through, cumulative, leaving_a_region,
 ]  # fmt: skip
 
 
