@@ -50,7 +50,7 @@ fn of_bounds<B: Backend>() -> Vec<OfBounds> {
         ones_like running_total running_total_like normalized floored_log wide_range fisher_z
         centred norm_by_hand norm_in_full_precision ordinal divergence unbroken logarithms
         cross_entropy likelihoods squashed entropy straight_through
-        cumulative leaving_a_region]
+        cumulative leaving_a_region shifted_scores]
 }
 
 /// The products of these have an inner dimension of 1.
@@ -665,4 +665,15 @@ fn leaving_a_region<B: Backend>() -> (Vec<f32>, Vec<f64>) {
     let p = sigmoid(half::<B, 2>([9.0, -2.0]));
     let logs = full_precision(|| data((p.reshape([2]).neg() + 1.0).log()));
     (logs, [9.0, -2.0].map(|x: f64| -x.exp().ln_1p()).into())
+}
+
+/// A softmax of scores that are all far from zero.
+fn shifted_scores<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let scores = [0.296875f64, 0.703125];
+    let exact = scores.map(f64::exp);
+    let sum: f64 = exact.iter().sum();
+    (
+        data(softmax(half::<B, 2>(scores) + 100.0, 1)),
+        exact.map(|x| x / sum).into(),
+    )
 }

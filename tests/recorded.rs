@@ -650,6 +650,55 @@ fn a_confident_sigmoid_of_fp32_keeps_its_small_gradient() {
     }
 }
 
+/// A sigmoid over the sum of sigmoids, and a row over its length.
+#[test]
+fn what_is_divided_by_its_own_sum_has_a_sum_of_one() {
+    fn sums<B: AutodiffBackend>() -> Vec<f64> {
+        let x = Tensor::<B, 2>::full([1, 32], 0.3, &Default::default()).require_grad();
+        let gates = activation::sigmoid(activation(x.clone()));
+        let row = activation(x).tanh();
+        let length = row.clone().square().sum_dim(1).sqrt();
+        let of_gates = (gates.clone() / gates.sum_dim(1)).sum();
+        [values(of_gates), values((row / length).square().sum())].concat()
+    }
+    for precision in HALVES {
+        for (how, sums) in in_training(precision, || on_both!(sums())) {
+            assert!(
+                sums.iter().all(|sum| (sum - 1.0).abs() < 1e-5),
+                "{how} in {precision}: {sums:?}"
+            );
+        }
+    }
+}
+
+/// f16 holds neither the sigmoid nor its inverse.
+#[test]
+fn a_quotient_by_a_sigmoid_that_is_0_in_f16_has_its_gradient() {
+    fn of<B: AutodiffBackend>() -> [f64; 2] {
+        let device = Default::default();
+        let x = Tensor::<B, 2>::from_data([[1e-5]], &device).require_grad();
+        let p = activation::sigmoid(activation(Tensor::from_data([[-18.0]], &device)));
+        let out = x.clone() / p;
+        let grads = (out.clone() * 1e-4).sum().backward();
+        [
+            values(out)[0],
+            values(x.grad(&grads).expect("a gradient"))[0],
+        ]
+    }
+    let exact = 1.0 + 18f64.exp();
+    for precision in HALVES {
+        for (how, [value, slope]) in in_training(precision, || on_both!(of())) {
+            for (found, exact) in [(value, 1e-5 * exact), (slope, 1e-4 * exact)] {
+                let relative = found / exact - 1.0;
+                assert!(
+                    relative.abs() < 1e-5,
+                    "{how} in {precision}: {found} for {exact}"
+                );
+            }
+        }
+    }
+}
+
 /// Each probability of the tail is below f16's smallest number, and all of them are not. Nor does FP32
 /// hold one beside a 1: what Burn's own sum loses there (1/64 of the tail on a CPU without AVX-512)
 /// is allowed as well.

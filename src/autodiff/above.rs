@@ -4,12 +4,12 @@ use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::{Backend, DType, TensorMetadata};
 
-use super::recorded::{self, Cast, TapeTensor};
+use super::recorded::{self, Cast, Recomputed, TapeTensor};
 use super::{leaves, shared_casts};
 use crate::device::{DeviceContext, is_fused};
 use crate::policy::Mode;
-use crate::precision::{around_step, half_wanted};
-use crate::tensor::{Above, Side, Step, WeakNode, converted};
+use crate::precision::{around_step, half_wanted, keep_dtypes};
+use crate::tensor::{Above, Function, Side, Step, WeakNode, converted};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend, C: CheckpointStrategy> Side<Autodiff<Amp<B>, C>> for Above {
@@ -36,6 +36,17 @@ impl<B: Backend, C: CheckpointStrategy> Side<Autodiff<Amp<B>, C>> for Above {
             unreachable!("a cast is always recorded")
         };
         cast
+    }
+
+    fn computed(tensor: TapeTensor<B>, functions: &[Function]) -> TapeTensor<B> {
+        let step = Recomputed {
+            functions: functions.to_vec(),
+            kept: tensor.dtype(),
+        };
+        let Ok(computed) = keep_dtypes(|| recorded::record::<B, C, _, 1>(step, [tensor])) else {
+            unreachable!("it is recorded with every strategy")
+        };
+        computed
     }
 
     fn into_dtype(tensor: AmpTensor<Autodiff<Amp<B>, C>, Self>, dtype: DType) -> TapeTensor<B> {

@@ -169,6 +169,11 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
                 let flags = tensor.flags();
                 AmpTensor::new(S::into_dtype(tensor, half), flags)
             }
+            // A small number may be lost in a sum that half rounds.
+            None if tensor.unrounded().is_some_and(Unrounded::is_sum) => {
+                let flags = tensor.flags();
+                AmpTensor::new(S::into_dtype(tensor, DType::F32), flags)
+            }
             None => tensor,
         }
     }

@@ -6,7 +6,7 @@ use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::arithmetic::kept;
 use super::unrounded::unrounded;
-use crate::autodiff::recorded::{Relu, Sigmoidal, Softmax, SoftmaxKind, WideSigmoid};
+use crate::autodiff::recorded::{Recomputed, Relu, Sigmoidal, Softmax, SoftmaxKind};
 use crate::call::{self, Call, float_ops, neg, op, own_ops};
 use crate::policy::{Op, is_half};
 use crate::tensor::{Function, Side};
@@ -45,7 +45,11 @@ fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     };
     let tensor = [call.operand(tensor)];
     call.result(call.run(|| {
-        let recorded = S::record(WideSigmoid(half), tensor);
+        let step = Recomputed {
+            functions: vec![Function::Sigmoid],
+            kept: half,
+        };
+        let recorded = S::record(step, tensor);
         recorded.unwrap_or_else(|[tensor]| B::sigmoid(tensor))
     }))
 }

@@ -10,7 +10,7 @@ use crate::autodiff::recorded::{
 };
 use crate::call::{Call, op, with_statistics};
 use crate::policy::{Op, is_half};
-use crate::tensor::{Side, TensorFlags, Unrounded};
+use crate::tensor::{Side, TensorFlags};
 
 /// A sum or difference.
 pub(super) fn sum<B: Backend, S: Side<B>>(
@@ -73,17 +73,16 @@ pub(super) fn product<B: Backend, S: Side<B>>(
             return out.with_flags(flags | tensor.flags() & TensorFlags::FITS);
         }
         let wide = call.decision.operands.unwrap_or(lhs.dtype()) == DType::F32;
-        let kept = [&lhs, &rhs].map(|t| kept(t, half));
+        let mut kept = [&lhs, &rhs].map(|t| kept(t, half));
+        if kind == Product::Div && rhs.unrounded().is_some() {
+            // A sigmoid that is 0 in f16 may divide.
+            kept[1] = DType::F32;
+        }
         if wide && kept.iter().any(|dtype| is_half(*dtype)) {
-            // A small number that half adds to a scalar is lost, and so is a small divisor.
-            let operand = |t: &AmpTensor<B, S>, divides: bool| {
-                let is_lost = |unrounded: &Unrounded<_>| divides || unrounded.is_sum();
-                match t.unrounded().is_some_and(is_lost) {
-                    true => S::into_dtype(t.clone(), DType::F32),
-                    false => t.primitive.clone(),
-                }
-            };
-            let operands = [operand(&lhs, false), operand(&rhs, kind == Product::Div)];
+            let operands = [&lhs, &rhs].map(|t| match t.unrounded() {
+                Some(_) => S::into_dtype(t.clone(), DType::F32),
+                None => t.primitive.clone(),
+            });
             // If the dividend and the quotient both need a rounded copy, keep the quotient: the next
             // operation may keep it too.
             let is_rounded = lhs.dtype() == DType::F32 && kept[0] == half;

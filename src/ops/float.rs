@@ -13,7 +13,7 @@ use burn_backend::{
 use super::activation::tanh;
 use super::arithmetic::{power, product, reduction, sum};
 use super::leaving::Leaving;
-use super::unrounded::{along, shift};
+use super::unrounded::{along, neg, shift};
 use crate::autodiff::recorded::{Product, Reduced, Sum};
 use crate::autodiff::{seed, trained};
 use crate::call::{
@@ -26,7 +26,7 @@ use crate::policy::{
     self, HalfSupport, Mode, follows_half, holds, holds_exactly, is_half, largest_within,
 };
 use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
-use crate::tensor::{Function, Side, TensorFlags, converted, learned};
+use crate::tensor::{Side, TensorFlags, converted, learned};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
@@ -202,7 +202,10 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let wanted = B::float_is_require_grad(&tensor.primitive);
-        let detached = tensor.map(B::float_detach);
+        let unrounded = tensor
+            .unrounded()
+            .map(|unrounded| unrounded.map(B::float_detach));
+        let detached = tensor.map(B::float_detach).with_unrounded(unrounded);
         if wanted {
             S::remember(&detached);
         }
@@ -246,8 +249,8 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_sub([lhs], [rhs]) -> FloatTensor => sum(Sum::Minus, op!(float_sub), lhs, rhs);
         float_mul([lhs], [rhs]) -> FloatTensor => product(Product::Mul, op!(float_mul), lhs, rhs);
         float_div([lhs], [rhs]) -> FloatTensor => product(Product::Div, op!(float_div), lhs, rhs);
-        float_neg([tensor]) -> FloatTensor => along(op!(float_neg), tensor, || Function::Neg, B::float_neg);
-        float_reshape([tensor], shape: Shape) -> FloatTensor => along(op!(float_reshape), tensor, || Function::Reshape(shape.clone()), |t| B::float_reshape(t, shape.clone()));
+        float_neg([tensor]) -> FloatTensor => neg(tensor);
+        float_reshape([tensor], shape: Shape) -> FloatTensor => along(op!(float_reshape), tensor, |t| B::float_reshape(t, shape.clone()));
         float_add_scalar([lhs], {rhs}) -> FloatTensor => shift(op!(float_add_scalar), lhs, rhs, 1.0, B::float_add_scalar);
         float_sub_scalar([lhs], {rhs}) -> FloatTensor => shift(op!(float_sub_scalar), lhs, rhs, -1.0, B::float_sub_scalar);
         float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs);
@@ -332,10 +335,7 @@ fn slice<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, slices: &[Slice]) -> A
     if tensor.is_cast_later() {
         return tensor.moved(|half| B::float_slice(half, slices));
     }
-    let function = || Function::Slice(slices.to_vec());
-    along(op!(float_slice), tensor, function, |t| {
-        B::float_slice(t, slices)
-    })
+    along(op!(float_slice), tensor, |t| B::float_slice(t, slices))
 }
 
 /// The values and their indices.

@@ -4,7 +4,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, Scalar, TensorMetadata};
 
 use crate::AmpTensor;
-use crate::call::Call;
+use crate::call::{Call, op};
 use crate::policy::{Op, is_half};
 use crate::tensor::{Function, Side, Unrounded};
 
@@ -34,18 +34,27 @@ pub(super) fn shift<B: Backend, S: Side<B>>(
         .with_unrounded(unrounded)
 }
 
-/// What half computes exactly. FP32 does the same to the values that were rounded before.
+/// A negative, which half computes exactly. FP32 negates the values that were rounded before.
+pub(super) fn neg<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    let call = Call::new(op!(float_neg), [&tensor]);
+    let was_rounded = tensor.unrounded().is_some();
+    let unrounded = unrounded(&call, &tensor, Function::Neg).filter(|_| was_rounded);
+    let tensor = call.operand(tensor);
+    call.result(call.run(|| B::float_neg(tensor)))
+        .with_unrounded(unrounded)
+}
+
+/// The same values in another place. FP32 computes those that were rounded from an operand in the same place.
 pub(super) fn along<B: Backend, S: Side<B>>(
     op: Op,
     tensor: AmpTensor<B, S>,
-    function: impl FnOnce() -> Function,
-    run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+    run: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
-    let was_rounded = tensor.unrounded().is_some();
-    let unrounded = was_rounded.then(|| tensor.unrounded_function(function()));
-    let tensor = call.operand(tensor);
-    let out = call.result(call.run(|| run(tensor)));
+    let moved = |tensor| call.run(|| run(tensor));
+    let unrounded = tensor.unrounded().map(|unrounded| unrounded.map(moved));
+    let out = moved(call.operand(tensor));
     let is_half = is_half(out.dtype());
-    out.with_unrounded(unrounded.filter(|_| is_half))
+    call.result(out)
+        .with_unrounded(unrounded.filter(|_| is_half))
 }

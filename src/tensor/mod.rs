@@ -202,12 +202,9 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
     }
 
     /// The same values in another tensor of the backend's: the policy knows the same of them.
-    pub(crate) fn map(self, f: impl Fn(FloatTensor<B>) -> FloatTensor<B>) -> Self {
+    pub(crate) fn map(self, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> Self {
         let (flags, terms) = (self.flags(), self.operand().terms);
-        let unrounded = self.unrounded().map(|unrounded| unrounded.map(&f));
-        Self::new(f(self.into_primitive()), flags)
-            .with_terms(terms)
-            .with_unrounded(unrounded)
+        Self::new(f(self.into_primitive()), flags).with_terms(terms)
     }
 
     #[inline(always)]
@@ -359,7 +356,7 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
     /// How FP32 computes a function of this half tensor.
     pub(crate) fn unrounded_function(&self, function: Function) -> Unrounded<FloatTensor<B>> {
         let known = self.unrounded().cloned();
-        let known = known.and_then(|of| of.then(function.clone()));
+        let known = known.and_then(|of| of.then(function));
         known.unwrap_or_else(|| Unrounded::of(self.primitive.clone(), function))
     }
 

@@ -7,7 +7,8 @@ use burn_autodiff::ops::Ops;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType};
 
-use super::{AmpTensor, WeakNode, converted};
+use super::{AmpTensor, Function, WeakNode, converted};
+use crate::precision::in_kernel;
 
 /// The side of Burn's autodiff that an [`Amp`](crate::Amp) on `B` is on: [`Below`] or [`Above`].
 ///
@@ -46,6 +47,13 @@ pub trait Side<B: Backend>:
     #[doc(hidden)]
     fn cast(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
         converted::<B, Self>(tensor, dtype)
+    }
+
+    /// Functions of a half tensor, in FP32.
+    #[doc(hidden)]
+    fn computed(tensor: FloatTensor<B>, functions: &[Function]) -> FloatTensor<B> {
+        let wide = Self::cast(tensor, DType::F32);
+        in_kernel(|| functions.iter().fold(wide, Function::of::<B>))
     }
 
     /// A tensor in `dtype`, with one cast for several uses.

@@ -2,10 +2,9 @@
 //! logarithm of one minus a sigmoid does.
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, Shape, Slice};
+use burn_backend::{Backend, DType};
 
 use super::Side;
-use crate::precision::{in_kernel, keep_dtypes};
 
 /// The most functions that are computed again.
 const MOST: usize = 8;
@@ -17,15 +16,13 @@ pub(crate) struct Unrounded<T> {
     functions: Vec<Function>,
 }
 
-/// A function that half rounds near a bound or a sum, and what is exact on the way to the next one.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Function {
+/// A function of each element that half rounds near a bound or a sum, or that leads from one to the next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Function {
     Sigmoid,
     Tanh,
     Plus(f64),
     Neg,
-    Reshape(Shape),
-    Slice(Vec<Slice>),
 }
 
 impl<T> Unrounded<T> {
@@ -66,26 +63,26 @@ impl<T> Unrounded<T> {
     }
 }
 
-/// The values in a wide dtype.
+/// The values in a wide dtype. FP64 gets FP32's.
 pub(super) fn wide<B: Backend, S: Side<B>>(
-    unrounded: &Unrounded<FloatTensor<B>>,
+    of: &Unrounded<FloatTensor<B>>,
     dtype: DType,
 ) -> FloatTensor<B> {
-    let operand = S::cast(unrounded.operand.clone(), dtype);
-    let values = || unrounded.functions.iter().fold(operand, computed::<B>);
-    match S::RECORDS {
-        true => keep_dtypes(values),
-        false => in_kernel(values),
+    let values = S::computed(of.operand.clone(), &of.functions);
+    match dtype {
+        DType::F32 => values,
+        _ => S::cast(values, dtype),
     }
 }
 
-fn computed<B: Backend>(tensor: FloatTensor<B>, function: &Function) -> FloatTensor<B> {
-    match function {
-        Function::Sigmoid => B::sigmoid(tensor),
-        Function::Tanh => B::float_tanh(tensor),
-        Function::Plus(scalar) => B::float_add_scalar(tensor, (*scalar).into()),
-        Function::Neg => B::float_neg(tensor),
-        Function::Reshape(shape) => B::float_reshape(tensor, shape.clone()),
-        Function::Slice(slices) => B::float_slice(tensor, slices),
+impl Function {
+    /// The function on a backend, in the tensor's dtype.
+    pub(crate) fn of<B: Backend>(tensor: FloatTensor<B>, function: &Self) -> FloatTensor<B> {
+        match function {
+            Self::Sigmoid => B::sigmoid(tensor),
+            Self::Tanh => B::float_tanh(tensor),
+            Self::Plus(scalar) => B::float_add_scalar(tensor, (*scalar).into()),
+            Self::Neg => B::float_neg(tensor),
+        }
     }
 }

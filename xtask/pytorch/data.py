@@ -456,6 +456,13 @@ def leaving_a_region():
         return (1 - p.reshape(2)).log(), [-math.log1p(math.exp(x)) for x in [9, -2]]
 
 
+def shifted_scores():
+    """A softmax of scores that are all far from zero."""
+    scores = [0.296875, 0.703125]
+    exact = [math.exp(x) for x in scores]
+    return (learned(torch.tensor([scores])) + 100).softmax(1), [x / sum(exact) for x in exact]
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
@@ -467,6 +474,7 @@ BOUNDS = [
     ones_like, running_total, running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
     norm_in_full_precision, ordinal, divergence, unbroken, logarithms, cross_entropy, likelihoods,
     squashed, entropy, straight_through, cumulative, leaving_a_region,
+    shifted_scores,
 ]  # fmt: skip
 
 

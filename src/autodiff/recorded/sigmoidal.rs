@@ -41,43 +41,15 @@ impl<B: Backend> Step<B, 1> for Sigmoidal {
     }
 }
 
-/// A sigmoid of FP32 that keeps its operand in this half dtype, and is computed again: near 1, half would round the result
-/// to 1, which has no gradient.
-#[derive(Debug, Clone)]
-pub(crate) struct WideSigmoid(pub DType);
-
-impl<B: Backend> Step<B, 1> for WideSigmoid {
-    type Kept = AmpTensor<B>;
-
-    const CHECKPOINT: Checkpoint = Checkpoint::Operands;
-
-    fn forward(&self, [tensor]: Operands<B, 1>) -> AmpTensor<B> {
-        sigmoid(tensor)
-    }
-
-    fn keep(&self, [tensor]: Operands<B, 1>, _: [bool; 1]) -> (Self::Kept, AmpTensor<B>) {
-        let out = sigmoid(tensor.clone());
-        (cast(tensor, self.0), out)
-    }
-
-    fn retrieve(&self, [tensor]: Operands<B, 1>) -> Self::Kept {
-        tensor
-    }
-
-    fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
-        unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-            operand_grad(grad, DType::F32, |grad| {
-                sigmoid_backward(sigmoid(widened(ops.state)), widened(grad))
-            })
-        });
-    }
-}
-
 fn tanh_backward<B: Backend>(out: AmpTensor<B>, grad: AmpTensor<B>) -> AmpTensor<B> {
     operand_grad(grad, out.dtype(), |grad| {
-        let (out, grad) = (widened(out), widened(grad));
-        let square = mul(out.clone(), out);
-        let lost = mul(square, grad.clone());
-        sub(grad, lost)
+        tanh_gradient(widened(out), widened(grad))
     })
+}
+
+/// The gradient of a hyperbolic tangent, from its result, in FP32.
+pub(super) fn tanh_gradient<B: Backend>(out: AmpTensor<B>, grad: AmpTensor<B>) -> AmpTensor<B> {
+    let square = mul(out.clone(), out);
+    let lost = mul(square, grad.clone());
+    sub(grad, lost)
 }
