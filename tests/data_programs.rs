@@ -50,7 +50,8 @@ fn of_bounds<B: Backend>() -> Vec<OfBounds> {
         ones_like running_total running_total_like normalized floored_log wide_range fisher_z
         centred norm_by_hand norm_in_full_precision ordinal divergence unbroken logarithms
         cross_entropy likelihoods squashed entropy straight_through
-        cumulative leaving_a_region shifted_scores]
+        cumulative leaving_a_region shifted_scores
+        ranked corners]
 }
 
 /// The products of these have an inner dimension of 1.
@@ -676,4 +677,34 @@ fn shifted_scores<B: Backend>() -> (Vec<f32>, Vec<f64>) {
         data(softmax(half::<B, 2>(scores) + 100.0, 1)),
         exact.map(|x| x / sum).into(),
     )
+}
+
+/// The order of confident probabilities, what each leaves, and whether one is above another.
+fn ranked<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let logits = [6.5f64, 9.0, 7.0, 8.0];
+    let p = sigmoid(half::<B, 4>(logits));
+    let largest = p.clone().argmax(1).float();
+    let [first, second] = [0, 1].map(|i| p.clone().slice([0..1, i..i + 1]));
+    let above = second.greater(first).float();
+    let rest = data(p.clone()).into_iter().map(|p| 1.0 - p);
+    let found = [
+        data(p.argsort_descending(1).float()),
+        data(largest),
+        data(above),
+    ]
+    .concat();
+    let exact = [1.0, 3.0, 2.0, 0.0, 1.0, 1.0].into_iter();
+    let exact = exact.chain(logits.map(|x| 1.0 / (1.0 + x.exp())));
+    (found.into_iter().chain(rest).collect(), exact.collect())
+}
+
+/// The widths of small boxes, from their corners.
+fn corners<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let (centre, width) = ([1.0f64, -0.5], [-4.546875f64, -5.25]);
+    let boxes = sigmoid(half::<B, 4>([centre[0], centre[1], width[0], width[1]]));
+    let [centres, widths] = [0, 2].map(|i| boxes.clone().slice([0..1, i..i + 2]));
+    let lower = centres.clone() - widths.clone() * 0.5;
+    let upper = centres + widths / 2.0;
+    let exact = width.map(|x| 1.0 / (1.0 + (-x).exp()));
+    (data(upper - lower), exact.into())
 }

@@ -482,6 +482,12 @@ functions! {
         let rest = p.clone().neg() + 1.0;
         p.clone() * p.log() + rest.clone() * rest.log()
     };
+    corners_of_boxes(FP32, 3.0) |lab| {
+        let boxes = activation::sigmoid(lab.input([6, 8]));
+        let [centre, width] = [0..4, 4..8].map(|columns| boxes.clone().slice([0..6, columns]));
+        let lower = centre.clone() - width.clone() * 0.5;
+        lower.square() * (centre + width / 2.0)
+    };
     a_quotient_by_a_sigmoid(FP32, 3.0) |lab| {
         let p = activation::sigmoid(lab.input([6, 8]));
         lab.leaf([6, 8]) / p

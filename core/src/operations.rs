@@ -297,8 +297,6 @@ macro_rules! float_operations {
             float_slice_assign([tensor], slices: &[Slice], [value]) -> FloatTensor;
             float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor;
             float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor;
-            float_mul_scalar([lhs], {rhs}) -> FloatTensor;
-            float_div_scalar([lhs], {rhs}) -> FloatTensor;
             float_remainder_scalar([lhs], {rhs}) -> FloatTensor;
             float_clamp_max([tensor], {max}) -> FloatTensor;
             float_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;

@@ -19,7 +19,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 
 use crate::device::{self, DeviceContext};
 use crate::diagnostics::anomaly;
-use crate::policy::{Decision, Mode, Op, Operand, Site, is_half};
+use crate::policy::{Decision, Effect, Mode, Op, Operand, Site, is_half};
 use crate::precision::{creates_parameter, half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
 use crate::tensor::{AmpTensor, Side, Step, TensorFlags, Unrounded, learned};
@@ -94,13 +94,8 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             (decision, held) =
                 verify::verified(&op, &context, tensors, operands, decision, decide_inexact);
         }
-        // A sigmoid that is computed again in FP32 is not rounded to 1.
-        let computed = decision.operands.unwrap_or(operands[0].dtype);
-        if !is_half(decision.result.unwrap_or(computed))
-            && tensors[0].unrounded().is_some_and(Unrounded::is_sigmoid)
-        {
-            decision.flags -= TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID;
-            decision.is_log_of_one_minus_sigmoid = false;
+        if tensors[0].unrounded().is_some() {
+            read_unrounded(&mut decision, &op, tensors);
         }
         decision.log(&op);
         if decision.is_of_data {
@@ -248,6 +243,26 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         AmpTensor::new(primitive, self.decision.flags)
             .with_terms(self.decision.terms)
             .with_scaled(self.scaled.clone())
+    }
+}
+
+/// What the decision on an operation does not know: FP32 computes a half operand again.
+fn read_unrounded<B: Backend, S: Side<B>>(
+    decision: &mut Decision,
+    op: &Op,
+    tensors: &[&AmpTensor<B, S>],
+) {
+    // Values that differ in FP32 may be equal in half.
+    let are_unrounded = || tensors.iter().all(|t| t.unrounded().is_some());
+    if op.effect == Effect::Ranks && decision.is_in_half && are_unrounded() {
+        decision.operands = Some(DType::F32);
+    }
+    // A sigmoid that is computed again in FP32 is not rounded to 1.
+    let computed = decision.operands.unwrap_or(tensors[0].dtype());
+    let is_in_fp32 = !is_half(decision.result.unwrap_or(computed));
+    if is_in_fp32 && tensors[0].unrounded().is_some_and(Unrounded::is_sigmoid) {
+        decision.flags -= TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID;
+        decision.is_log_of_one_minus_sigmoid = false;
     }
 }
 

@@ -4,6 +4,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
+use super::unrounded::two_sigmoids;
 use crate::AmpTensor;
 use crate::autodiff::recorded::{
     Arithmetic, HalfQuotient, Product, Reduced, Reduction, Square, Sum,
@@ -20,6 +21,7 @@ pub(super) fn sum<B: Backend, S: Side<B>>(
     rhs: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
     let (lhs, rhs) = with_statistics(lhs, rhs);
+    let [lhs, rhs] = two_sigmoids([lhs, rhs]);
     let call = Call::new(op, [&lhs, &rhs]);
     if step == Sum::Plus
         && !call.watched

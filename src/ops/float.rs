@@ -12,8 +12,8 @@ use burn_backend::{
 
 use super::activation::tanh;
 use super::arithmetic::{power, product, reduction, sum};
-use super::leaving::Leaving;
-use super::unrounded::{along, neg, shift};
+use super::leaving::{Leaving, as_read};
+use super::unrounded::{along, neg, with_scalar};
 use crate::autodiff::recorded::{Product, Reduced, Sum};
 use crate::autodiff::{seed, trained};
 use crate::call::{
@@ -26,7 +26,7 @@ use crate::policy::{
     self, HalfSupport, Mode, follows_half, holds, holds_exactly, is_half, largest_within,
 };
 use crate::precision::{half_wanted, in_kernel, keeps_dtypes};
-use crate::tensor::{Side, TensorFlags, converted, learned};
+use crate::tensor::{Function, Side, TensorFlags, converted, learned};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
@@ -134,7 +134,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
         ends_pass::<B, S>(|| tensor.device());
         let leaving = Leaving::of(&tensor);
-        let data = B::float_into_data(tensor.into_primitive()).await?;
+        let data = B::float_into_data(as_read(tensor)).await?;
         Ok(leaving.read(data))
     }
 
@@ -251,8 +251,10 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_div([lhs], [rhs]) -> FloatTensor => product(Product::Div, op!(float_div), lhs, rhs);
         float_neg([tensor]) -> FloatTensor => neg(tensor);
         float_reshape([tensor], shape: Shape) -> FloatTensor => along(op!(float_reshape), tensor, |t| B::float_reshape(t, shape.clone()));
-        float_add_scalar([lhs], {rhs}) -> FloatTensor => shift(op!(float_add_scalar), lhs, rhs, 1.0, B::float_add_scalar);
-        float_sub_scalar([lhs], {rhs}) -> FloatTensor => shift(op!(float_sub_scalar), lhs, rhs, -1.0, B::float_sub_scalar);
+        float_add_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_add_scalar), lhs, rhs, Function::Plus(rhs.elem()), B::float_add_scalar);
+        float_sub_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_sub_scalar), lhs, rhs, Function::Plus(-rhs.elem::<f64>()), B::float_sub_scalar);
+        float_mul_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_mul_scalar), lhs, rhs, Function::Times(rhs.elem()), B::float_mul_scalar);
+        float_div_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_div_scalar), lhs, rhs, Function::Times(1.0 / rhs.elem::<f64>()), B::float_div_scalar);
         float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs);
         float_sum([tensor]) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum), tensor, None, B::float_sum);
         float_sum_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum_dim), tensor, Some(dim), |t| B::float_sum_dim(t, dim));

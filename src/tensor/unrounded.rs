@@ -22,6 +22,7 @@ pub enum Function {
     Sigmoid,
     Tanh,
     Plus(f64),
+    Times(f64),
     Neg,
 }
 
@@ -82,7 +83,16 @@ impl Function {
             Self::Sigmoid => B::sigmoid(tensor),
             Self::Tanh => B::float_tanh(tensor),
             Self::Plus(scalar) => B::float_add_scalar(tensor, (*scalar).into()),
+            Self::Times(scalar) => B::float_mul_scalar(tensor, (*scalar).into()),
             Self::Neg => B::float_neg(tensor),
+        }
+    }
+
+    /// Whether half may round away what is left of a small number.
+    pub fn rounds(self) -> bool {
+        match self {
+            Self::Sigmoid | Self::Tanh | Self::Plus(_) => true,
+            Self::Times(_) | Self::Neg => false,
         }
     }
 }

@@ -463,6 +463,24 @@ def shifted_scores():
     return (learned(torch.tensor([scores])) + 100).softmax(1), [x / sum(exact) for x in exact]
 
 
+def ranked():
+    """The order of confident probabilities, what each leaves, and whether one is above another."""
+    logits = [6.5, 9.0, 7.0, 8.0]
+    p = torch.sigmoid(learned(torch.tensor([logits])))
+    above = (p[0, 1] > p[0, 0]).float().reshape(1)
+    found = [p.argsort(1, descending=True)[0], p.argmax(1), above, 1 - p[0].float()]
+    exact = [1, 3, 2, 0, 1, 1] + [1 / (1 + math.exp(x)) for x in logits]
+    return torch.cat([part.float() for part in found]), exact
+
+
+def corners():
+    """The widths of small boxes, from their corners."""
+    boxes = torch.sigmoid(learned(torch.tensor([[1.0, -0.5, -4.546875, -5.25]])))
+    centres, widths = boxes[:, :2], boxes[:, 2:]
+    found = (centres + widths / 2) - (centres - widths * 0.5)
+    return found, [1 / (1 + math.exp(x)) for x in [4.546875, 5.25]]
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
@@ -474,7 +492,7 @@ BOUNDS = [
     ones_like, running_total, running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
     norm_in_full_precision, ordinal, divergence, unbroken, logarithms, cross_entropy, likelihoods,
     squashed, entropy, straight_through, cumulative, leaving_a_region,
-    shifted_scores,
+    shifted_scores, ranked, corners,
 ]  # fmt: skip
 
 

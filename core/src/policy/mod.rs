@@ -165,6 +165,8 @@ pub enum Effect {
     Reduces,
     /// Reduces the values over a dimension to the largest.
     FindsLargest,
+    /// Compares values, or orders them.
+    Ranks,
     /// Gives the values another shape, in the same order.
     Reshapes,
     /// Swaps dimensions.

@@ -5,7 +5,7 @@ use super::Case::{
 };
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::Effect::{
-    Clamps, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Reduces,
+    Clamps, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Ranks, Reduces,
     Reshapes, Scales, Shifts, TakesLogarithm, Transposes,
 };
 use super::Role::{Backward, Composed, Forward, ParameterGradient};
@@ -260,8 +260,8 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_sub").of_class(PromoteSum).recorded(SUMS_AT_ONCE),
         op("float_mul").recorded("keeps what half holds in half, and the noise of a dropout as bytes").fits(Fits::Product),
         op("float_div").recorded("keeps what half holds in half").fits(Fits::Quotient), op("float_atan2"),
-        op("float_equal"), op("float_not_equal"), op("float_greater"), op("float_greater_equal"),
-        op("float_lower"), op("float_lower_equal"), op("float_cat"), op("float_mask_where"),
+        op("float_equal").that(Ranks), op("float_not_equal").that(Ranks), op("float_greater").that(Ranks), op("float_greater_equal").that(Ranks),
+        op("float_lower").that(Ranks), op("float_lower_equal").that(Ranks), op("float_cat"), op("float_mask_where"),
         op("float_slice_assign"), op("float_scatter_nd").otherwise(Fp32, Accumulates),
         op("float_scatter").since("0.22").otherwise(Fp32, Accumulates),
         op("float_select_assign").since("0.22").otherwise(Fp32, Accumulates),
@@ -291,12 +291,12 @@ pub(super) const TABLE: &[&[Op]] = &[
         with_bound("float_lower_equal_elem"),
     ]),
     &rows(Keep, "selects values, makes none", [
-        op("float_max").that(Reduces), op("float_max_dim").that(FindsLargest), op("float_max_dim_with_indices"),
-        op("float_min").that(Reduces), op("float_min_dim").that(Reduces), op("float_min_dim_with_indices"),
+        op("float_max").that(Reduces), op("float_max_dim").that(FindsLargest), op("float_max_dim_with_indices").that(Ranks),
+        op("float_min").that(Reduces), op("float_min_dim").that(Reduces), op("float_min_dim_with_indices").that(Ranks),
         op("float_max_abs").that(Reduces), op("float_max_abs_dim").that(Reduces), op("float_cummin"),
-        op("float_cummax"), op("float_argmax"), op("float_argmin"), op("float_argtopk"), op("float_topk"),
-        op("float_sort"), op("float_sort_with_indices"), op("float_argsort"), op("float_is_nan"),
-        op("float_is_inf"), op("float_into_int"), op("float_topk_with_indices").since("0.22"),
+        op("float_cummax"), op("float_argmax").that(Ranks), op("float_argmin").that(Ranks), op("float_argtopk").that(Ranks), op("float_topk").that(Ranks),
+        op("float_sort").that(Ranks), op("float_sort_with_indices").that(Ranks), op("float_argsort").that(Ranks), op("float_is_nan"),
+        op("float_is_inf"), op("float_into_int"), op("float_topk_with_indices").that(Ranks).since("0.22"),
         op("max_pool1d"), op("max_pool1d_with_indices"), op("max_pool2d"), op("max_pool2d_with_indices"),
         op("max_pool3d").since("0.23"), op("max_pool3d_with_indices").since("0.23"),
     ]),

@@ -164,6 +164,8 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         float_reshape([tensor], shape: Shape) -> FloatTensor;
         float_add_scalar([lhs], {rhs}) -> FloatTensor;
         float_sub_scalar([lhs], {rhs}) -> FloatTensor;
+        float_mul_scalar([lhs], {rhs}) -> FloatTensor;
+        float_div_scalar([lhs], {rhs}) -> FloatTensor;
         float_clamp_min([tensor], {min}) -> FloatTensor;
         float_div([lhs], [rhs]) -> FloatTensor;
         float_hypot([lhs], [rhs]) -> FloatTensor;

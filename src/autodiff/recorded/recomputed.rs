@@ -49,6 +49,7 @@ impl<B: Backend> Step<B, 1> for Recomputed {
                     Function::Sigmoid => sigmoid_backward(out, grad),
                     Function::Tanh => tanh_gradient(out, grad),
                     Function::Plus(_) => grad,
+                    Function::Times(scalar) => mul_scalar(grad, *scalar),
                     Function::Neg => neg(grad),
                 })
             })
