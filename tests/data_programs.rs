@@ -51,7 +51,7 @@ fn of_bounds<B: Backend>() -> Vec<OfBounds> {
         centred norm_by_hand norm_in_full_precision ordinal divergence unbroken logarithms
         cross_entropy likelihoods squashed entropy straight_through
         cumulative leaving_a_region shifted_scores
-        ranked corners]
+        ranked corners roots]
 }
 
 /// The products of these have an inner dimension of 1.
@@ -574,6 +574,13 @@ fn divergence<B: Backend>() -> (Vec<f32>, Vec<f64>) {
     (data(parts), exact.collect())
 }
 
+/// The roots of what confident probabilities leave.
+fn roots<B: Backend>() -> (Vec<f32>, Vec<f64>) {
+    let p = sigmoid(half::<B, 2>([9.0, 1.0]));
+    let exact = [9.0, 1.0].map(|x: f64| (1.0 / (1.0 + x.exp())).sqrt());
+    (data((p.neg() + 1.0).sqrt()), exact.into())
+}
+
 /// What is left of 1 after 64 breaks of a small part, and what a break takes in the mean.
 fn unbroken<B: Backend>() -> (Vec<f32>, Vec<f64>) {
     let part = 0.0009765625;
@@ -679,23 +686,19 @@ fn shifted_scores<B: Backend>() -> (Vec<f32>, Vec<f64>) {
     )
 }
 
-/// The order of confident probabilities, what each leaves, and whether one is above another.
+/// The order of confident probabilities, and whether one is above another.
 fn ranked<B: Backend>() -> (Vec<f32>, Vec<f64>) {
-    let logits = [6.5f64, 9.0, 7.0, 8.0];
-    let p = sigmoid(half::<B, 4>(logits));
+    let p = sigmoid(half::<B, 4>([8.5, 11.0, 9.0, 10.0]));
     let largest = p.clone().argmax(1).float();
     let [first, second] = [0, 1].map(|i| p.clone().slice([0..1, i..i + 1]));
     let above = second.greater(first).float();
-    let rest = data(p.clone()).into_iter().map(|p| 1.0 - p);
-    let found = [
-        data(p.argsort_descending(1).float()),
-        data(largest),
-        data(above),
-    ]
-    .concat();
-    let exact = [1.0, 3.0, 2.0, 0.0, 1.0, 1.0].into_iter();
-    let exact = exact.chain(logits.map(|x| 1.0 / (1.0 + x.exp())));
-    (found.into_iter().chain(rest).collect(), exact.collect())
+    // The values are those of the half tensor.
+    let (values, places) = p.clone().topk_with_indices(2, 1);
+    let same = values.equal(p.clone().gather(1, places.clone())).float();
+    let order = p.argsort_descending(1).float();
+    let found = [order, largest, above, places.float(), same].map(data);
+    let exact = [1.0, 3.0, 2.0, 0.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0];
+    (found.concat(), exact.into())
 }
 
 /// The widths of small boxes, from their corners.

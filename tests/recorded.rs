@@ -482,6 +482,16 @@ functions! {
         let rest = p.clone().neg() + 1.0;
         p.clone() * p.log() + rest.clone() * rest.log()
     };
+    gates_of_gates(FP32, 3.0) |lab| {
+        let inner = activation::sigmoid(lab.input([6, 8])) * 3.0 - 1.0;
+        (inner.tanh().neg() + 2.0).log()
+    };
+    root_of_what_a_sigmoid_leaves(FP32, 3.0) |lab| {
+        (activation::sigmoid(lab.input([6, 8])).neg() + 1.0).sqrt()
+    };
+    a_leaf_over_what_a_sigmoid_leaves(FP32, 3.0) |lab| {
+        lab.leaf([6, 8]) / (activation::sigmoid(lab.input([6, 8])).neg() + 1.0)
+    };
     corners_of_boxes(FP32, 3.0) |lab| {
         let boxes = activation::sigmoid(lab.input([6, 8]));
         let [centre, width] = [0..4, 4..8].map(|columns| boxes.clone().slice([0..6, columns]));

@@ -19,7 +19,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 
 use crate::device::{self, DeviceContext};
 use crate::diagnostics::anomaly;
-use crate::policy::{Decision, Effect, Mode, Op, Operand, Site, is_half};
+use crate::policy::{Class, Decision, Effect, Mode, Op, Operand, Site, is_half};
 use crate::precision::{creates_parameter, half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
 use crate::tensor::{AmpTensor, Side, Step, TensorFlags, Unrounded, learned};
@@ -94,6 +94,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             (decision, held) =
                 verify::verified(&op, &context, tensors, operands, decision, decide_inexact);
         }
+        let decided = decision;
         if tensors[0].unrounded().is_some() {
             read_unrounded(&mut decision, &op, tensors);
         }
@@ -118,7 +119,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
                 Overflow {
                     op: op.name,
                     length: length(),
-                    of: match casts(&without) == casts(&decision) {
+                    of: match casts(&without) == casts(&decided) {
                         true => Overflowed::Result,
                         false => Overflowed::InFp32,
                     },
@@ -165,10 +166,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
                 AmpTensor::new(S::into_dtype(tensor, half), flags)
             }
             // A small number may be lost in a sum that half rounds.
-            None if tensor.unrounded().is_some_and(Unrounded::is_sum) => {
-                let flags = tensor.flags();
-                AmpTensor::new(S::into_dtype(tensor, DType::F32), flags)
-            }
+            None if tensor.unrounded().is_some_and(Unrounded::is_sum) => tensor.computed_in_fp32(),
             None => tensor,
         }
     }
@@ -252,10 +250,16 @@ fn read_unrounded<B: Backend, S: Side<B>>(
     op: &Op,
     tensors: &[&AmpTensor<B, S>],
 ) {
-    // Values that differ in FP32 may be equal in half.
+    // Values that differ in FP32 may be equal in half, and a root may be that of a small number.
     let are_unrounded = || tensors.iter().all(|t| t.unrounded().is_some());
-    if op.effect == Effect::Ranks && decision.is_in_half && are_unrounded() {
+    let is_sum = || tensors[0].unrounded().is_some_and(Unrounded::is_sum);
+    let reads = match op.class() {
+        Class::Fp32Inside => is_sum(),
+        _ => op.effect == Effect::Ranks && are_unrounded(),
+    };
+    if reads && decision.is_in_half {
         decision.operands = Some(DType::F32);
+        decision.result = Some(tensors[0].dtype());
     }
     // A sigmoid that is computed again in FP32 is not rounded to 1.
     let computed = decision.operands.unwrap_or(tensors[0].dtype());

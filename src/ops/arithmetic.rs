@@ -120,10 +120,12 @@ pub(super) fn power<B: Backend, S: Side<B>>(
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
     if exponent.elem::<f64>() == 2.0
-        && tensor.unrounded().is_none()
         && let Some(half) = call.decision.records_in
     {
-        let operand = call.recorded_operand(tensor.unshared());
+        let operand = match tensor.unrounded() {
+            Some(_) => tensor.clone().computed_in_fp32(),
+            None => call.recorded_operand(tensor.unshared()),
+        };
         let kept = kept(&operand, half);
         let operand = [operand.into_primitive()];
         if let Ok(out) = call.run(|| call.record_if(is_half(kept), Square(kept), operand)) {

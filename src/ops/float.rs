@@ -12,7 +12,7 @@ use burn_backend::{
 
 use super::activation::tanh;
 use super::arithmetic::{power, product, reduction, sum};
-use super::leaving::{Leaving, as_read};
+use super::leaving::Leaving;
 use super::unrounded::{along, neg, with_scalar};
 use crate::autodiff::recorded::{Product, Reduced, Sum};
 use crate::autodiff::{seed, trained};
@@ -134,7 +134,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
         ends_pass::<B, S>(|| tensor.device());
         let leaving = Leaving::of(&tensor);
-        let data = B::float_into_data(as_read(tensor)).await?;
+        let data = B::float_into_data(tensor.into_primitive()).await?;
         Ok(leaving.read(data))
     }
 
@@ -202,9 +202,9 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let wanted = B::float_is_require_grad(&tensor.primitive);
-        let unrounded = tensor
-            .unrounded()
-            .map(|unrounded| unrounded.map(B::float_detach));
+        // Burn's detached leaf is a leaf.
+        let detach = |operand| B::float_set_require_grad(B::float_detach(operand), false);
+        let unrounded = tensor.unrounded().map(|of| of.map(detach));
         let detached = tensor.map(B::float_detach).with_unrounded(unrounded);
         if wanted {
             S::remember(&detached);

@@ -1,6 +1,5 @@
 //! Data that leaves the backend.
 
-use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 
 use crate::AmpTensor;
@@ -37,14 +36,6 @@ impl<B: Backend> Leaving<B> {
             DeviceState::of::<B>(&device).report_lost::<B>(&device, loss);
         }
         data
-    }
-}
-
-/// The tensor to read: where the policy made it half, and FP32 computes it again, in FP32.
-pub(super) fn as_read<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> FloatTensor<B> {
-    match tensor.is_demoted() && tensor.unrounded().is_some() {
-        true => S::into_dtype(tensor, DType::F32),
-        false => tensor.into_primitive(),
     }
 }
 

@@ -4,7 +4,7 @@ use burn_backend::Backend;
 use burn_backend::backend::ExecutionError;
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 
-use super::leaving::{Leaving, as_read};
+use super::leaving::Leaving;
 use crate::call::ends_pass;
 use crate::tensor::Side;
 use crate::{Amp, AmpTensor};
@@ -27,7 +27,7 @@ impl<B: Backend, S: Side<B>> TransactionOps<Self> for Amp<B, S> {
         }
         let leaving: Vec<_> = floats.iter().map(Leaving::of).collect();
         let mut data = B::tr_execute(TransactionPrimitive::new(
-            floats.into_iter().map(as_read).collect(),
+            floats.into_iter().map(AmpTensor::into_primitive).collect(),
             transaction.read_qfloats,
             transaction.read_ints,
             transaction.read_bools,

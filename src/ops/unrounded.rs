@@ -1,12 +1,12 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, Scalar, TensorMetadata};
+use burn_backend::{Backend, Scalar, TensorMetadata};
 
 use crate::AmpTensor;
 use crate::call::{Call, op};
 use crate::policy::{Op, is_half};
-use crate::tensor::{Function, Side, TensorFlags, Unrounded};
+use crate::tensor::{Function, Side, Unrounded};
 
 /// How FP32 computes the result of a call, if half computes this function of a half tensor, and rounds it or has rounded
 /// before.
@@ -53,10 +53,7 @@ pub(super) fn two_sigmoids<B: Backend, S: Side<B>>(
     if !tensors.iter().all(is_sigmoid) {
         return tensors;
     }
-    tensors.map(|tensor| {
-        let flags = tensor.flags() - TensorFlags::SIGMOID - TensorFlags::MINUS_SIGMOID;
-        AmpTensor::new(S::into_dtype(tensor, DType::F32), flags)
-    })
+    tensors.map(AmpTensor::computed_in_fp32)
 }
 
 /// The same values in another place. FP32 computes those that were rounded from an operand in the same place.

@@ -353,6 +353,15 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         unrounded(self.shared.get())
     }
 
+    /// The tensor in FP32, if FP32 computes it.
+    pub(crate) fn computed_in_fp32(self) -> Self {
+        if self.unrounded().is_none() {
+            return self;
+        }
+        let (flags, scaled) = (self.flags, self.scaled().cloned());
+        Self::new(S::into_dtype(self, DType::F32), flags).with_scaled(scaled)
+    }
+
     /// How FP32 computes a function of this half tensor.
     pub(crate) fn unrounded_function(&self, function: Function) -> Unrounded<FloatTensor<B>> {
         let known = self.unrounded().cloned();

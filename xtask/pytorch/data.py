@@ -464,13 +464,19 @@ def shifted_scores():
 
 
 def ranked():
-    """The order of confident probabilities, what each leaves, and whether one is above another."""
-    logits = [6.5, 9.0, 7.0, 8.0]
-    p = torch.sigmoid(learned(torch.tensor([logits])))
-    above = (p[0, 1] > p[0, 0]).float().reshape(1)
-    found = [p.argsort(1, descending=True)[0], p.argmax(1), above, 1 - p[0].float()]
-    exact = [1, 3, 2, 0, 1, 1] + [1 / (1 + math.exp(x)) for x in logits]
-    return torch.cat([part.float() for part in found]), exact
+    """The order of confident probabilities, and whether one is above another."""
+    p = torch.sigmoid(learned(torch.tensor([[8.5, 11.0, 9.0, 10.0]])))
+    above = (p[0, 1] > p[0, 0]).reshape(1)
+    values, places = p.topk(2, 1)
+    same = (values == p.gather(1, places))[0]
+    found = [p.argsort(1, descending=True)[0], p.argmax(1), above, places[0], same]
+    return torch.cat([part.float() for part in found]), [1, 3, 2, 0, 1, 1, 1, 3, 1, 1]
+
+
+def roots():
+    """The roots of what confident probabilities leave."""
+    p = torch.sigmoid(learned(torch.tensor([[9.0, 1.0]])))
+    return (1 - p).sqrt(), [math.sqrt(1 / (1 + math.exp(x))) for x in [9, 1]]
 
 
 def corners():
@@ -492,7 +498,7 @@ BOUNDS = [
     ones_like, running_total, running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
     norm_in_full_precision, ordinal, divergence, unbroken, logarithms, cross_entropy, likelihoods,
     squashed, entropy, straight_through, cumulative, leaving_a_region,
-    shifted_scores, ranked, corners,
+    shifted_scores, ranked, corners, roots,
 ]  # fmt: skip
 
 

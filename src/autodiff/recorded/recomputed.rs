@@ -14,9 +14,28 @@ pub(crate) struct Recomputed {
     pub kept: DType,
 }
 
+impl Recomputed {
+    /// The functions up to the last one whose gradient follows from its result.
+    fn needed(&self) -> &[Function] {
+        let needs = |function: &Function| matches!(function, Function::Sigmoid | Function::Tanh);
+        let needed = self.functions.iter().rposition(needs);
+        &self.functions[..needed.map_or(0, |last| last + 1)]
+    }
+
+    /// The results of these functions.
+    fn results<B: Backend>(&self, tensor: AmpTensor<B>) -> Vec<AmpTensor<B>> {
+        let mut tensor = widened(tensor);
+        let results = self.needed().iter().map(|function| {
+            tensor = Function::of::<Amp<B>>(tensor.clone(), function);
+            tensor.clone()
+        });
+        results.collect()
+    }
+}
+
 impl<B: Backend> Step<B, 1> for Recomputed {
-    /// The dtype of the operand, and the operand.
-    type Kept = (DType, AmpTensor<B>);
+    /// The dtype of the operand, and the operand if it is needed.
+    type Kept = (DType, Option<AmpTensor<B>>);
 
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
@@ -27,31 +46,34 @@ impl<B: Backend> Step<B, 1> for Recomputed {
 
     fn keep(&self, [tensor]: Operands<B, 1>, _: [bool; 1]) -> (Self::Kept, AmpTensor<B>) {
         let out = self.forward([tensor.clone()]);
-        ((tensor.dtype(), cast(tensor, self.kept)), out)
+        let dtype = tensor.dtype();
+        let kept = (!self.needed().is_empty()).then(|| cast(tensor, self.kept));
+        ((dtype, kept), out)
     }
 
     fn retrieve(&self, [tensor]: Operands<B, 1>) -> Self::Kept {
-        (tensor.dtype(), tensor)
+        (tensor.dtype(), Some(tensor))
     }
 
     fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
         let (dtype, kept) = ops.state;
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
             operand_grad(grad, dtype, |grad| {
-                let mut tensor = widened(kept);
-                let mut results = Vec::with_capacity(self.functions.len());
-                for function in &self.functions {
-                    tensor = Function::of::<Amp<B>>(tensor, function);
-                    results.push(tensor.clone());
+                let results: Vec<_> = kept
+                    .into_iter()
+                    .flat_map(|kept| self.results(kept))
+                    .collect();
+                let mut grad = widened(grad);
+                for (i, function) in self.functions.iter().enumerate().rev() {
+                    grad = match function {
+                        Function::Sigmoid => sigmoid_backward(results[i].clone(), grad),
+                        Function::Tanh => tanh_gradient(results[i].clone(), grad),
+                        Function::Plus(_) => grad,
+                        Function::Times(scalar) => mul_scalar(grad, *scalar),
+                        Function::Neg => neg(grad),
+                    };
                 }
-                let results = self.functions.iter().zip(results).rev();
-                results.fold(widened(grad), |grad, (function, out)| match function {
-                    Function::Sigmoid => sigmoid_backward(out, grad),
-                    Function::Tanh => tanh_gradient(out, grad),
-                    Function::Plus(_) => grad,
-                    Function::Times(scalar) => mul_scalar(grad, *scalar),
-                    Function::Neg => neg(grad),
-                })
+                grad
             })
         });
     }
