@@ -471,7 +471,7 @@ functions! {
     };
     logarithm_of_one_minus_a_sigmoid(FP32, 1.5) |lab| {
         let p = activation::sigmoid(lab.input([6, 8]));
-        (p.reshape([48]).slice([8..40]).neg() + 1.0).log()
+        (p.reshape([48]).narrow(0, 8, 32).neg() + 1.0).log()
     };
     a_sigmoid_used_in_half_and_in_fp32(FP32, 3.0) |lab| {
         let p = activation::sigmoid(lab.input([6, 8]));
