@@ -96,3 +96,30 @@ impl Function {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_functions_are_computed_again() {
+        let mut unrounded = Unrounded::of((), Function::Sigmoid);
+        for _ in 1..MOST {
+            assert!(!unrounded.is_sum());
+            unrounded = unrounded.then(Function::Neg).expect("few functions");
+        }
+        assert!(unrounded.then(Function::Plus(1.0)).is_none());
+    }
+
+    #[test]
+    fn what_is_known_of_functions() {
+        let sum = Unrounded::of((), Function::Sigmoid).then(Function::Plus(1.0));
+        let sum = sum.expect("few functions").map(|()| 'x');
+        assert!(sum.is_sum() && sum.is_sigmoid());
+        assert!(!Unrounded::of((), Function::Tanh).is_sigmoid());
+        // A factor and a change of sign lose nothing that half held.
+        let functions = [Function::Sigmoid, Function::Tanh, Function::Plus(1.0)];
+        assert!(functions.into_iter().all(Function::rounds));
+        assert!(!Function::Times(2.0).rounds() && !Function::Neg.rounds());
+    }
+}
