@@ -49,9 +49,8 @@ fn of_bounds<B: Backend>() -> Vec<OfBounds> {
     table![B: guarded_log confident masked_places masked_softmax padded_places peaks survival
         ones_like running_total running_total_like normalized floored_log wide_range fisher_z
         centred norm_by_hand norm_in_full_precision ordinal divergence unbroken logarithms
-        cross_entropy likelihoods squashed entropy straight_through
-        cumulative leaving_a_region shifted_scores
-        ranked corners roots]
+        cross_entropy likelihoods squashed entropy straight_through cumulative leaving_a_region
+        shifted_scores ranked corners roots]
 }
 
 /// The products of these have an inner dimension of 1.

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use burn_backend::{Backend, DType, TensorMetadata, try_read_sync};
+use burn_backend::{Backend, TensorMetadata, try_read_sync};
 
 use super::leaf_of;
 use crate::policy::short;
@@ -121,14 +121,13 @@ pub(crate) fn end<B: Backend, S: Side<B>>(call: Call, result: &AmpTensor<B, S>) 
     });
 }
 
-/// Some values of a tensor, evenly spaced. None where nothing can be read back. Where FP32 computes a half tensor again, it
-/// is an operation in half that rounds it.
+/// Some values of a tensor, evenly spaced. None where nothing can be read back. A half tensor that FP32 computes again has
+/// FP32's values here: an operation that reads the tensor in half rounds them.
 fn values<B: Backend, S: Side<B>>(tensor: &AmpTensor<B, S>) -> Vec<f64> {
-    let primitive = match tensor.unrounded() {
-        Some(_) => inspecting(|| S::into_dtype(operand(tensor), DType::F32)),
-        None => tensor.unshared().into_primitive(),
+    let read = || {
+        let values = operand(tensor).computed_in_fp32().into_primitive();
+        try_read_sync(B::float_into_data(values))?.ok()
     };
-    let read = || try_read_sync(B::float_into_data(B::float_detach(primitive)))?.ok();
     let Some(data) = inspecting(read) else {
         return Vec::new();
     };

@@ -16,7 +16,7 @@ pub(crate) struct Unrounded<T> {
     functions: Vec<Function>,
 }
 
-/// A function of each element that half rounds near a bound or a sum, or that leads from one to the next.
+/// A function of each element: one that half rounds near a bound or in a sum, or one that may stand between two of those.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Function {
     Sigmoid,

@@ -254,9 +254,9 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         fits && !self.op.is_backward()
     }
 
-    /// The half dtype that constants and, in a product, gates follow, if any. The quotient of a constant and a small number, or of a number
-    /// and a small constant, may be beyond half. So may a product of unknown length that begins with ones: in f16, eight
-    /// factors of a tenth are 0.
+    /// The half dtype that constants and, in a product, gates follow, if any. The quotient of a constant and a small number, or
+    /// of a number and a small constant, may be beyond half. So may a product of unknown length that begins with ones: in
+    /// f16, eight factors of a tenth are 0.
     fn followed(&self) -> Option<D> {
         let follows = match self.op.fits() {
             Fits::Quotient => return None,
@@ -275,9 +275,9 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             .iter()
             .filter(|o| !o.flags.intersects(follows));
         let followed: DTypes = followed.map(|o| DTypes::of(o.dtype)).collect();
-        // A gate of a recurrence, and the zeros of its first step.
-        let is_first_step = followed.is_empty() && follows == self.any & follows;
-        let half = match is_first_step && follows.contains(TensorFlags::GATE) {
+        let both = TensorFlags::CONSTANT | TensorFlags::GATE;
+        let half = match self.any & follows == both && followed.is_empty() {
+            // A gate of a recurrence, and the zeros of its first step.
             true => in_force,
             false => followed.only_half()?,
         };
