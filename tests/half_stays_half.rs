@@ -119,6 +119,23 @@ fn what_cancels_near_one_is_lost() {
     }
 }
 
+/// Of rows of length 1 at an angle of a hundredth.
+#[test]
+fn a_small_angle_has_a_cosine_of_one() {
+    let (a, b) = ([1.0, 0.0], [0.01f32.cos(), 0.01f32.sin()]);
+    let sine = || {
+        let cosine = row(a).matmul(row(b).transpose());
+        (cosine.square().neg() + 1.0).sqrt()
+    };
+    let chord = || (row(a) - row(b)).square().sum_dim(1).sqrt();
+    for half in [in_f16(sine), in_bf16(sine)] {
+        assert_eq!(half, 0.0);
+    }
+    for half in [in_f16(chord), in_bf16(chord)] {
+        assert!((half / 0.01 - 1.0).abs() < 0.01, "{half}");
+    }
+}
+
 #[test]
 fn distances_of_features_by_expansion_are_lost() {
     // A sixteenth, of rows whose squares are 2,080.

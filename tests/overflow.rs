@@ -12,7 +12,7 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn::tensor::activation::{relu, sigmoid, softmax};
+use burn::tensor::activation::{relu, softmax};
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::policy::Reason;
 use burn_amp::{
@@ -122,7 +122,7 @@ fn attention<B: Backend>(
 /// The areas of boxes of up to 340 pixels.
 fn boxes<B: Backend>(net: &Net<B>, step: u64, length: usize, device: &B::Device) -> Tensor<B, 1> {
     let x = batch::<B, 2>([length, WIDTH], step, device);
-    let sides = sigmoid(net.third.forward(relu(net.first.forward(x.clone())))) * 340.0 + 200.0;
+    let sides = net.third.forward(relu(net.first.forward(x.clone()))).tanh() * 170.0 + 370.0;
     let [width, height] = [0, 1].map(|side| sides.clone().narrow(1, side, 1));
     let seen = x.clone() + noise(&x, step);
     let [true_width, true_height] =

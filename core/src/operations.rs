@@ -288,22 +288,11 @@ macro_rules! float_operations {
             float_min_dim([tensor], dim: usize) -> FloatTensor;
             float_topk([tensor], dim: usize, k: usize) -> FloatTensor;
             float_sort([tensor], dim: usize, descending: bool) -> FloatTensor;
-            float_repeat_dim([tensor], dim: usize, times: usize) -> FloatTensor;
-            float_flip([tensor], axes: &[usize]) -> FloatTensor;
-            float_expand([tensor], shape: Shape) -> FloatTensor;
-            float_select([tensor], dim: usize, indices: IntTensor<Self>) -> FloatTensor;
-            float_gather_nd([data], indices: IntTensor<Self>) -> FloatTensor;
-            float_gather(dim: usize, [tensor], indices: IntTensor<Self>) -> FloatTensor;
             float_slice_assign([tensor], slices: &[Slice], [value]) -> FloatTensor;
-            float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor;
-            float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor;
             float_remainder_scalar([lhs], {rhs}) -> FloatTensor;
-            float_clamp_max([tensor], {max}) -> FloatTensor;
             float_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
             float_not_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-            float_greater_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
             float_greater_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
-            float_lower_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
             float_lower_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
             float_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
             float_not_equal([lhs], [rhs], out_dtype: BoolDType) -> BoolTensor;
@@ -326,6 +315,21 @@ macro_rules! float_operations {
             float_min_dim_with_indices([tensor], dim: usize, indices_dtype: IntDType) -> WithIndices;
             float_sort_with_indices([tensor], dim: usize, descending: bool, indices_dtype: IntDType) -> WithIndices;
             float_grid_sample_2d([tensor], [grid], options: GridSampleOptions) -> FloatTensor;
+        }
+    };
+}
+
+/// Operations of `FloatTensorOps` that bring values to another place.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! moving_operations {
+    ($list:ident) => {
+        $list! {
+            float_repeat_dim([tensor], dim: usize, times: usize);
+            float_expand([tensor], shape: Shape);
+            float_select([tensor], dim: usize, indices: IntTensor<Self>);
+            float_gather_nd([data], indices: IntTensor<Self>);
+            float_gather(dim: usize, [tensor], indices: IntTensor<Self>);
         }
     };
 }

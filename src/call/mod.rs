@@ -19,10 +19,10 @@ use burn_backend::{Backend, DType, TensorMetadata};
 
 use crate::device::{self, DeviceContext};
 use crate::diagnostics::anomaly;
-use crate::policy::{Class, Decision, Effect, Mode, Op, Operand, Site, is_half};
+use crate::policy::{Decision, Mode, Op, Operand, Site, is_half};
 use crate::precision::{creates_parameter, half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
-use crate::tensor::{AmpTensor, Side, Step, TensorFlags, Unrounded, learned};
+use crate::tensor::{AmpTensor, Side, Step, learned};
 use probe::Probe;
 
 pub(crate) use alone::alone;
@@ -95,8 +95,9 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
                 verify::verified(&op, &context, tensors, operands, decision, decide_inexact);
         }
         let decided = decision;
-        if tensors[0].unrounded().is_some() {
-            read_unrounded(&mut decision, &op, tensors);
+        if let Some(first) = tensors[0].unrounded() {
+            let all = tensors.iter().all(|t| t.unrounded().is_some());
+            decision = decision.reading(&op, tensors[0].dtype(), first.functions(), all);
         }
         decision.log(&op);
         if decision.is_of_data {
@@ -166,7 +167,9 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
                 AmpTensor::new(S::into_dtype(tensor, half), flags)
             }
             // A small number may be lost in a sum that half rounds.
-            None if tensor.unrounded().is_some_and(Unrounded::is_sum) => tensor.computed_in_fp32(),
+            None if tensor.unrounded().is_some_and(|of| of.functions().is_sum()) => {
+                tensor.computed_in_fp32()
+            }
             None => tensor,
         }
     }
@@ -241,32 +244,6 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         AmpTensor::new(primitive, self.decision.flags)
             .with_terms(self.decision.terms)
             .with_scaled(self.scaled.clone())
-    }
-}
-
-/// What the decision on an operation does not know: FP32 computes a half operand again.
-fn read_unrounded<B: Backend, S: Side<B>>(
-    decision: &mut Decision,
-    op: &Op,
-    tensors: &[&AmpTensor<B, S>],
-) {
-    // Values that differ in FP32 may be equal in half, and a root may be that of a small number.
-    let are_unrounded = || tensors.iter().all(|t| t.unrounded().is_some());
-    let is_sum = || tensors[0].unrounded().is_some_and(Unrounded::is_sum);
-    let reads = match op.class() {
-        Class::Fp32Inside => is_sum(),
-        _ => op.effect == Effect::Ranks && are_unrounded(),
-    };
-    if reads && decision.is_in_half {
-        decision.operands = Some(DType::F32);
-        decision.result = Some(tensors[0].dtype());
-    }
-    // A sigmoid that is computed again in FP32 is not rounded to 1.
-    let computed = decision.operands.unwrap_or(tensors[0].dtype());
-    let is_in_fp32 = !is_half(decision.result.unwrap_or(computed));
-    if is_in_fp32 && tensors[0].unrounded().is_some_and(Unrounded::is_sigmoid) {
-        decision.flags -= TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID;
-        decision.is_log_of_one_minus_sigmoid = false;
     }
 }
 

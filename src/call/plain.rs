@@ -2,7 +2,9 @@
 //! record it.
 
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn_backend::{Backend, BoolDType, DType, IntDType, Scalar, Shape, TensorMetadata};
+use burn_backend::{
+    Backend, BoolDType, DType, IntDType, Scalar, Shape, TensorMetadata, get_device_settings,
+};
 
 use super::{Call, checked, create, is_watched, op};
 use crate::AmpTensor;
@@ -114,12 +116,27 @@ pub(crate) fn transpose<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpT
 pub(crate) fn permuted<B: Backend, S: Side<B>>(
     op: Op,
     tensor: AmpTensor<B, S>,
-    reorder: impl FnOnce(&mut [usize]),
-    permute: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+    reorder: impl Fn(&mut [usize]),
+    permute: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
+) -> AmpTensor<B, S> {
+    moved(op, tensor, |tensor| {
+        libtorch::permuted::<B>(tensor, &reorder, &permute)
+    })
+}
+
+/// The same values in another place. FP32 computes those that were rounded from an operand in the same place.
+pub(crate) fn moved<B: Backend, S: Side<B>>(
+    op: Op,
+    tensor: AmpTensor<B, S>,
+    run: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
-    let tensor = call.operand(tensor);
-    call.result(call.run(|| libtorch::permuted::<B>(tensor, reorder, permute)))
+    let moved = |tensor| call.run(|| run(tensor));
+    let unrounded = tensor.unrounded().map(|unrounded| unrounded.map(moved));
+    let out = moved(call.operand(tensor));
+    let is_half = is_half(out.dtype());
+    call.result(out)
+        .with_unrounded(unrounded.filter(|_| is_half))
 }
 
 /// A tensor with a value where the mask is true.
@@ -132,6 +149,27 @@ pub(crate) fn mask_fill<B: Backend, S: Side<B>>(
     let call = Call::of(op, &[&tensor], &operands, &[value.elem()]);
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::float_mask_fill(tensor, mask, value)))
+}
+
+/// Functions that compare a tensor with a scalar.
+macro_rules! compared {
+    ($($(#[$doc:meta])* $name:ident = $op:ident;)*) => {$(
+        $(#[$doc])*
+        pub(crate) fn $name<B: Backend, S: Side<B>>(
+            tensor: AmpTensor<B, S>,
+            scalar: f64,
+        ) -> BoolTensor<B> {
+            let call = Call::of(op!($op), &[&tensor], &[tensor.operand()], &[scalar]);
+            let dtype = get_device_settings::<B>(&tensor.device()).bool_dtype;
+            let tensor = call.operand(tensor);
+            call.run(|| B::$op(tensor, scalar.into(), dtype))
+        }
+    )*};
+}
+
+compared! {
+    is_lower = float_lower_elem;
+    is_greater = float_greater_elem;
 }
 
 /// Where the tensor is zero.

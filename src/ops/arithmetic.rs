@@ -58,7 +58,11 @@ pub(super) fn product<B: Backend, S: Side<B>>(
     rhs: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
     let (lhs, rhs) = with_statistics(lhs, rhs);
-    let call = Call::new(op, [&lhs, &rhs]);
+    let [lhs, rhs] = two_sigmoids([lhs, rhs]);
+    let mut call = Call::new(op, [&lhs, &rhs]);
+    if kind == Product::Div && rhs.unrounded().is_some() {
+        call.decision = call.decision.dividing(lhs.dtype());
+    }
     if let Some(half) = call.decision.records_in {
         let dropped = match (kind, is_noise(&lhs), is_noise(&rhs)) {
             (Product::Mul, false, true) => Some((&lhs, &rhs)),
@@ -76,8 +80,15 @@ pub(super) fn product<B: Backend, S: Side<B>>(
         }
         let wide = call.decision.operands.unwrap_or(lhs.dtype()) == DType::F32;
         let mut kept = [&lhs, &rhs].map(|t| kept(t, half));
-        if kind == Product::Div && rhs.unrounded().is_some() {
-            // A sigmoid that is 0 in f16 may divide.
+        // A sigmoid that is 0 in f16 may divide.
+        if [&lhs, &rhs]
+            .iter()
+            .all(|t| t.flags().contains(TensorFlags::GATE))
+        {
+            kept = [DType::F32; 2];
+        } else if kind == Product::Div
+            && (rhs.unrounded().is_some() || rhs.flags().contains(TensorFlags::GATE))
+        {
             kept[1] = DType::F32;
         }
         if wide && kept.iter().any(|dtype| is_half(*dtype)) {
@@ -96,7 +107,7 @@ pub(super) fn product<B: Backend, S: Side<B>>(
             };
             if let Ok(out) = call.run(|| S::record(step, operands)) {
                 [&lhs, &rhs].into_iter().for_each(|t| call.watch(t));
-                return call.in_own_dtype(out);
+                return call.in_own_dtype(call.in_result_dtype(out));
             }
         }
     }

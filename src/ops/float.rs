@@ -13,12 +13,12 @@ use burn_backend::{
 use super::activation::tanh;
 use super::arithmetic::{power, product, reduction, sum};
 use super::leaving::Leaving;
-use super::unrounded::{along, neg, with_scalar};
+use super::unrounded::{moved_ops, with_scalar, with_scalars};
 use crate::autodiff::recorded::{Product, Reduced, Sum};
 use crate::autodiff::{seed, trained};
 use crate::call::{
-    Call, below, by_policy, casted, constant, create, ends_pass, float_ops, in_use, matmul,
-    of_program, op, own_ops, permuted, transpose,
+    Call, below, by_policy, casted, constant, create, ends_pass, float_ops, in_use, mask_fill,
+    matmul, moved, of_program, op, own_ops, permuted, transpose,
 };
 use crate::device::DeviceContext;
 use crate::diagnostics::compare::{self, recorded_call};
@@ -133,6 +133,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
 
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
         ends_pass::<B, S>(|| tensor.device());
+        let tensor = tensor.computed_in_fp32();
         let leaving = Leaving::of(&tensor);
         let data = B::float_into_data(tensor.into_primitive()).await?;
         Ok(leaving.read(data))
@@ -149,9 +150,12 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         }
         in_use::<B, S>(device);
         let scaled = tensor.scaled().cloned();
+        let moved = |tensor| B::float_to_device(tensor, device);
+        let unrounded = tensor.unrounded().map(|of| of.map(moved));
         tensor
-            .map(|tensor| B::float_to_device(tensor, device))
+            .map(moved)
             .with_scaled(scaled)
+            .with_unrounded(unrounded)
     }
 
     /// The user's own cast: the result counts as the user's choice, half or not. But what the policy computed stays the
@@ -161,7 +165,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         let half = tensor.dtype();
         let is_unrounded = tensor.unrounded().is_some() && !is_half(DType::from(dtype));
         if is_unrounded {
-            flags -= TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID;
+            flags -= TensorFlags::ROUNDED_SIGMOID;
         }
         // An optimizer may keep its state in half.
         let computed = match tensor.flags().contains(TensorFlags::GRADIENT) {
@@ -249,18 +253,23 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_sub([lhs], [rhs]) -> FloatTensor => sum(Sum::Minus, op!(float_sub), lhs, rhs);
         float_mul([lhs], [rhs]) -> FloatTensor => product(Product::Mul, op!(float_mul), lhs, rhs);
         float_div([lhs], [rhs]) -> FloatTensor => product(Product::Div, op!(float_div), lhs, rhs);
-        float_neg([tensor]) -> FloatTensor => neg(tensor);
-        float_reshape([tensor], shape: Shape) -> FloatTensor => along(op!(float_reshape), tensor, |t| B::float_reshape(t, shape.clone()));
+        float_neg([tensor]) -> FloatTensor => with_scalars(op!(float_neg), tensor, &[], &[Function::Neg], B::float_neg);
+        float_reshape([tensor], shape: Shape) -> FloatTensor => moved(op!(float_reshape), tensor, |t| B::float_reshape(t, shape.clone()));
         float_add_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_add_scalar), lhs, rhs, Function::Plus(rhs.elem()), B::float_add_scalar);
         float_sub_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_sub_scalar), lhs, rhs, Function::Plus(-rhs.elem::<f64>()), B::float_sub_scalar);
         float_mul_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_mul_scalar), lhs, rhs, Function::Times(rhs.elem()), B::float_mul_scalar);
-        float_div_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_div_scalar), lhs, rhs, Function::Times(1.0 / rhs.elem::<f64>()), B::float_div_scalar);
+        float_div_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_div_scalar), lhs, rhs, Function::Over(rhs.elem()), B::float_div_scalar);
         float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs);
         float_sum([tensor]) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum), tensor, None, B::float_sum);
         float_sum_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum_dim), tensor, Some(dim), |t| B::float_sum_dim(t, dim));
         float_mean([tensor]) -> FloatTensor => reduction(Reduced::Mean, op!(float_mean), tensor, None, B::float_mean);
         float_mean_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduced::Mean, op!(float_mean_dim), tensor, Some(dim), |t| B::float_mean_dim(t, dim));
         float_clamp_min([tensor], {min}) -> FloatTensor => clamp_min(tensor, min);
+        float_clamp_max([tensor], {max}) -> FloatTensor => with_scalar(op!(float_clamp_max), tensor, max, Function::AtMost(max.elem()), B::float_clamp_max);
+        float_clamp([tensor], {min}, {max}) -> FloatTensor => clamp(tensor, min, max);
+        float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor => mask_fill(tensor.computed_in_fp32(), mask, value);
+        float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor => mask_where(tensor.computed_in_fp32(), mask, value.computed_in_fp32());
+        float_flip([tensor], axes: &[usize]) -> FloatTensor => moved(op!(float_flip), tensor, |t| B::float_flip(t, axes));
         float_tanh([tensor]) -> FloatTensor => tanh(tensor);
         float_slice([tensor], slices: &[Slice]) -> FloatTensor => slice(tensor, slices);
         float_transpose([tensor]) -> FloatTensor => transpose(tensor);
@@ -272,8 +281,12 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     float_ops! {
         float_scatter_add(dim: usize, [tensor], indices: IntTensor<Self>, [value]) -> FloatTensor;
         float_select_add([tensor], dim: usize, indices: IntTensor<Self>, [value]) -> FloatTensor;
-        float_clamp([tensor], {min}, {max}) -> FloatTensor;
+
+        float_greater_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
+        float_lower_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
     }
+
+    burn_amp_core::moving_operations! { moved_ops }
 
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         if !half_wanted() {
@@ -311,12 +324,6 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
 /// probabilities: the root of the smallest normal number is 1e-19 in FP32, and 1/128 in f16.
 fn clamp_min<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, min: Scalar) -> AmpTensor<B, S> {
     let bound: f64 = min.elem();
-    let call = Call::of(
-        op!(float_clamp_min),
-        &[&tensor],
-        &[tensor.operand()],
-        &[bound],
-    );
     let f16s_own = DType::F16.finfo().map(|f16| f16.min_positive.sqrt());
     if tensor.is_demoted() && tensor.dtype() == DType::F16 && f16s_own == Some(bound) {
         static LOGGED: AtomicBool = AtomicBool::new(false);
@@ -328,8 +335,36 @@ fn clamp_min<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, min: Scalar) -> Am
             );
         }
     }
-    let tensor = call.operand(tensor);
-    call.result(call.run(|| B::float_clamp_min(tensor, min)))
+    let function = Function::AtLeast(bound);
+    with_scalar(
+        op!(float_clamp_min),
+        tensor,
+        min,
+        function,
+        B::float_clamp_min,
+    )
+}
+
+/// A lower and an upper bound.
+fn clamp<B: Backend, S: Side<B>>(
+    tensor: AmpTensor<B, S>,
+    min: Scalar,
+    max: Scalar,
+) -> AmpTensor<B, S> {
+    let bounds = [min.elem(), max.elem()];
+    let functions = [Function::AtMost(bounds[1]), Function::AtLeast(bounds[0])];
+    let run = |tensor| B::float_clamp(tensor, min, max);
+    with_scalars(op!(float_clamp), tensor, &bounds, &functions, run)
+}
+
+fn mask_where<B: Backend, S: Side<B>>(
+    tensor: AmpTensor<B, S>,
+    mask: BoolTensor<B>,
+    value: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
+    let call = Call::new(op!(float_mask_where), [&tensor, &value]);
+    let (tensor, value) = (call.operand(tensor), call.operand(value));
+    call.result(call.run(|| B::float_mask_where(tensor, mask, value)))
 }
 
 /// A slice. The gradient of a concatenation has many.
@@ -337,7 +372,7 @@ fn slice<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, slices: &[Slice]) -> A
     if tensor.is_cast_later() {
         return tensor.moved(|half| B::float_slice(half, slices));
     }
-    along(op!(float_slice), tensor, |t| B::float_slice(t, slices))
+    moved(op!(float_slice), tensor, |t| B::float_slice(t, slices))
 }
 
 /// The values and their indices.

@@ -13,7 +13,8 @@ impl<B: Backend, S: Side<B>> TransactionOps<Self> for Amp<B, S> {
     async fn tr_execute(
         transaction: TransactionPrimitive<Self>,
     ) -> Result<TransactionPrimitiveData, ExecutionError> {
-        let floats = transaction.read_floats;
+        let floats = transaction.read_floats.into_iter();
+        let floats: Vec<_> = floats.map(AmpTensor::computed_in_fp32).collect();
         let (ints, bools) = (
             transaction.read_ints.first(),
             transaction.read_bools.first(),

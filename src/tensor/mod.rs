@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-pub(crate) use burn_amp_core::policy::TensorFlags;
+pub(crate) use burn_amp_core::policy::{Function, TensorFlags};
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
@@ -29,7 +29,7 @@ pub(crate) use half_copies::{HalfCopies, NextCopy};
 pub(crate) use node::Node;
 pub use node::WeakNode;
 pub use side::{Above, Below, Checkpoint, Operands, Side, Step};
-pub(crate) use unrounded::{Function, Unrounded};
+pub(crate) use unrounded::{Unrounded, computed};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -355,18 +355,23 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
 
     /// The tensor in FP32, if FP32 computes it.
     pub(crate) fn computed_in_fp32(self) -> Self {
-        if self.unrounded().is_none() {
+        let Some(unrounded) = self.unrounded() else {
             return self;
-        }
-        let (flags, scaled) = (self.flags, self.scaled().cloned());
+        };
+        // A sigmoid that is 0 in f16 may divide.
+        let fits = match unrounded.functions().is_sigmoid() {
+            true => TensorFlags::empty(),
+            false => TensorFlags::fits(self.dtype()),
+        };
+        let (flags, scaled) = (self.flags | fits, self.scaled().cloned());
         Self::new(S::into_dtype(self, DType::F32), flags).with_scaled(scaled)
     }
 
-    /// How FP32 computes a function of this half tensor.
-    pub(crate) fn unrounded_function(&self, function: Function) -> Unrounded<FloatTensor<B>> {
+    /// How FP32 computes functions of this half tensor.
+    pub(crate) fn unrounded_functions(&self, functions: &[Function]) -> Unrounded<FloatTensor<B>> {
         let known = self.unrounded().cloned();
-        let known = known.and_then(|of| of.then(function));
-        known.unwrap_or_else(|| Unrounded::of(self.primitive.clone(), function))
+        let known = known.and_then(|of| of.then(functions));
+        known.unwrap_or_else(|| Unrounded::of(self.primitive.clone(), functions))
     }
 
     /// Remembers how FP32 computes this half tensor.

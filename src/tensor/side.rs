@@ -53,7 +53,7 @@ pub trait Side<B: Backend>:
     #[doc(hidden)]
     fn computed(tensor: FloatTensor<B>, functions: &[Function]) -> FloatTensor<B> {
         let wide = Self::cast(tensor, DType::F32);
-        in_kernel(|| functions.iter().fold(wide, Function::of::<B>))
+        in_kernel(|| functions.iter().fold(wide, super::computed::<B>))
     }
 
     /// A tensor in `dtype`, with one cast for several uses.

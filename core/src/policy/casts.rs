@@ -130,7 +130,9 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         let holds = match case {
             Case::UnheldScalar => is_beyond(),
             Case::InexactScalar => {
-                let is_filled = self.operands[0].has(TensorFlags::FILLED);
+                let first = self.operands[0];
+                let holds = |scalar: &f64| holds(first.dtype, *scalar);
+                let is_filled = first.has(TensorFlags::FILLED) && self.scalars.iter().all(holds);
                 !is_filled && self.operands.iter().any(|o| o.is_demoted()) && is_beyond()
             }
             Case::OnlyContracts => self.by_class(class).only_contracts(class),

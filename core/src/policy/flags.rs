@@ -58,12 +58,13 @@ bitflags! {
         /// FP32 that fits in half: a sigmoid, or a sum of its multiple by -1 and a scalar. The difference of two may need
         /// FP32's digits, but a factor follows a half operand beside it.
         const GATE = 1 << 18;
+        /// What is known of a sigmoid that half rounds.
+        const ROUNDED_SIGMOID = Self::SIGMOID.bits() | Self::MINUS_SIGMOID.bits();
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()
             | Self::BACKWARD.bits()
-            | Self::SIGMOID.bits()
-            | Self::MINUS_SIGMOID.bits()
+            | Self::ROUNDED_SIGMOID.bits()
             | Self::LEARNED.bits();
     }
 }

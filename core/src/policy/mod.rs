@@ -39,6 +39,7 @@ mod known;
 mod op;
 mod table;
 pub mod trials;
+mod unrounded;
 mod values;
 
 use std::fmt;
@@ -58,6 +59,8 @@ pub use known::Known;
 pub(crate) use known::{Half, Tried, bits, half_of};
 pub use op::Op;
 pub(crate) use table::OPS;
+#[doc(hidden)]
+pub use unrounded::{Function, Functions};
 pub use values::{SMALL, TERMS};
 
 /// How an operation treats its F32, F16 and BF16 operands.
@@ -167,6 +170,10 @@ pub enum Effect {
     FindsLargest,
     /// Compares values, or orders them.
     Ranks,
+    /// Compares with a scalar, rounds to an integer, or finds the largest values of windows.
+    Reads,
+    /// Adds two tensors.
+    Adds,
     /// Gives the values another shape, in the same order.
     Reshapes,
     /// Swaps dimensions.

@@ -5,8 +5,8 @@ use super::Case::{
 };
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::Effect::{
-    Clamps, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Ranks, Reduces,
-    Reshapes, Scales, Shifts, TakesLogarithm, Transposes,
+    Adds, Clamps, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Ranks,
+    Reads, Reduces, Reshapes, Scales, Shifts, TakesLogarithm, Transposes,
 };
 use super::Role::{Backward, Composed, Forward, ParameterGradient};
 use super::trials::TriedOp;
@@ -251,12 +251,12 @@ pub(super) const TABLE: &[&[Op]] = &[
         composed("unfold4d").fits(Fits::WithOperands).otherwise(Move, WithoutAutodiff),
     ]),
     &rows(Fp32Inside, "halves the exponent: the result fits wherever the operand does", [op("float_sqrt")]),
-    &rows(Fp32Inside, "by the floor of a quotient, which overflows f16", [with_scalar("float_remainder_scalar")]),
+    &rows(Fp32Inside, "by the floor of a quotient, which overflows f16", [with_scalar("float_remainder_scalar").that(Reads)]),
     &rows(Fp32Inside, "by a quotient without its fraction, which overflows f16", [
-        with_scalar("float_fmod_scalar").since("0.23"),
+        with_scalar("float_fmod_scalar").that(Reads).since("0.23"),
     ]),
     &rows(Promote, "operands of one dtype, the widest of them", [
-        op("float_add").of_class(PromoteSum).recorded(SUMS_AT_ONCE),
+        op("float_add").that(Adds).of_class(PromoteSum).recorded(SUMS_AT_ONCE),
         op("float_sub").of_class(PromoteSum).recorded(SUMS_AT_ONCE),
         op("float_mul").recorded("keeps what half holds in half, and the noise of a dropout as bytes").fits(Fits::Product),
         op("float_div").recorded("keeps what half holds in half").fits(Fits::Quotient), op("float_atan2"),
@@ -271,9 +271,9 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("relu").of_class(Activation).recorded("keeps the result instead of the operand"),
         op("float_tanh").of_class(Activation).recorded("of a half operand, keeps the result instead of the operand"), op("gelu").of_class(Activation),
         with_scalar("leaky_relu").of_class(Activation), with_scalar("hard_sigmoid").of_class(Activation),
-        op("float_sin"), op("float_cos"), op("float_atan"), op("float_abs"), op("float_sign"),
-        op("float_neg").that(Negates), op("float_round"), op("float_floor"), op("float_ceil"),
-        op("float_trunc"),
+        op("float_sin"), op("float_cos"), op("float_atan"), op("float_abs"), op("float_sign").that(Reads),
+        op("float_neg").that(Negates), op("float_round").that(Reads), op("float_floor").that(Reads), op("float_ceil").that(Reads),
+        op("float_trunc").that(Reads),
     ]),
     &rows(Keep, "rounded once; near 1, the difference of two needs FP32's digits, and so an FP32 operand", [
         op("sigmoid").that(IsSigmoid).recorded("of a half operand, keeps the result instead of the operand; of FP32 that fits, the operand in half"),
@@ -281,14 +281,14 @@ pub(super) const TABLE: &[&[Op]] = &[
     &rows(Keep, "rounded at most once; but a scalar of -1e9 overflows f16, and an epsilon of 1e-8 vanishes", [
         with_scalar("float_add_scalar").that(Shifts), with_scalar("float_sub_scalar").that(Shifts),
         with_scalar("float_mul_scalar").that(Scales), with_scalar("float_div_scalar").that(Divides),
-        with_scalar("float_mask_fill").that(Fills), with_scalar("float_equal_elem"),
-        with_scalar("float_not_equal_elem"),
+        with_scalar("float_mask_fill").that(Fills), with_scalar("float_equal_elem").that(Reads),
+        with_scalar("float_not_equal_elem").that(Reads),
     ]),
     &rows(Keep, "selects values, makes none; but half rounds a bound or a threshold: 1 - 1e-6 becomes 1", [
         with_bound("float_clamp").that(Clamps), with_bound("float_clamp_min").that(Clamps),
-        with_bound("float_clamp_max").that(Clamps), with_bound("float_greater_elem"),
-        with_bound("float_greater_equal_elem"), with_bound("float_lower_elem"),
-        with_bound("float_lower_equal_elem"),
+        with_bound("float_clamp_max").that(Clamps), with_bound("float_greater_elem").that(Reads),
+        with_bound("float_greater_equal_elem").that(Reads), with_bound("float_lower_elem").that(Reads),
+        with_bound("float_lower_equal_elem").that(Reads),
     ]),
     &rows(Keep, "selects values, makes none", [
         op("float_max").that(Reduces), op("float_max_dim").that(FindsLargest), op("float_max_dim_with_indices").that(Ranks),
@@ -296,9 +296,9 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_max_abs").that(Reduces), op("float_max_abs_dim").that(Reduces), op("float_cummin"),
         op("float_cummax"), op("float_argmax").that(Ranks), op("float_argmin").that(Ranks), op("float_argtopk").that(Ranks), op("float_topk").that(Ranks),
         op("float_sort").that(Ranks), op("float_sort_with_indices").that(Ranks), op("float_argsort").that(Ranks), op("float_is_nan"),
-        op("float_is_inf"), op("float_into_int"), op("float_topk_with_indices").that(Ranks).since("0.22"),
-        op("max_pool1d"), op("max_pool1d_with_indices"), op("max_pool2d"), op("max_pool2d_with_indices"),
-        op("max_pool3d").since("0.23"), op("max_pool3d_with_indices").since("0.23"),
+        op("float_is_inf"), op("float_into_int").that(Reads), op("float_topk_with_indices").that(Ranks).since("0.22"),
+        op("max_pool1d").that(Reads), op("max_pool1d_with_indices").that(Reads), op("max_pool2d").that(Reads), op("max_pool2d_with_indices").that(Reads),
+        op("max_pool3d").that(Reads).since("0.23"), op("max_pool3d_with_indices").that(Reads).since("0.23"),
     ]),
     &rows(Move, "moves data", [
         op("float_to_device"), op("float_repeat_dim"), op("float_transpose").that(Transposes),

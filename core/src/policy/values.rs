@@ -102,12 +102,13 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         flags
     }
 
-    /// Whether the result is a sigmoid, or one in another place or subtracted from a scalar.
+    /// Whether the result is a sigmoid, the sum of two, or one in another place or subtracted from a scalar.
     fn is_gate(&self, class: Class) -> bool {
         let of_gate = self.operands[0].has(TensorFlags::GATE);
         match self.op.effect {
             Effect::IsSigmoid => true,
             Effect::Negates | Effect::Shifts => of_gate,
+            Effect::Adds => self.operands.iter().all(|o| o.has(TensorFlags::GATE)),
             _ => of_gate && class == Class::Move,
         }
     }

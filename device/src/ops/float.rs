@@ -1,7 +1,7 @@
 //! Float operations.
 
 use burn_amp_core::policy::{
-    HalfSupport, Mode, Op, TensorFlags, follows_half, is_half, largest_within,
+    Function, HalfSupport, Mode, Op, TensorFlags, follows_half, is_half, largest_within,
 };
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor};
@@ -11,6 +11,7 @@ use burn_backend::{
 };
 use burn_std::ops::PadMode;
 
+use super::unrounded::{compared, filled, functions, moved, moved_ops, two_sigmoids};
 use super::{Call, float_ops, op, own_ops};
 use crate::device::{DeviceState, Session, enter};
 use crate::tensor::{Mark, Origin, converted, to_client};
@@ -105,6 +106,10 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     // Devices and read-back.
 
     async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
+        let tensor = {
+            let _session = enter::<P>();
+            tensor.computed_in_fp32("float_into_data")
+        };
         let declared = tensor.declared();
         let data = B::float_into_data(tensor.into_primitive()).await?;
         Ok(to_client(data, declared))
@@ -126,6 +131,11 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     /// The client's own cast: the tensor then has the client's dtype.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let marks = tensor.marks();
+        // FP64 gets the digits that FP32 has.
+        let tensor = match dtype {
+            FloatDType::F64 => tensor.into_declared("float_cast"),
+            _ => tensor,
+        };
         let cast = AmpTensor::plain(if tensor.dtype() == dtype.into() {
             tensor.into_primitive()
         } else {
@@ -149,7 +159,26 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     }
 
     own_ops! {
+        float_neg([tensor]) -> FloatTensor => functions(op!(float_neg), tensor, &[Function::Neg], &[], B::float_neg);
+        float_tanh([tensor]) -> FloatTensor => functions(op!(float_tanh), tensor, &[Function::Tanh], &[], B::float_tanh);
+        float_add_scalar([lhs], {rhs}) -> FloatTensor => functions(op!(float_add_scalar), lhs, &[Function::Plus(rhs.elem())], &[rhs.elem()], |lhs| B::float_add_scalar(lhs, rhs));
+        float_sub_scalar([lhs], {rhs}) -> FloatTensor => functions(op!(float_sub_scalar), lhs, &[Function::Plus(-rhs.elem::<f64>())], &[rhs.elem()], |lhs| B::float_sub_scalar(lhs, rhs));
+        float_mul_scalar([lhs], {rhs}) -> FloatTensor => functions(op!(float_mul_scalar), lhs, &[Function::Times(rhs.elem())], &[rhs.elem()], |lhs| B::float_mul_scalar(lhs, rhs));
+        float_div_scalar([lhs], {rhs}) -> FloatTensor => functions(op!(float_div_scalar), lhs, &[Function::Over(rhs.elem())], &[rhs.elem()], |lhs| B::float_div_scalar(lhs, rhs));
+        float_reshape([tensor], shape: Shape) -> FloatTensor => moved(op!(float_reshape), tensor, move |tensor| B::float_reshape(tensor, shape.clone()));
+        float_slice([tensor], slices: &[Slice]) -> FloatTensor => { let slices = slices.to_vec(); moved(op!(float_slice), tensor, move |tensor| B::float_slice(tensor, &slices)) };
+        float_transpose([tensor]) -> FloatTensor => moved(op!(float_transpose), tensor, B::float_transpose);
+        float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor => moved(op!(float_swap_dims), tensor, move |tensor| B::float_swap_dims(tensor, dim1, dim2));
+        float_permute([tensor], axes: &[usize]) -> FloatTensor => { let axes = axes.to_vec(); moved(op!(float_permute), tensor, move |tensor| B::float_permute(tensor, &axes)) };
+        float_flip([tensor], axes: &[usize]) -> FloatTensor => { let axes = axes.to_vec(); moved(op!(float_flip), tensor, move |tensor| B::float_flip(tensor, &axes)) };
+        float_clamp_min([tensor], {min}) -> FloatTensor => functions(op!(float_clamp_min), tensor, &[Function::AtLeast(min.elem())], &[min.elem()], |tensor| B::float_clamp_min(tensor, min));
+        float_clamp_max([tensor], {max}) -> FloatTensor => functions(op!(float_clamp_max), tensor, &[Function::AtMost(max.elem())], &[max.elem()], |tensor| B::float_clamp_max(tensor, max));
+        float_greater_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor => compared(op!(float_greater_elem), lhs, rhs, Function::AtMost(rhs.elem()), |lhs| B::float_greater_elem(lhs, rhs, out_dtype));
+        float_lower_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor => compared(op!(float_lower_elem), lhs, rhs, Function::AtLeast(rhs.elem()), |lhs| B::float_lower_elem(lhs, rhs, out_dtype));
+        float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor => filled(tensor, mask, value);
+        float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor => mask_where(tensor, mask, value);
         float_mul([lhs], [rhs]) -> FloatTensor => product(lhs, rhs);
+        float_div([lhs], [rhs]) -> FloatTensor => quotient(lhs, rhs);
         float_add([lhs], [rhs]) -> FloatTensor => sum(lhs, rhs);
         float_sub([lhs], [rhs]) -> FloatTensor => difference(lhs, rhs);
         float_matmul([lhs], [rhs]) -> FloatTensor => matmul(lhs, rhs);
@@ -160,27 +189,14 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     }
 
     float_ops! {
-        float_neg([tensor]) -> FloatTensor;
-        float_reshape([tensor], shape: Shape) -> FloatTensor;
-        float_add_scalar([lhs], {rhs}) -> FloatTensor;
-        float_sub_scalar([lhs], {rhs}) -> FloatTensor;
-        float_mul_scalar([lhs], {rhs}) -> FloatTensor;
-        float_div_scalar([lhs], {rhs}) -> FloatTensor;
-        float_clamp_min([tensor], {min}) -> FloatTensor;
-        float_div([lhs], [rhs]) -> FloatTensor;
         float_hypot([lhs], [rhs]) -> FloatTensor;
         float_powi_scalar([lhs], rhs: Scalar) -> FloatTensor;
-        float_slice([tensor], slices: &[Slice]) -> FloatTensor;
-        float_tanh([tensor]) -> FloatTensor;
+        float_topk_with_indices([tensor], dim: usize, k: usize, out_dtype: IntDType) -> WithIndices;
         float_sum([tensor]) -> FloatTensor;
         float_sum_dim([tensor], dim: usize) -> FloatTensor;
         float_sum_dims([tensor], dims: &[usize]) -> FloatTensor;
         float_mean([tensor]) -> FloatTensor;
         float_mean_dim([tensor], dim: usize) -> FloatTensor;
-        float_transpose([tensor]) -> FloatTensor;
-        float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor;
-        float_permute([tensor], axes: &[usize]) -> FloatTensor;
-        float_topk_with_indices([tensor], dim: usize, k: usize, out_dtype: IntDType) -> WithIndices;
     }
 
     fn float_mask_select(
@@ -222,6 +238,8 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     super::this_burn::float_operations! { float_ops }
 
     burn_amp_core::float_operations! { float_ops }
+
+    burn_amp_core::moving_operations! { moved_ops }
 }
 
 /// A product. Burn's clients send the square of a tensor as its product with itself.
@@ -232,9 +250,22 @@ fn product<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
         let operand = call.operand(lhs);
         return call.result(B::float_mul(operand.clone(), operand));
     }
-    let call = Call::new(op!(float_mul), [&lhs, &rhs]);
+    let op = op!(float_mul);
+    let [lhs, rhs] = two_sigmoids(op, [lhs, rhs]);
+    let call = Call::new(op, [&lhs, &rhs]);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
     call.result(B::float_mul(lhs, rhs))
+}
+
+fn quotient<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
+    let op = op!(float_div);
+    let [lhs, rhs] = two_sigmoids(op, [lhs, rhs]);
+    let mut call = Call::new(op, [&lhs, &rhs]);
+    if rhs.unrounded().is_some() {
+        call.decision = call.decision.dividing(lhs.dtype());
+    }
+    let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
+    call.result(B::float_div(lhs, rhs))
 }
 
 /// A sum. Burn's clients send a linear layer as a product, and as the sum of this product and the bias. This
@@ -246,6 +277,7 @@ fn sum<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     } else {
         op!(float_add)
     };
+    let [lhs, rhs] = two_sigmoids(op, [lhs, rhs]);
     let call = Call::new(op, [&lhs, &rhs]);
     let (lhs, mut rhs) = (call.operand(lhs), call.operand(rhs));
     if is_linear {
@@ -264,6 +296,7 @@ fn difference<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> 
     } else {
         op!(float_sub)
     };
+    let [lhs, rhs] = two_sigmoids(op, [lhs, rhs]);
     let call = Call::new(op, [&lhs, &rhs]);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
     call.result(B::float_sub(lhs, rhs))
@@ -320,14 +353,23 @@ fn clamped<B: Backend>(tensor: AmpTensor<B>, min: Scalar, max: Scalar) -> AmpTen
     if let Some(mark) = Mark::of(min, max) {
         return tensor.marked(mark);
     }
-    let (tensors, operands) = ([&tensor], [tensor.operand()]);
-    let call = Call::of(
-        op!(float_clamp),
-        &tensors,
-        &operands,
-        &[min.elem(), max.elem()],
-    );
-    call.result(B::float_clamp(call.operand(tensor), min, max))
+    let bounds = [min.elem(), max.elem()];
+    let clamp = [Function::AtMost(bounds[1]), Function::AtLeast(bounds[0])];
+    functions(op!(float_clamp), tensor, &clamp, &bounds, |tensor| {
+        B::float_clamp(tensor, min, max)
+    })
+}
+
+fn mask_where<B: Backend>(
+    tensor: AmpTensor<B>,
+    mask: BoolTensor<B>,
+    value: AmpTensor<B>,
+) -> AmpTensor<B> {
+    let op = op!(float_mask_where);
+    let [tensor, value] = [tensor, value].map(|tensor| tensor.computed_in_fp32(op.name));
+    let call = Call::new(op, [&tensor, &value]);
+    let (tensor, value) = (call.operand(tensor), call.operand(value));
+    call.result(B::float_mask_where(tensor, mask, value))
 }
 
 /// The values and their indices.

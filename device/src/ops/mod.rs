@@ -21,6 +21,7 @@ mod int_tensor;
 mod module;
 mod qtensor;
 mod transaction;
+mod unrounded;
 mod watch;
 
 #[cfg(feature = "burn-0-22")]
@@ -36,6 +37,13 @@ use crate::AmpTensor;
 use crate::device::{DeviceState, UNSCALED, is_watched};
 use crate::tensor::{Marks, Origin, converted};
 use watch::Watch;
+
+/// The operation of this name. Its row is looked up at compile time.
+macro_rules! op {
+    ($op:ident) => {
+        const { burn_amp_core::policy::Op::named(stringify!($op)) }
+    };
+}
 
 /// An operation, and the decision about it.
 struct Call {
@@ -98,7 +106,11 @@ impl Call {
             device,
             tensors,
         };
-        let decision = decide(&op, operands, scalars, &layer, &at);
+        let mut decision = decide(&op, operands, scalars, &layer, &at);
+        if let Some(first) = tensors[0].unrounded() {
+            let all = tensors.iter().all(|tensor| tensor.unrounded().is_some());
+            decision = decision.reading(&op, tensors[0].dtype(), first.functions(), all);
+        }
         decision.log(&op);
         Self {
             op,
@@ -234,13 +246,6 @@ fn declared<B: Backend>(tensors: &[&AmpTensor<B>]) -> FloatDType {
 fn present<B: Backend, const N: usize>(tensors: [Option<&AmpTensor<B>>; N]) -> [&AmpTensor<B>; N] {
     let first = tensors[0].expect("the first operand is always given");
     tensors.map(|tensor| tensor.unwrap_or(first))
-}
-
-/// The operation of this name. Its row is looked up at compile time.
-macro_rules! op {
-    ($op:ident) => {
-        const { burn_amp_core::policy::Op::named(stringify!($op)) }
-    };
 }
 
 /// Operations, one per line: the arguments in the trait's order, the result, and what the policy

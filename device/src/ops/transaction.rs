@@ -3,7 +3,7 @@
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 use burn_backend::{Backend, ExecutionError};
 
-use crate::device::Session;
+use crate::device::{Session, enter};
 use crate::tensor::to_client;
 use crate::{Amp, AmpTensor};
 
@@ -11,7 +11,11 @@ impl<B: Backend, P: Session> TransactionOps<Self> for Amp<B, P> {
     async fn tr_execute(
         transaction: TransactionPrimitive<Self>,
     ) -> Result<TransactionPrimitiveData, ExecutionError> {
-        let floats = transaction.read_floats;
+        let floats: Vec<_> = {
+            let _session = enter::<P>();
+            let computed = |tensor: AmpTensor<B>| tensor.computed_in_fp32("tr_execute");
+            transaction.read_floats.into_iter().map(computed).collect()
+        };
         let declared: Vec<_> = floats.iter().map(AmpTensor::declared).collect();
         let mut data = B::tr_execute(TransactionPrimitive::new(
             floats.into_iter().map(AmpTensor::into_primitive).collect(),

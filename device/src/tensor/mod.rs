@@ -2,17 +2,19 @@
 //! the operations.
 
 mod marks;
+mod unrounded;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_amp_core::Precision;
-use burn_amp_core::policy::{HalfSupport, Operand, TensorFlags};
+use burn_amp_core::policy::{Function, HalfSupport, Operand, TensorFlags, is_half};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 
 use crate::device::DeviceState;
 pub(crate) use marks::{DEPTHS, Mark, Marks};
+pub(crate) use unrounded::Unrounded;
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -27,8 +29,17 @@ pub struct AmpTensor<B: Backend> {
     terms: u8,
     marks: Marks,
     origin: Origin,
-    /// A number that only the clones of a tensor share.
-    identity: u64,
+    /// What only the clones of a tensor share.
+    identity: Arc<Identity>,
+    /// How FP32 computes a half tensor.
+    pub(crate) unrounded: Option<Arc<Unrounded<B>>>,
+}
+
+/// What the clones of a tensor share.
+#[derive(Debug, Default)]
+struct Identity {
+    /// The bound that the tensor was last compared with, as a clamp is in training.
+    bound: Mutex<Option<Function>>,
 }
 
 /// The operation that a tensor is the result of, if a later operation depends on it.
@@ -51,7 +62,6 @@ pub(crate) enum Origin {
 
 impl<B: Backend> AmpTensor<B> {
     pub(crate) fn new(primitive: FloatTensor<B>, declared: FloatDType, flags: TensorFlags) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             primitive,
             declared,
@@ -59,7 +69,8 @@ impl<B: Backend> AmpTensor<B> {
             terms: 1,
             marks: Marks::default(),
             origin: Origin::Other,
-            identity: NEXT.fetch_add(1, Ordering::Relaxed),
+            identity: Arc::default(),
+            unrounded: None,
         }
     }
 
@@ -153,7 +164,49 @@ impl<B: Backend> AmpTensor<B> {
 
     /// Whether both are clones of one tensor.
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
-        self.identity == other.identity
+        Arc::ptr_eq(&self.identity, &other.identity)
+    }
+
+    /// How FP32 computes this half tensor, if it is known.
+    pub(crate) fn unrounded(&self) -> Option<&Unrounded<B>> {
+        self.unrounded.as_deref()
+    }
+
+    /// The tensor in the client's dtype, if FP32 computes it, for the operation `op`.
+    pub(crate) fn computed_in_fp32(self, op: &'static str) -> Self {
+        match self.unrounded {
+            Some(_) => self.into_declared(op),
+            None => self,
+        }
+    }
+
+    /// Remembers how FP32 computes this tensor, if it is half. The result of the operation `op` that is wide has these values.
+    pub(crate) fn with_unrounded(
+        mut self,
+        unrounded: Option<Unrounded<B>>,
+        op: &'static str,
+    ) -> Self {
+        match unrounded {
+            Some(unrounded) if is_half(self.dtype()) => self.unrounded = Some(Arc::new(unrounded)),
+            Some(unrounded) => {
+                self.primitive = unrounded.wide(self.dtype(), op);
+                self.flags -= TensorFlags::ROUNDED_SIGMOID;
+            }
+            None => {}
+        }
+        self
+    }
+
+    /// Remembers the values beyond this bound that the program has looked for.
+    pub(crate) fn set_bound(&self, bound: Function) {
+        let last = self.identity.bound.lock();
+        *last.unwrap_or_else(PoisonError::into_inner) = Some(bound);
+    }
+
+    /// The bound beyond which the program has last looked for values.
+    pub(crate) fn bound(&self) -> Option<Function> {
+        let last = self.identity.bound.lock();
+        *last.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The tensor as an operand for the policy. Half counts as the policy's choice if the client's dtype
@@ -177,9 +230,13 @@ impl<B: Backend> AmpTensor<B> {
 
     /// The backend's tensor in `dtype`, for the operation `op`.
     pub(crate) fn into_dtype(self, dtype: DType, op: &'static str) -> FloatTensor<B> {
-        match self.dtype() == dtype {
-            true => self.primitive,
-            false => converted::<B>(self.primitive, dtype, op),
+        if self.dtype() == dtype {
+            return self.primitive;
+        }
+        let is_wide = matches!(dtype, DType::F32 | DType::F64);
+        match self.unrounded.filter(|_| is_wide) {
+            Some(unrounded) => unrounded.wide(dtype, op),
+            None => converted::<B>(self.primitive, dtype, op),
         }
     }
 
@@ -188,7 +245,10 @@ impl<B: Backend> AmpTensor<B> {
         if self.is_as_declared() {
             self
         } else {
-            let (declared, flags, marks) = (self.declared, self.flags, self.marks);
+            let (declared, mut flags, marks) = (self.declared, self.flags, self.marks);
+            if self.unrounded.is_some() {
+                flags -= TensorFlags::ROUNDED_SIGMOID;
+            }
             Self::new(self.into_dtype(declared.into(), op), declared, flags).with_marks(marks)
         }
     }
@@ -203,7 +263,8 @@ impl<B: Backend> Clone for AmpTensor<B> {
             terms: self.terms,
             marks: self.marks,
             origin: self.origin,
-            identity: self.identity,
+            identity: self.identity.clone(),
+            unrounded: self.unrounded.clone(),
         }
     }
 }

@@ -1,0 +1,124 @@
+//! Functions of one tensor that FP32 computes again, where it reads a half result.
+
+use burn_amp_core::policy::{Function, Op, TensorFlags};
+use burn_backend::tensor::{BoolTensor, FloatTensor};
+use burn_backend::{Backend, DType, Scalar, TensorMetadata};
+
+use super::{Call, op};
+use crate::AmpTensor;
+use crate::tensor::Unrounded;
+
+/// An operation that is these functions, with its scalars.
+pub(super) fn functions<B: Backend>(
+    op: Op,
+    tensor: AmpTensor<B>,
+    functions: &[Function],
+    scalars: &[f64],
+    run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> AmpTensor<B> {
+    let call = Call::of(op, &[&tensor], &[tensor.operand()], scalars);
+    let rounds = || functions.iter().any(|function| function.rounds());
+    let unrounded = call.decision.is_in_half.then(|| {
+        let known = tensor.unrounded();
+        let of_known = known.and_then(|known| known.computed(functions));
+        // Half rounds the result, or has rounded before.
+        let is_rounded = known.is_some() || rounds();
+        let of_this = || Unrounded::of(tensor.primitive.clone(), functions);
+        of_known.or_else(|| is_rounded.then(of_this))
+    });
+    let tensor = call.operand(tensor);
+    call.result(run(tensor))
+        .with_unrounded(unrounded.flatten(), op.name)
+}
+
+/// A tensor with a value in places. In training, Burn's clients send a clamp as a comparison with the bound, and the bound as this
+/// value: it follows the row of a clamp.
+pub(super) fn filled<B: Backend>(
+    tensor: AmpTensor<B>,
+    mask: BoolTensor<B>,
+    value: Scalar,
+) -> AmpTensor<B> {
+    let scalar = value.elem::<f64>();
+    let op = match tensor.bound() {
+        Some(Function::AtMost(bound)) if bound == scalar => op!(float_clamp_max),
+        Some(Function::AtLeast(bound)) if bound == scalar => op!(float_clamp_min),
+        _ => op!(float_mask_fill),
+    };
+    let call = Call::of(op, &[&tensor], &[tensor.operand()], &[scalar]);
+    let known = tensor.unrounded().filter(|_| call.decision.is_in_half);
+    let unrounded = known.and_then(|known| known.filled(mask.clone(), value));
+    let tensor = call.operand(tensor);
+    call.result(B::float_mask_fill(tensor, mask, value))
+        .with_unrounded(unrounded, op.name)
+}
+
+/// A comparison with a scalar, by which the client may look for the values beyond this bound.
+pub(super) fn compared<B: Backend>(
+    op: Op,
+    tensor: AmpTensor<B>,
+    scalar: Scalar,
+    bound: Function,
+    run: impl FnOnce(FloatTensor<B>) -> BoolTensor<B>,
+) -> BoolTensor<B> {
+    tensor.set_bound(bound);
+    let call = Call::of(op, &[&tensor], &[tensor.operand()], &[scalar.elem()]);
+    run(call.operand(tensor))
+}
+
+/// The same values in another place.
+pub(super) fn moved<B: Backend>(
+    op: Op,
+    tensor: AmpTensor<B>,
+    to: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Clone + Send + Sync + 'static,
+) -> AmpTensor<B> {
+    let call = Call::new(op, [&tensor]);
+    let unrounded = tensor.unrounded.clone();
+    let out = call.result(to(call.operand(tensor)));
+    let elements = out.shape().num_elements();
+    let unrounded = unrounded.and_then(|unrounded| unrounded.moved(to, elements));
+    out.with_unrounded(unrounded, op.name)
+}
+
+/// Two half sigmoids, or what was computed of them, in FP32: half would keep nothing of a small difference or product. As a
+/// factor of a half tensor, a sum follows half.
+pub(super) fn two_sigmoids<B: Backend>(op: Op, tensors: [AmpTensor<B>; 2]) -> [AmpTensor<B>; 2] {
+    let is_half = |tensor: &AmpTensor<B>| {
+        let unrounded = tensor.unrounded();
+        unrounded.is_some_and(|unrounded| unrounded.functions().is_sigmoid())
+    };
+    let is_gate = |tensor: &AmpTensor<B>| {
+        tensor.dtype() == DType::F32 && tensor.flags().contains(TensorFlags::GATE)
+    };
+    let are_sigmoids = tensors
+        .iter()
+        .all(|tensor| is_half(tensor) || is_gate(tensor));
+    if !are_sigmoids || !tensors.iter().any(is_half) {
+        return tensors;
+    }
+    tensors.map(|tensor| {
+        let flags = match tensor.unrounded() {
+            Some(unrounded) if unrounded.functions().is_gate() => {
+                TensorFlags::fits(tensor.dtype()) | TensorFlags::GATE
+            }
+            _ => TensorFlags::empty(),
+        };
+        let tensor = tensor.computed_in_fp32(op.name);
+        let flags = tensor.flags() | flags;
+        tensor.with_flags(flags)
+    })
+}
+
+/// Operations that bring values to another place.
+macro_rules! moved_ops {
+    ($($op:ident($($([$t:ident])? $($a:ident: $ty:ty)?),+);)*) => {
+        $crate::ops::own_ops! {$(
+            $op($($([$t])? $($a: $ty)?),+) -> FloatTensor => moved(
+                op!($op),
+                $($($t)?)+,
+                move |$($($t)?)+| B::$op($($($t)? $($a.clone())?),+),
+            );
+        )*}
+    };
+}
+
+pub(super) use moved_ops;

@@ -1,0 +1,96 @@
+//! Small programs that half precision would make wrong. The programs are those of the package for Burn 0.21, in the same
+//! file.
+#![cfg(feature = "flex")]
+
+include!("../src/burn.rs");
+
+mod client;
+
+use std::cell::RefCell;
+
+use burn::tensor::{Device, Tensor};
+use burn_amp_device::{Precision, flex, full_precision};
+
+use client::{HALVES, read as data, roundoff};
+
+thread_local! {
+    /// The device of the programs of this thread.
+    static DEVICE: RefCell<Option<Device>> = const { RefCell::new(None) };
+}
+
+fn device() -> Device {
+    DEVICE.with_borrow(|device| device.clone().expect("a device"))
+}
+
+/// The results of a program on a device of this precision, in inference and in training.
+fn on<O>(precision: Precision, program: fn() -> O) -> [O; 2] {
+    let device = flex(precision).unwrap();
+    [device.clone(), device.autodiff()].map(|device| {
+        DEVICE.set(Some(device));
+        program()
+    })
+}
+
+/// A client's tensor is always FP32.
+fn assert_in_force(_: &Tensor<2>) {}
+
+include!("../../tests/data_programs/programs.rs");
+
+#[test]
+fn bounds_thresholds_and_dtypes_are_those_asked_for() {
+    let mut wrong = Vec::new();
+    for (name, program) in of_bounds() {
+        for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
+            for (found, exact) in on(precision, program) {
+                assert_eq!(found.len(), exact.len(), "{name}");
+                // FP32 itself loses digits in 1 - p.
+                let tolerance = 4.0 * f64::from(roundoff(precision)).max(2f64.powi(-13));
+                wrong.extend(found.into_iter().zip(exact).filter_map(|(found, exact)| {
+                    let error = (f64::from(found) - exact).abs();
+                    let is_right = error <= tolerance * exact.abs();
+                    (!is_right).then(|| format!("{name} in {precision}: {found} for {exact}"))
+                }));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A device knows no parameters: it rounds data as well, unless a product sums nothing.
+#[test]
+fn data_is_rounded_in_half() {
+    for (name, program) in of_data() {
+        let [expected, in_training] = on(Precision::F32, program);
+        assert_eq!(expected, in_training, "{name}");
+        for precision in HALVES {
+            for found in on(precision, program) {
+                let is_exact = OF_ONE_TERM.contains(&name);
+                assert_eq!(found == expected, is_exact, "{name} in {precision}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_are_those_of_what_fp32_computes() {
+    for (name, function) in FUNCTIONS {
+        let gradient = |precision| {
+            let device = flex(precision).unwrap().autodiff();
+            DEVICE.set(Some(device));
+            let x = confident_logits().require_grad();
+            let grads = function(learned(x.clone())).sum().backward();
+            data(x.grad(&grads).unwrap())
+        };
+        let expected = gradient(Precision::F32);
+        for precision in HALVES {
+            let found = gradient(precision);
+            for (found, expected) in found.iter().zip(&expected) {
+                let tolerance = 4.0 * roundoff(precision);
+                assert!(
+                    (found - expected).abs() <= tolerance * expected.abs(),
+                    "{name} in {precision}: {found} for {expected}"
+                );
+            }
+        }
+    }
+}
