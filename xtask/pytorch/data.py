@@ -487,6 +487,152 @@ def corners():
     return found, [1 / (1 + math.exp(x)) for x in [4.546875, 5.25]]
 
 
+def inverse_sigmoid():
+    """The logits of confident probabilities, which are first bounded by 0 and 1."""
+    logits = [9.0, -9.0, 8.25, -2.0]
+    p = torch.sigmoid(learned(torch.tensor([logits]))).clamp(0, 1)
+    return (p.clamp(min=1e-5) / (1 - p).clamp(min=1e-5)).log(), logits
+
+
+def moved():
+    """What confident probabilities leave, of those that are selected."""
+    p = torch.sigmoid(learned(torch.tensor([[9.0, -9.0, 10.0, -2.0]])))
+    rows = p.T.flip(0).index_select(0, torch.tensor([1, 3])).repeat(1, 2)
+    gathered = p.gather(1, torch.tensor([[2, 0]])).expand(2, 2)
+    of_10, of_9 = [-math.log1p(math.exp(x)) for x in [10, 9]]
+    exact = [of_10, of_10, of_9, of_9, of_10, of_9, of_10, of_9]
+    return torch.cat([(1 - part).log() for part in [rows, gathered]]), exact
+
+
+def filled():
+    """A masked mean of values that were compared with the scalar that fills the masked places."""
+    x = learned(torch.tensor([[1.0, -1.0, -2.0, 0.5]])).tanh()
+    above = (x > 0).float().sum()
+    mean = x.masked_fill(torch.tensor([[False, False, True, False]]), 0.0).mean()
+    return (above * 100 + mean).reshape(1), [200 + sum(map(math.tanh, [1, -1, 0.5])) / 4]
+
+
+def ignored():
+    """Logarithms of probabilities, of which one is ignored. They were compared with the probability that it gets."""
+    logits = [0.5, -1.0, 3.0, -9.0]
+    p = torch.sigmoid(learned(torch.tensor([logits])))
+    above = (p > 0.5).float()
+    logs = p.masked_fill(torch.tensor([[False, False, True, False]]), 0.5).log()
+    exact = [-math.log1p(math.exp(-x)) for x in [0.5, -1.0, 0.0, -9.0]]
+    return torch.cat([above, logs.float()], 1), [1, 0, 1, 0, *exact]
+
+
+def odds():
+    """Logarithms of odds, and of the slope of a sigmoid, as in the determinant of a flow."""
+    logits = [9.0, 7.0, -8.25, 0.5]
+    p = torch.sigmoid(learned(torch.tensor([logits])))
+    slopes = [-math.log1p(math.exp(x)) - math.log1p(math.exp(-x)) for x in logits]
+    return torch.cat([(p / (1 - p)).log(), (p * (1 - p)).log()]), logits + slopes
+
+
+def halves():
+    """Decisions about logits that are all but zero."""
+    p = torch.sigmoid(learned(torch.tensor([[0.0009765625, -0.0009765625, 0.0001220703125, -4.0]])))
+    return torch.cat([p > 0.5, p < 0.5]).float(), [1, 0, 1, 0, 0, 1, 0, 1]
+
+
+def bins():
+    """The bins of probabilities, of ten."""
+    bins = torch.sigmoid(learned(torch.tensor([[9.0, 10.0, -9.0, 0.5]]))) * 10
+    return torch.cat([bins.int().float(), bins.floor().float()]), [9, 9, 0, 6] * 2
+
+
+def kept_largest():
+    """Whether the largest value is below the largest of all."""
+    rest = 1 - torch.sigmoid(learned(torch.tensor([[9.0, 8.0, 10.0, 9.5]])))
+    capped = (learned(torch.tensor([[3.0, 2.0, 1.0, 0.5]])) / 30).tanh() * 30
+    below = [x < x.topk(1, 1).values for x in [rest, capped]]
+    return torch.cat([below[0][:, 1], below[1][:, 0]]).float(), [0, 0]
+
+
+def floored_twice():
+    """A floor of 1e-8 of values of which some were filled with a tenth."""
+    values = learned(torch.tensor([[-1.0, 2.0, 0.5, 4.0]]))
+    values = values.masked_fill(torch.tensor([[False, True, False, False]]), 0.1)
+    return values.clamp(min=1e-8).log(), [math.log(x) for x in [1e-8, 0.1, 0.5, 4.0]]
+
+
+def capped():
+    """A cross entropy of scores that a hyperbolic tangent keeps below 30."""
+    scores = [59.5, 60.5, 58.5, 12.0]
+    capped = (learned(torch.tensor([scores])) / 30).tanh() * 30
+    loss = capped.exp().sum(1).log() - capped[:, 1]
+    exact = [math.tanh(x / 30) * 30 for x in scores]
+    return loss, [math.log(sum(map(math.exp, exact))) - exact[1]]
+
+
+def guarded():
+    """What confident probabilities leave, where 0 is replaced by 1, and where some are replaced by the probability."""
+    logits = [9.0, 1.0, -9.0, 2.0]
+    p = torch.sigmoid(learned(torch.tensor([logits])))
+    rest = 1 - p
+    found = [rest.masked_fill(rest <= 0, 1.0), rest.where(torch.tensor([[True, False, False, True]]), p)]
+    exact = [-math.log1p(math.exp(x)) for x in logits + [9.0, -1.0, 9.0, 2.0]]
+    return torch.cat([part.log() for part in found]), exact
+
+
+def quotients():
+    """Integers as quotients."""
+    values = [(learned(torch.tensor([[x, -1.0]])) + 1) / d for x, d in [(40.0, 41), (20.0, 7)]]
+    found = [f(x).float() for x in values for f in [torch.floor, torch.ceil]]
+    return torch.cat(found), [1, 0, 1, 0, 3, 0, 3, 0]
+
+
+def thresholds():
+    """The values that are not below the largest, which the program reads."""
+    p = torch.sigmoid(learned(torch.tensor([[3.0, 1.0, 2.5, -1.0]])))
+    largest = p.max().item()
+    return torch.cat([p >= largest, p == largest]).float(), [1, 0, 0, 0] * 2
+
+
+def box_areas():
+    """The scored areas of boxes in an image of 640 pixels."""
+    corners = torch.sigmoid(learned(torch.tensor([[-4.0, -4.0, 4.0, 4.0]]))) * 640
+    width, height = (corners[:, 2:] - corners[:, :2]).chunk(2, 1)
+    score = learned(torch.tensor([[0.25]]))
+    areas = [width * height * score, width.relu() * height.relu()]
+    side = 640 * math.tanh(2)
+    return torch.cat(areas).float(), [side * side / 4, side * side]
+
+
+def ordinal_likelihood():
+    """Logarithms of the probabilities of classes in order, which a mask selects."""
+    scores = learned(torch.tensor([[-17.0, -3.0]])).reshape(2, 1)
+    first, second = [torch.sigmoid(scores - threshold) for threshold in [0.5, 1.0]]
+    found = ((first - second) * torch.ones(2, 1)).sum(1).log()
+    classes = [1 / (1 + math.exp(0.5 - x)) - 1 / (1 + math.exp(1 - x)) for x in [-17, -3]]
+    return found, [math.log(p) for p in classes]
+
+
+def parts():
+    """Probabilities as positions in a table: an integer, and a fraction."""
+    logits = [i * 0.375 - 1.25 for i in range(8)]
+    x = torch.sigmoid(learned(torch.tensor([logits]))) * 64
+    return x.floor() + x % 1, [64 / (1 + math.exp(-x)) for x in logits]
+
+
+def guarded_quotients():
+    """Quotients by what confident probabilities leave, which may be 0."""
+    logits, values = [9.0, 1.0, -2.0, 8.0], [0.0009765625, 2.0, -3.0, 0.001953125]
+    rest = 1 - torch.sigmoid(learned(torch.tensor([logits])))
+    dividend = learned(torch.tensor([values]))
+    found = [dividend / rest.masked_fill(rest == 0, 1.0), (dividend / rest).masked_fill(rest == 0, 0.0)]
+    return torch.cat(found), [v * (1 + math.exp(x)) for v, x in zip(values, logits, strict=True)] * 2
+
+
+def peaks_of_data():
+    """The places of the largest of their neighbourhood, of the data that the program reads."""
+    p = torch.sigmoid(learned(torch.tensor([[9.0, 8.5, 3.0, 4.0]]))).reshape(1, 1, 1, 4)
+    largest = torch.nn.functional.max_pool2d(p, (1, 3), 1, (0, 1))
+    read = [float(a == b) for a, b in zip(p.flatten().tolist(), largest.flatten().tolist(), strict=True)]
+    return torch.cat([(largest == p).float().flatten(), torch.tensor(read)]), [1, 0, 0, 1] * 2
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
@@ -498,6 +644,9 @@ BOUNDS = [
     ones_like, running_total, running_total_like, normalized, floored_log, wide_range, fisher_z, centred, norm_by_hand,
     norm_in_full_precision, ordinal, divergence, unbroken, logarithms, cross_entropy, likelihoods,
     squashed, entropy, straight_through, cumulative, leaving_a_region, shifted_scores, ranked, corners, roots,
+    inverse_sigmoid, moved, filled, ignored, odds, halves, bins, kept_largest, floored_twice, capped,
+    guarded, quotients, thresholds, box_areas, ordinal_likelihood, parts, guarded_quotients,
+    peaks_of_data,
 ]  # fmt: skip
 
 
@@ -526,7 +675,7 @@ def is_right(found, plain, exact, roundoff):
 
 def furthest(found, expected):
     """The place of the largest error, in which small numbers count for a little more than zeros."""
-    size = max(map(abs, expected)) / 100
+    size = max(map(abs, expected)) / 100 or 1.0
 
     def error(i):
         difference = abs(found[i] - expected[i])
