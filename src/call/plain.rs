@@ -153,8 +153,7 @@ pub(crate) fn mask_fill<B: Backend, S: Side<B>>(
 
 /// Functions that compare a tensor with a scalar.
 macro_rules! compared {
-    ($($(#[$doc:meta])* $name:ident = $op:ident;)*) => {$(
-        $(#[$doc])*
+    ($($name:ident = $op:ident;)*) => {$(
         pub(crate) fn $name<B: Backend, S: Side<B>>(
             tensor: AmpTensor<B, S>,
             scalar: f64,

@@ -281,7 +281,6 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     float_ops! {
         float_scatter_add(dim: usize, [tensor], indices: IntTensor<Self>, [value]) -> FloatTensor;
         float_select_add([tensor], dim: usize, indices: IntTensor<Self>, [value]) -> FloatTensor;
-
         float_greater_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
         float_lower_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
     }

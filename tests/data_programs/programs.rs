@@ -14,6 +14,8 @@ use burn::tensor::{Bool, DType, Int, TensorData};
 
 /// A program whose values are those of FP32 bit for bit.
 type OfData = (&'static str, fn() -> Vec<f32>);
+/// A function of half values.
+type OfHalf = (&'static str, fn(Tensor<2>) -> Tensor<2>);
 /// A program with its exact values.
 type OfBounds = (&'static str, fn() -> (Vec<f32>, Vec<f64>));
 
@@ -845,7 +847,7 @@ fn peaks_of_data() -> (Vec<f32>, Vec<f64>) {
 }
 
 /// Functions of half values, which need digits that half rounds away. Their gradients do, too.
-pub const FUNCTIONS: [(&str, fn(Tensor<2>) -> Tensor<2>); 13] = [
+pub const FUNCTIONS: [OfHalf; 13] = [
     ("log(1 - sigmoid)", |x| (sigmoid(x).neg() + 1.0).log()),
     ("log1p(-sigmoid)", |x| sigmoid(x).neg().log1p()),
     ("log(sigmoid)", |x| sigmoid(x).log()),
