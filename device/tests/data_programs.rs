@@ -42,14 +42,12 @@ fn bounds_thresholds_and_dtypes_are_those_asked_for() {
     for (name, program) in of_bounds() {
         for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
             for (found, exact) in on(precision, program) {
-                assert_eq!(found.len(), exact.len(), "{name}");
-                // FP32 itself loses digits in 1 - p.
-                let tolerance = 4.0 * f64::from(roundoff(precision)).max(2f64.powi(-13));
-                wrong.extend(found.into_iter().zip(exact).filter_map(|(found, exact)| {
-                    let error = (f64::from(found) - exact).abs();
-                    let is_right = error <= tolerance * exact.abs();
-                    (!is_right).then(|| format!("{name} in {precision}: {found} for {exact}"))
-                }));
+                let values = self::wrong(&found, &exact, roundoff(precision).into());
+                wrong.extend(
+                    values
+                        .iter()
+                        .map(|value| format!("{name} in {precision}: {value}")),
+                );
             }
         }
     }
@@ -81,16 +79,11 @@ fn gradients_are_those_of_what_fp32_computes() {
             let grads = function(learned(x.clone())).sum().backward();
             data(x.grad(&grads).unwrap())
         };
-        let expected = gradient(Precision::F32);
+        let expected = gradient(Precision::F32).into_iter().map(f64::from);
+        let expected: Vec<_> = expected.collect();
         for precision in HALVES {
-            let found = gradient(precision);
-            for (found, expected) in found.iter().zip(&expected) {
-                let tolerance = 4.0 * roundoff(precision);
-                assert!(
-                    (found - expected).abs() <= tolerance * expected.abs(),
-                    "{name} in {precision}: {found} for {expected}"
-                );
-            }
+            let wrong = self::wrong(&gradient(precision), &expected, roundoff(precision).into());
+            assert!(wrong.is_empty(), "{name} in {precision}: {wrong:?}");
         }
     }
 }

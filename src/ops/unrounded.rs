@@ -67,12 +67,9 @@ pub(super) fn two_sigmoids<B: Backend, S: Side<B>>(
         return tensors;
     }
     tensors.map(|tensor| {
-        let flags = match tensor.unrounded() {
-            Some(unrounded) if unrounded.functions().is_gate() => {
-                TensorFlags::fits(tensor.dtype()) | TensorFlags::GATE
-            }
-            _ => TensorFlags::empty(),
-        };
+        let unrounded = tensor.unrounded();
+        let flags = unrounded.map(|of| of.functions().flags(tensor.dtype()));
+        let flags = flags.unwrap_or_default();
         tensor.computed_in_fp32().and(flags)
     })
 }

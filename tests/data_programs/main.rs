@@ -101,14 +101,12 @@ fn bounds_thresholds_and_dtypes_are_those_asked_for() {
     for (name, program) in [trained::of_bounds(), evaluated::of_bounds()].concat() {
         for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
             let (found, exact) = with_precision(precision, program);
-            assert_eq!(found.len(), exact.len(), "{name}");
-            // FP32 itself loses digits in 1 - p.
-            let tolerance = 4.0 * roundoff(precision).max(2f64.powi(-13));
-            wrong.extend(found.into_iter().zip(exact).filter_map(|(found, exact)| {
-                let error = (f64::from(found) - exact).abs();
-                let is_right = error <= tolerance * exact.abs();
-                (!is_right).then(|| format!("{name} in {precision}: {found} for {exact}"))
-            }));
+            let values = evaluated::wrong(&found, &exact, roundoff(precision));
+            wrong.extend(
+                values
+                    .iter()
+                    .map(|value| format!("{name} in {precision}: {value}")),
+            );
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -126,15 +124,11 @@ fn gradients_are_those_of_what_fp32_computes() {
             data(x.grad(&grads).unwrap())
         };
         let expected = with_precision(Precision::F32, gradient);
+        let expected: Vec<_> = expected.into_iter().map(f64::from).collect();
         for precision in HALVES {
             let found = in_scope(precision, &scaler(256.0), gradient);
-            for (found, expected) in found.iter().zip(&expected) {
-                let tolerance = 4.0 * roundoff(precision) * f64::from(expected.abs());
-                assert!(
-                    f64::from((found - expected).abs()) <= tolerance,
-                    "{name} in {precision}: {found} for {expected}"
-                );
-            }
+            let wrong = trained::wrong(&found, &expected, roundoff(precision));
+            assert!(wrong.is_empty(), "{name} in {precision}: {wrong:?}");
         }
     }
 }

@@ -49,6 +49,20 @@ pub fn of_bounds() -> Vec<OfBounds> {
         parts guarded_quotients peaks_of_data]
 }
 
+/// The values that are further from the exact ones than half precision with this roundoff allows.
+pub fn wrong(found: &[f32], exact: &[f64], roundoff: f64) -> Vec<String> {
+    assert_eq!(found.len(), exact.len());
+    // FP32 itself loses digits in 1 - p.
+    let tolerance = 4.0 * roundoff.max(2f64.powi(-13));
+    let values = found.iter().zip(exact);
+    let wrong = values.filter(|(found, exact)| {
+        let error = (f64::from(**found) - **exact).abs();
+        let is_right = error <= tolerance * exact.abs();
+        !is_right
+    });
+    wrong.map(|(found, exact)| format!("{found} for {exact}")).collect()
+}
+
 /// A tensor with a value for each index.
 fn tensor<const D: usize>(shape: [usize; D], value: impl Fn(usize) -> f64) -> Tensor<D> {
     let count: usize = shape.iter().product();

@@ -64,8 +64,17 @@ impl<'a, I: Iterator<Item = &'a Function> + Clone> Functions<I> {
         self.any(|function| *function == Function::Sigmoid)
     }
 
+    /// The flags of the FP32 values of a half tensor beside another sigmoid: those of a gate, if the values are not much larger
+    /// than 1.
+    pub fn flags<D: FloatDType>(&self, half: D) -> TensorFlags {
+        match self.is_gate() {
+            true => TensorFlags::fits(half) | TensorFlags::GATE,
+            false => TensorFlags::empty(),
+        }
+    }
+
     /// Whether it is computed to a number that is not much larger than 1.
-    pub fn is_gate(&self) -> bool {
+    fn is_gate(&self) -> bool {
         let leaves = |function: &Function| match *function {
             Function::Plus(scalar) | Function::Times(scalar) => scalar.abs() > 1.0,
             Function::Over(scalar) => scalar.abs() < 1.0,

@@ -96,12 +96,9 @@ pub(super) fn two_sigmoids<B: Backend>(op: Op, tensors: [AmpTensor<B>; 2]) -> [A
         return tensors;
     }
     tensors.map(|tensor| {
-        let flags = match tensor.unrounded() {
-            Some(unrounded) if unrounded.functions().is_gate() => {
-                TensorFlags::fits(tensor.dtype()) | TensorFlags::GATE
-            }
-            _ => TensorFlags::empty(),
-        };
+        let unrounded = tensor.unrounded();
+        let flags = unrounded.map(|of| of.functions().flags(tensor.dtype()));
+        let flags = flags.unwrap_or_default();
         let tensor = tensor.computed_in_fp32(op.name);
         let flags = tensor.flags() | flags;
         tensor.with_flags(flags)
