@@ -2,8 +2,10 @@
 //!
 //! One test, in a process of its own: the allocator counts the bytes of all threads.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
+#[path = "common/live.rs"]
+mod live;
+
+use std::sync::atomic::Ordering;
 
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::backend::{Autodiff, Flex};
@@ -14,25 +16,7 @@ use burn::tensor::activation;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
 
-struct Counting;
-
-static LIVE: AtomicIsize = AtomicIsize::new(0);
-
-// Safety: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use live::LIVE;
 
 #[derive(Module, Debug)]
 struct Model<B: Backend> {
@@ -87,7 +71,8 @@ fn make_and_drop<B: AutodiffBackend>(models: usize) {
 fn stays(what: &str, round: impl Fn()) {
     // This round may free what others left.
     round();
-    let mut before = LIVE.load(Ordering::Relaxed);
+    let live = || LIVE.load(Ordering::Relaxed) as isize;
+    let mut before = live();
     let mut grown = Vec::new();
     while grown.last().is_none_or(|grown| *grown >= TABLES) {
         assert!(
@@ -95,7 +80,7 @@ fn stays(what: &str, round: impl Fn()) {
             "{what}: each round left so many bytes: {grown:?}"
         );
         round();
-        let after = LIVE.load(Ordering::Relaxed);
+        let after = live();
         grown.push(after - std::mem::replace(&mut before, after));
     }
 }

@@ -111,7 +111,6 @@ macro_rules! int_operations {
 macro_rules! bool_operations {
     ($list:ident) => {
         $list! {
-            fn bool_argwhere(tensor: BoolTensor<Self>, out_dtype: IntDType) -> impl Future<Output = IntTensor<Self>> + 'static + Send;
             fn bool_into_int(tensor: BoolTensor<Self>, out_dtype: IntDType) -> IntTensor<Self>;
             fn bool_reshape(tensor: BoolTensor<Self>, shape: Shape) -> BoolTensor<Self>;
             fn bool_slice(tensor: BoolTensor<Self>, slices: &[Slice]) -> BoolTensor<Self>;
@@ -151,9 +150,6 @@ macro_rules! quantized_operations {
     ($list:ident) => {
         $list! {
             fn q_reshape(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self>;
-            fn q_detach(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
-            fn q_set_require_grad(tensor: QuantizedTensor<Self>, require_grad: bool) -> QuantizedTensor<Self>;
-            fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool;
             fn q_expand(tensor: QuantizedTensor<Self>, shape: Shape) -> QuantizedTensor<Self>;
             fn q_transpose(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
             fn q_swap_dims(tensor: QuantizedTensor<Self>, dim1: usize, dim2: usize) -> QuantizedTensor<Self>;
@@ -288,7 +284,6 @@ macro_rules! float_operations {
             float_min_dim([tensor], dim: usize) -> FloatTensor;
             float_topk([tensor], dim: usize, k: usize) -> FloatTensor;
             float_sort([tensor], dim: usize, descending: bool) -> FloatTensor;
-            float_slice_assign([tensor], slices: &[Slice], [value]) -> FloatTensor;
             float_remainder_scalar([lhs], {rhs}) -> FloatTensor;
             float_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;
             float_not_equal_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor;

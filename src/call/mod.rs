@@ -99,7 +99,6 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             let all = tensors.iter().all(|t| t.unrounded().is_some());
             decision = decision.reading(&op, tensors[0].dtype(), first.functions(), all);
         }
-        decision.log(&op);
         if decision.is_of_data {
             context.count_data::<B>(&at.device);
         }

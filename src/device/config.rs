@@ -360,6 +360,6 @@ pub(crate) struct Settings {
     pub checked: bool,
     /// Whether a contraction in which nothing learned takes part is demoted, too.
     pub data_in_half: bool,
-    #[cfg_attr(not(feature = "distributed"), allow(dead_code))]
+    /// How long a replica waits for another one.
     pub replica_timeout: Duration,
 }

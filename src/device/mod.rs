@@ -2,7 +2,6 @@
 //! [`DeviceState`]. Independent of the policy's operations and of autodiff.
 
 mod auto;
-mod capabilities;
 mod config;
 mod kind;
 mod state;

@@ -6,11 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use burn_amp_core::{Capabilities, Chosen, OverflowFallback, Registry};
-use burn_backend::{Backend, Device, DeviceOps};
+use burn_backend::{Backend, DType, DTypeUsage, Device, DeviceOps};
 use parking_lot::Mutex;
 
 use super::auto::select;
-use super::capabilities::capabilities;
 use super::waiting::Waiting;
 use super::{AmpConfig, CastStatistics, DeviceKey, Settings, key, name};
 use crate::policy::{Exceptions, OpPrecisions, Support};
@@ -92,7 +91,7 @@ impl DeviceState {
     }
 
     fn capabilities<B: Backend>(&self, device: &B::Device) -> Capabilities {
-        let reported = || capabilities::<B>(device.inner());
+        let reported = || burn_amp_core::capabilities!(B, device.inner());
         *self.capabilities.get_or_init(reported)
     }
 

@@ -31,7 +31,7 @@ pub(super) fn attention<B: Backend, S: Side<B>>(
         let whole = !S::RECORDS
             && !call.decision.only_contracts
             && attn_bias.as_ref().is_none_or(|bias| bias.dtype() == half)
-            && !cubecl::attends_in_half::<B>(&device);
+            && !cubecl::attends_inexactly::<B>(&device);
         // Scale the query instead of the scores: unscaled scores may exceed 65504.
         if half == DType::F16 || !whole {
             let head = query.shape()[query.rank() - 1] as f64;

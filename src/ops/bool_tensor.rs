@@ -35,6 +35,7 @@ impl<B: Backend, S: Side<B>> BoolTensorOps<Self> for Amp<B, S> {
         fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self>;
         fn bool_scatter_or(dim: usize, tensor: BoolTensor<Self>, indices: IntTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self>;
         fn bool_select_or(tensor: BoolTensor<Self>, dim: usize, indices: IntTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self>;
+        fn bool_argwhere(tensor: BoolTensor<Self>, out_dtype: IntDType) -> impl Future<Output = IntTensor<Self>> + 'static + Send;
     }
 
     burn_amp_core::bool_operations! { delegate }

@@ -13,7 +13,7 @@ use burn_backend::{
 use super::activation::tanh;
 use super::arithmetic::{power, product, reduction, sum};
 use super::leaving::Leaving;
-use super::unrounded::{moved_ops, with_scalar, with_scalars};
+use super::unrounded::{assigned, moved_ops, sigmoid_in_fp32, with_scalar, with_scalars};
 use crate::autodiff::recorded::{Product, Reduced, Sum};
 use crate::autodiff::{seed, trained};
 use crate::call::{
@@ -164,9 +164,6 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         let mut flags = tensor.flags() & TensorFlags::CAST;
         let half = tensor.dtype();
         let is_unrounded = tensor.unrounded().is_some() && !is_half(DType::from(dtype));
-        if is_unrounded {
-            flags -= TensorFlags::ROUNDED_SIGMOID;
-        }
         // An optimizer may keep its state in half.
         let computed = match tensor.flags().contains(TensorFlags::GRADIENT) {
             true => TensorFlags::empty(),
@@ -269,6 +266,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_clamp([tensor], {min}, {max}) -> FloatTensor => clamp(tensor, min, max);
         float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor => mask_fill(tensor.computed_in_fp32(), mask, value);
         float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor => mask_where(tensor.computed_in_fp32(), mask, value.computed_in_fp32());
+        float_slice_assign([tensor], slices: &[Slice], [value]) -> FloatTensor => assigned(tensor, slices, value);
         float_flip([tensor], axes: &[usize]) -> FloatTensor => moved(op!(float_flip), tensor, |t| B::float_flip(t, axes));
         float_tanh([tensor]) -> FloatTensor => tanh(tensor);
         float_slice([tensor], slices: &[Slice]) -> FloatTensor => slice(tensor, slices);
@@ -308,6 +306,8 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             return AmpTensor::new(B::float_cat(tensors.collect(), dim), learned);
         }
         by_policy(|| {
+            // Half would keep nothing of what a confident sigmoid leaves.
+            let tensors: Vec<_> = tensors.into_iter().map(sigmoid_in_fp32).collect();
             let operands: Vec<_> = tensors.iter().map(AmpTensor::operand).collect();
             let all: Vec<_> = tensors.iter().collect();
             let call = Call::of(op!(float_cat), &all, &operands, &[]);

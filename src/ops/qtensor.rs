@@ -80,6 +80,9 @@ impl<B: Backend, S: Side<B>> QTensorOps<Self> for Amp<B, S> {
 
     delegate! {
         fn q_device(tensor: &QuantizedTensor<Self>) -> Device<Self>;
+        fn q_detach(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
+        fn q_set_require_grad(tensor: QuantizedTensor<Self>, require_grad: bool) -> QuantizedTensor<Self>;
+        fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool;
     }
 
     burn_amp_core::quantized_operations! { delegate }

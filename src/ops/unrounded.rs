@@ -1,12 +1,12 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, Scalar, TensorMetadata};
+use burn_backend::{Backend, Scalar, Slice, TensorMetadata};
 
 use crate::AmpTensor;
-use crate::call::Call;
-use crate::policy::Op;
-use crate::tensor::{Function, Side, TensorFlags, Unrounded};
+use crate::call::{Call, op};
+use crate::policy::{Op, are_sigmoids};
+use crate::tensor::{Function, Side, Unrounded};
 
 /// How FP32 computes the result of a call, if half computes these functions of a half tensor, and rounds it or has rounded
 /// before.
@@ -48,8 +48,7 @@ pub(super) fn with_scalars<B: Backend, S: Side<B>>(
         .with_unrounded(unrounded)
 }
 
-/// Two half sigmoids, or what was computed of them, in FP32: half would keep nothing of a small difference or product. As a
-/// factor of a half tensor, a sum follows half.
+/// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.
 pub(super) fn two_sigmoids<B: Backend, S: Side<B>>(
     tensors: [AmpTensor<B, S>; 2],
 ) -> [AmpTensor<B, S>; 2] {
@@ -57,21 +56,35 @@ pub(super) fn two_sigmoids<B: Backend, S: Side<B>>(
         let unrounded = tensor.unrounded();
         unrounded.is_some_and(|unrounded| unrounded.functions().is_sigmoid())
     };
-    let is_gate = |tensor: &AmpTensor<B, S>| {
-        tensor.dtype() == DType::F32 && tensor.flags().contains(TensorFlags::GATE)
-    };
-    let are_sigmoids = tensors
-        .iter()
-        .all(|tensor| is_half(tensor) || is_gate(tensor));
-    if !are_sigmoids || !tensors.iter().any(is_half) {
-        return tensors;
+    let known = tensors
+        .each_ref()
+        .map(|tensor| (is_half(tensor), tensor.operand()));
+    match are_sigmoids(known) {
+        true => tensors.map(sigmoid_in_fp32),
+        false => tensors,
     }
-    tensors.map(|tensor| {
-        let unrounded = tensor.unrounded();
-        let flags = unrounded.map(|of| of.functions().flags(tensor.dtype()));
-        let flags = flags.unwrap_or_default();
-        tensor.computed_in_fp32().and(flags)
-    })
+}
+
+/// A half sigmoid, or what was computed of it, in FP32. Any other tensor is unchanged.
+pub(super) fn sigmoid_in_fp32<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    let sigmoid = tensor.unrounded().filter(|of| of.functions().is_sigmoid());
+    let Some(sigmoid) = sigmoid else {
+        return tensor;
+    };
+    let flags = sigmoid.functions().flags(tensor.dtype());
+    tensor.computed_in_fp32().and(flags)
+}
+
+/// A tensor with values in places. Half would keep nothing of what a confident sigmoid leaves.
+pub(super) fn assigned<B: Backend, S: Side<B>>(
+    tensor: AmpTensor<B, S>,
+    slices: &[Slice],
+    value: AmpTensor<B, S>,
+) -> AmpTensor<B, S> {
+    let [tensor, value] = [tensor, value].map(sigmoid_in_fp32);
+    let call = Call::new(op!(float_slice_assign), [&tensor, &value]);
+    let (tensor, value) = (call.operand(tensor), call.operand(value));
+    call.result(call.run(|| B::float_slice_assign(tensor, slices, value)))
 }
 
 /// Operations that bring values to another place.

@@ -46,7 +46,7 @@ pub fn of_bounds() -> Vec<OfBounds> {
         shifted_scores ranked corners roots inverse_sigmoid moved
         filled ignored odds bins kept_largest floored_twice halves capped
         guarded quotients thresholds box_areas ordinal_likelihood
-        parts guarded_quotients peaks_of_data]
+        parts guarded_quotients peaks_of_data joined]
 }
 
 /// The values that are further from the exact ones than half precision with this roundoff allows.
@@ -858,6 +858,16 @@ fn peaks_of_data() -> (Vec<f32>, Vec<f64>) {
     let read = data(p).into_iter().zip(data(largest));
     let read = read.map(|(p, largest)| f32::from(u8::from(p == largest)));
     ([same, read.collect()].concat(), [1.0, 0.0, 0.0, 1.0].repeat(2))
+}
+
+/// Logarithms of what confident probabilities leave that were joined with another, and written to a row of zeros.
+fn joined() -> (Vec<f32>, Vec<f64>) {
+    let p = sigmoid(half([9.0, -2.0]));
+    let row = Tensor::zeros([1, 4], &p.device()).slice_assign([0..1, 1..3], p.clone());
+    let found = [Tensor::cat(vec![half([0.5]), p], 1), row];
+    let [of_9, of_2] = [9.0, -2.0].map(|x: f64| -x.exp().ln_1p());
+    let exact = vec![0.5f64.ln(), of_9, of_2, 0.0, of_9, of_2, 0.0];
+    (found.map(|x| data((x.neg() + 1.0).log())).concat(), exact)
 }
 
 /// Functions of half values, which need digits that half rounds away. Their gradients do, too.

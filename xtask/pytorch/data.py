@@ -633,6 +633,16 @@ def peaks_of_data():
     return torch.cat([(largest == p).float().flatten(), torch.tensor(read)]), [1, 0, 0, 1] * 2
 
 
+def joined():
+    """Logarithms of what confident probabilities leave that were joined with another, and written to a row of zeros."""
+    p = torch.sigmoid(learned(torch.tensor([[9.0, -2.0]])))
+    row = torch.zeros(1, 4, dtype=p.dtype).slice_scatter(p, 1, 1, 3)
+    found = [torch.cat([learned(torch.tensor([[0.5]])), p], 1), row]
+    of_9, of_2 = [-math.log1p(math.exp(x)) for x in [9, -2]]
+    exact = [math.log(0.5), of_9, of_2, 0, of_9, of_2, 0]
+    return torch.cat([(1 - x).log().float().flatten() for x in found]), exact
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
@@ -646,7 +656,7 @@ BOUNDS = [
     squashed, entropy, straight_through, cumulative, leaving_a_region, shifted_scores, ranked, corners, roots,
     inverse_sigmoid, moved, filled, ignored, odds, halves, bins, kept_largest, floored_twice, capped,
     guarded, quotients, thresholds, box_areas, ordinal_likelihood, parts, guarded_quotients,
-    peaks_of_data,
+    peaks_of_data, joined,
 ]  # fmt: skip
 
 

@@ -44,7 +44,7 @@ const AMP: Layers = &[
 const DEVICE: Layers = &[
     ("burn, error", "the crates of the Burn that is on; `Error`", "devices, tensors"),
     ("device", "capabilities, the device's one state, sessions, trials, statistics", "tensors, operations"),
-    ("tensor", "`AmpTensor`, its flags, its cached casts", "single operations"),
+    ("tensor", "`AmpTensor`, its flags, its marks", "single operations"),
     ("diagnostics", "the report of a device, finite check", "operations, trainings"),
     ("ops, backend", "dispatch of an operation, a file for each of Burn's traits, IR", "servers"),
     ("serve", "devices that are served, Burn's own server behind a proxy that checks connections, `AmpServer`", "clients"),

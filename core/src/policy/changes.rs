@@ -150,8 +150,9 @@ pub(crate) fn allowed(op: &Op) -> (&'static [OpPrecision], String) {
     }
 }
 
-/// The operation of the forward pass whose gradient `op` computes.
-fn forward_of(op: &str) -> Option<&str> {
+/// The operation of the forward pass whose gradient `op` computes, as users write it.
+#[doc(hidden)]
+pub fn forward_of(op: &str) -> Option<&str> {
     let op = op.strip_suffix("_backward")?;
     let of = ["_x", "_weight", "_bias"];
     let forward = of.iter().find_map(|of| op.strip_suffix(of));

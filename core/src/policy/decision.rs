@@ -3,8 +3,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use super::casts::{Mode, Support};
 use super::trials::TriedOp;
 use super::values::KEPT;
@@ -100,24 +98,6 @@ pub struct Decision<D> {
     pub is_of_data: bool,
     /// Whether the policy has half computed from a half operand that it made: FP32 might have more digits.
     pub is_in_half: bool,
-    /// Whether the operation is the logarithm of one minus a sigmoid in half.
-    pub is_log_of_one_minus_sigmoid: bool,
-}
-
-impl<D> Decision<D> {
-    /// Logs, once in a process, what the user should know of this operation.
-    pub fn log(&self, op: &Op) {
-        static LOGGED: AtomicBool = AtomicBool::new(false);
-        if self.is_log_of_one_minus_sigmoid && !LOGGED.swap(true, Ordering::Relaxed) {
-            log::warn!(
-                "burn-amp: {} of one minus a sigmoid in half precision: a sigmoid near 1 is rounded to 1, and a \
-                 confident error then has no gradient in Burn's BinaryCrossEntropyLoss. Pass the logits to the \
-                 loss, with BinaryCrossEntropyLossConfig::with_logits(true), use log_sigmoid, or compute the \
-                 sigmoid in full_precision",
-                op.name
-            );
-        }
-    }
 }
 
 /// Decides an operation of a layer on these operands, of which there is at least one, and these scalars.
@@ -232,7 +212,6 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
             keeps_wide: false,
             is_of_data: false,
             is_in_half: false,
-            is_log_of_one_minus_sigmoid: false,
         }
     }
 
@@ -264,7 +243,6 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
             is_in_half: matches!(self.mode, Mode::On(_))
                 && is_half(dtype)
                 && self.operands[0].is_demoted(),
-            is_log_of_one_minus_sigmoid: self.is_log_of_one_minus_sigmoid(),
             ..self.alone()
         }
     }

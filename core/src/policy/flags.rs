@@ -37,10 +37,11 @@ bitflags! {
         /// A parameter that an operation cast to half, or a tensor that the optimizer computed from such a
         /// parameter: the new parameter will be cast, too.
         const USED_IN_HALF = 1 << 10;
-        /// The result of a sigmoid in half. A sigmoid near 1 is rounded to 1.
-        const SIGMOID = 1 << 11;
-        /// A sigmoid in half times -1, perhaps plus a scalar: where the sigmoid is 1, its logarithm is wrong.
-        const MINUS_SIGMOID = 1 << 12;
+        /// FP32 that fits in half: a sigmoid, or a sum of its multiple by -1 and a scalar. The difference of two may need
+        /// FP32's digits, but a factor follows a half operand beside it.
+        const GATE = 1 << 11;
+        /// A constant that is one: a product with it may be the first of many, and leave f16's range at its lower end.
+        const ONES = 1 << 12;
         /// FP32, and computed from FP32 data of the user's, such as a mask of -1e9: of any size, even if a gradient
         /// flows to it.
         const UNBOUNDED = 1 << 13;
@@ -53,18 +54,10 @@ bitflags! {
         /// A parameter, frozen or not, a leaf that requires a gradient, or computed from one. Anything else is data,
         /// which a contraction keeps in FP32.
         const LEARNED = 1 << 16;
-        /// A constant that is one: a product with it may be the first of many, and leave f16's range at its lower end.
-        const ONES = 1 << 17;
-        /// FP32 that fits in half: a sigmoid, or a sum of its multiple by -1 and a scalar. The difference of two may need
-        /// FP32's digits, but a factor follows a half operand beside it.
-        const GATE = 1 << 18;
-        /// What is known of a sigmoid that half rounds.
-        const ROUNDED_SIGMOID = Self::SIGMOID.bits() | Self::MINUS_SIGMOID.bits();
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()
             | Self::BACKWARD.bits()
-            | Self::ROUNDED_SIGMOID.bits()
             | Self::LEARNED.bits();
     }
 }

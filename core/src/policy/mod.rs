@@ -49,7 +49,7 @@ use serde::Serialize;
 pub use crate::dtype::{follows_half, holds, holds_exactly, is_half, largest_within, widest};
 pub use casts::{HalfSupport, Mode, Support};
 #[doc(hidden)]
-pub use changes::short;
+pub use changes::{forward_of, short};
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations};
 pub use convolution::Convolution;
@@ -60,7 +60,7 @@ pub(crate) use known::{Half, Tried, bits, half_of};
 pub use op::Op;
 pub(crate) use table::OPS;
 #[doc(hidden)]
-pub use unrounded::{Function, Functions};
+pub use unrounded::{Function, Functions, are_sigmoids};
 pub use values::{SMALL, TERMS};
 
 /// How an operation treats its F32, F16 and BF16 operands.
@@ -154,12 +154,8 @@ pub enum Effect {
     Divides,
     /// Multiplies by -1.
     Negates,
-    /// Keeps values within scalar bounds.
-    Clamps,
     /// Writes a scalar in places.
     Fills,
-    /// Takes the logarithm, perhaps of one more.
-    TakesLogarithm,
     /// Is a sigmoid.
     IsSigmoid,
     /// Multiplies matrices.

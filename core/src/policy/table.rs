@@ -5,8 +5,8 @@ use super::Case::{
 };
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::Effect::{
-    Adds, Clamps, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Ranks,
-    Reads, Reduces, Reshapes, Scales, Shifts, TakesLogarithm, Transposes,
+    Adds, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Ranks,
+    Reads, Reduces, Reshapes, Scales, Shifts, Transposes,
 };
 use super::Role::{Backward, Composed, Forward, ParameterGradient};
 use super::trials::TriedOp;
@@ -171,7 +171,7 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_exp"), op("float_sinh"), op("float_cosh"), op("float_tan"),
     ]),
     &rows(Fp32, "its result near its pole or branch is lost in half", [
-        op("float_log").that(TakesLogarithm), op("float_log1p").that(TakesLogarithm), op("float_recip"),
+        op("float_log"), op("float_log1p"), op("float_recip"),
         op("float_acos"), op("float_acosh"), op("float_asin"), op("float_asinh"), op("float_atanh"),
         op("float_erf"), op("log_sigmoid"),
     ]),
@@ -285,8 +285,8 @@ pub(super) const TABLE: &[&[Op]] = &[
         with_scalar("float_not_equal_elem").that(Reads),
     ]),
     &rows(Keep, "selects values, makes none; but half rounds a bound or a threshold: 1 - 1e-6 becomes 1", [
-        with_bound("float_clamp").that(Clamps), with_bound("float_clamp_min").that(Clamps),
-        with_bound("float_clamp_max").that(Clamps), with_bound("float_greater_elem").that(Reads),
+        with_bound("float_clamp"), with_bound("float_clamp_min"),
+        with_bound("float_clamp_max"), with_bound("float_greater_elem").that(Reads),
         with_bound("float_greater_equal_elem").that(Reads), with_bound("float_lower_elem").that(Reads),
         with_bound("float_lower_equal_elem").that(Reads),
     ]),

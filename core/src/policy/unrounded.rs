@@ -1,7 +1,7 @@
 //! A half tensor as FP32 computes it: what reads a half tensor in FP32 may need digits that half has rounded away, as the
 //! logarithm of one minus a sigmoid does.
 
-use super::{Class, Decision, Effect, Op, TensorFlags};
+use super::{Class, Decision, Effect, Op, Operand, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::is_half;
 
@@ -84,6 +84,14 @@ impl<'a, I: Iterator<Item = &'a Function> + Clone> Functions<I> {
     }
 }
 
+/// Whether two tensors are sigmoids, of which half rounds one: `true` says that FP32 computes a half sigmoid again. Half would
+/// keep nothing of a small difference or product.
+pub fn are_sigmoids<D: FloatDType>(tensors: [(bool, Operand<D>); 2]) -> bool {
+    let is_gate = |of: &Operand<D>| of.dtype == D::F32 && of.has(TensorFlags::GATE);
+    tensors.iter().any(|(is_half, _)| *is_half)
+        && tensors.iter().all(|(is_half, of)| *is_half || is_gate(of))
+}
+
 /// A [`Function`] of a tensor on a backend, in the tensor's dtype.
 #[doc(hidden)]
 #[macro_export]
@@ -136,13 +144,6 @@ impl<D: FloatDType> Decision<D> {
         if reads && self.is_in_half && !is_asked {
             self.operands = Some(D::F32);
             self.result = is_inside.then_some(dtype);
-        }
-        // A sigmoid that is computed again in FP32 is not rounded to 1.
-        let computed = self.operands.unwrap_or(dtype);
-        let is_in_fp32 = !is_half(self.result.unwrap_or(computed));
-        if is_in_fp32 && first.is_sigmoid() {
-            self.flags -= TensorFlags::ROUNDED_SIGMOID;
-            self.is_log_of_one_minus_sigmoid = false;
         }
         self
     }

@@ -13,7 +13,6 @@
 //! | `UNBOUNDED` | may be of any size, although a gradient flows to it | set | any operand in FP32 |
 //! | `FITS_F16`, `FITS_BF16` | fits in this half dtype | unset | all operands, by the column `fits` |
 //! | `CONSTANT`, `ONES`, `WEIGHT` | follows half, is one, is a half weight | unset | all operands |
-//! | `SIGMOID`, `MINUS_SIGMOID` | is a sigmoid in half, is one times -1 | unset | the first operand |
 //! | `GATE` | is a sigmoid in FP32 that fits in half | unset | the first operand |
 //! | terms | how many gradients a half gradient is the sum of, or how many half values FP32 that fits | more | their sum |
 //!
@@ -91,7 +90,6 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         if !is_half(computed) {
             flags -= TensorFlags::FILLED;
         }
-        flags |= self.sigmoid(class, computed);
         flags.set(TensorFlags::UNBOUNDED, self.is_unbounded(class));
         for half in D::HALVES {
             let fits = self.is_held(half) && self.fits(half, class);
@@ -111,27 +109,6 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Effect::Adds => self.operands.iter().all(|o| o.has(TensorFlags::GATE)),
             _ => of_gate && class == Class::Move,
         }
-    }
-
-    /// Whether the result is a sigmoid in half, or a sigmoid times -1.
-    fn sigmoid(&self, class: Class, computed: D) -> TensorFlags {
-        let is_ours = is_half(computed) && self.mode != Mode::Off;
-        let of = self.operands[0].flags & (TensorFlags::SIGMOID | TensorFlags::MINUS_SIGMOID);
-        // A bound at some distance from 0 and 1 keeps the values away from them.
-        let is_narrow = |bound: &f64| (0.01..=0.99).contains(&bound.abs());
-        match self.op.effect {
-            Effect::IsSigmoid if is_ours => TensorFlags::SIGMOID,
-            Effect::Negates if of.contains(TensorFlags::SIGMOID) => TensorFlags::MINUS_SIGMOID,
-            Effect::Shifts => of,
-            Effect::Clamps if !self.scalars.iter().any(is_narrow) => of,
-            _ if class == Class::Move => of,
-            _ => TensorFlags::empty(),
-        }
-    }
-
-    pub(super) fn is_log_of_one_minus_sigmoid(&self) -> bool {
-        let operand = self.operands[0];
-        self.op.effect == Effect::TakesLogarithm && operand.has(TensorFlags::MINUS_SIGMOID)
     }
 
     /// The number of gradients in the result: in a sum; in a view of a sum, as the backward pass of a reshape is; or in a

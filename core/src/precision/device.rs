@@ -92,6 +92,27 @@ pub struct Capabilities {
     pub bf16: DTypeUses,
 }
 
+/// The [`Capabilities`] of a device, as its backend reports them. A macro, for any version of Burn: expanded where `DType` and
+/// `DTypeUsage` are in scope.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! capabilities {
+    ($backend:ty, $device:expr) => {{
+        let uses = |dtype| {
+            let usage = <$backend>::dtype_usage($device, dtype);
+            $crate::DTypeUses {
+                storage: usage.contains(DTypeUsage::Storage),
+                arithmetic: usage.contains(DTypeUsage::Arithmetic),
+                accelerated: usage.contains(DTypeUsage::Accelerated),
+            }
+        };
+        $crate::Capabilities {
+            f16: uses(DType::F16),
+            bf16: uses(DType::BF16),
+        }
+    }};
+}
+
 impl Capabilities {
     /// The half support that the policy works with.
     pub fn support(self) -> Support {

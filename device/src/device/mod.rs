@@ -2,7 +2,6 @@
 //! [`DeviceState`]. Independent of the operations.
 
 mod anomaly;
-mod capabilities;
 mod session;
 mod state;
 mod statistics;

@@ -6,9 +6,8 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 use burn_amp_core::policy::trials::TriedOp;
 use burn_amp_core::policy::{HalfSupport, Mode, Support};
 use burn_amp_core::{AmpError, Capabilities, Chosen, Exceptions, Precision, Registry};
-use burn_backend::{Backend, DType, DeviceId, DeviceOps};
+use burn_backend::{Backend, DType, DTypeUsage, DeviceId, DeviceOps};
 
-use super::capabilities::capabilities;
 use super::session;
 use super::{Anomalies, CastStatistics, name, trial};
 
@@ -38,7 +37,7 @@ impl DeviceState {
     }
 
     fn capabilities<B: Backend>(&self, device: &B::Device) -> Capabilities {
-        let reported = || capabilities::<B>(device);
+        let reported = || burn_amp_core::capabilities!(B, device);
         *self.capabilities.get_or_init(reported)
     }
 

@@ -11,7 +11,9 @@ use burn_backend::{
 };
 use burn_std::ops::PadMode;
 
-use super::unrounded::{compared, filled, functions, moved, moved_ops, two_sigmoids};
+use super::unrounded::{
+    assigned, compared, filled, functions, moved, moved_ops, sigmoid_in_fp32, two_sigmoids,
+};
 use super::{Call, float_ops, op, own_ops};
 use crate::device::{DeviceState, Session, enter};
 use crate::tensor::{Mark, Origin, converted, to_client};
@@ -177,6 +179,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         float_lower_elem([lhs], {rhs}, out_dtype: BoolDType) -> BoolTensor => compared(op!(float_lower_elem), lhs, rhs, Function::AtLeast(rhs.elem()), |lhs| B::float_lower_elem(lhs, rhs, out_dtype));
         float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor => filled(tensor, mask, value);
         float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor => mask_where(tensor, mask, value);
+        float_slice_assign([tensor], slices: &[Slice], [value]) -> FloatTensor => assigned(tensor, slices, value);
         float_mul([lhs], [rhs]) -> FloatTensor => product(lhs, rhs);
         float_div([lhs], [rhs]) -> FloatTensor => quotient(lhs, rhs);
         float_add([lhs], [rhs]) -> FloatTensor => sum(lhs, rhs);
@@ -227,9 +230,13 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
 
     fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
         let _session = enter::<P>();
+        let op = op!(float_cat);
+        // Half would keep nothing of what a confident sigmoid leaves.
+        let tensors = tensors.into_iter().map(|t| sigmoid_in_fp32(op, t));
+        let tensors: Vec<_> = tensors.collect();
         let operands: Vec<_> = tensors.iter().map(AmpTensor::operand).collect();
         let all: Vec<_> = tensors.iter().collect();
-        let call = Call::of(op!(float_cat), &all, &operands, &[]);
+        let call = Call::of(op, &all, &operands, &[]);
         let tensors = tensors.into_iter().map(|t| call.operand(t)).collect();
         call.result(B::float_cat(tensors, dim))
     }

@@ -111,7 +111,6 @@ impl Call {
             let all = tensors.iter().all(|tensor| tensor.unrounded().is_some());
             decision = decision.reading(&op, tensors[0].dtype(), first.functions(), all);
         }
-        decision.log(&op);
         Self {
             op,
             decision,

@@ -79,6 +79,9 @@ impl<B: Backend, P: Session> QTensorOps<Self> for Amp<B, P> {
         fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self>;
         fn q_to_device(tensor: QuantizedTensor<Self>, device: &Device<Self>) -> QuantizedTensor<Self>;
         fn q_topk_with_indices(tensor: QuantizedTensor<Self>, dim: usize, k: usize, out_dtype: IntDType) -> (QuantizedTensor<Self>, IntTensor<Self>);
+        fn q_detach(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self>;
+        fn q_set_require_grad(tensor: QuantizedTensor<Self>, require_grad: bool) -> QuantizedTensor<Self>;
+        fn q_is_require_grad(tensor: &QuantizedTensor<Self>) -> bool;
     }
 
     burn_amp_core::quantized_operations! { delegate }

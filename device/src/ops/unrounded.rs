@@ -1,8 +1,8 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
-use burn_amp_core::policy::{Function, Op, TensorFlags};
+use burn_amp_core::policy::{Function, Op, are_sigmoids};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, DType, Scalar, TensorMetadata};
+use burn_backend::{Backend, Scalar, Slice, TensorMetadata};
 
 use super::{Call, op};
 use crate::AmpTensor;
@@ -79,30 +79,44 @@ pub(super) fn moved<B: Backend>(
     out.with_unrounded(unrounded, op.name)
 }
 
-/// Two half sigmoids, or what was computed of them, in FP32: half would keep nothing of a small difference or product. As a
-/// factor of a half tensor, a sum follows half.
+/// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.
 pub(super) fn two_sigmoids<B: Backend>(op: Op, tensors: [AmpTensor<B>; 2]) -> [AmpTensor<B>; 2] {
     let is_half = |tensor: &AmpTensor<B>| {
         let unrounded = tensor.unrounded();
         unrounded.is_some_and(|unrounded| unrounded.functions().is_sigmoid())
     };
-    let is_gate = |tensor: &AmpTensor<B>| {
-        tensor.dtype() == DType::F32 && tensor.flags().contains(TensorFlags::GATE)
-    };
-    let are_sigmoids = tensors
-        .iter()
-        .all(|tensor| is_half(tensor) || is_gate(tensor));
-    if !are_sigmoids || !tensors.iter().any(is_half) {
-        return tensors;
+    let known = tensors
+        .each_ref()
+        .map(|tensor| (is_half(tensor), tensor.operand()));
+    match are_sigmoids(known) {
+        true => tensors.map(|tensor| sigmoid_in_fp32(op, tensor)),
+        false => tensors,
     }
-    tensors.map(|tensor| {
-        let unrounded = tensor.unrounded();
-        let flags = unrounded.map(|of| of.functions().flags(tensor.dtype()));
-        let flags = flags.unwrap_or_default();
-        let tensor = tensor.computed_in_fp32(op.name);
-        let flags = tensor.flags() | flags;
-        tensor.with_flags(flags)
-    })
+}
+
+/// A half sigmoid, or what was computed of it, in FP32. Any other tensor is unchanged.
+pub(super) fn sigmoid_in_fp32<B: Backend>(op: Op, tensor: AmpTensor<B>) -> AmpTensor<B> {
+    let sigmoid = tensor.unrounded().filter(|of| of.functions().is_sigmoid());
+    let Some(sigmoid) = sigmoid else {
+        return tensor;
+    };
+    let flags = sigmoid.functions().flags(tensor.dtype());
+    let tensor = tensor.computed_in_fp32(op.name);
+    let flags = tensor.flags() | flags;
+    tensor.with_flags(flags)
+}
+
+/// A tensor with values in places. Half would keep nothing of what a confident sigmoid leaves.
+pub(super) fn assigned<B: Backend>(
+    tensor: AmpTensor<B>,
+    slices: &[Slice],
+    value: AmpTensor<B>,
+) -> AmpTensor<B> {
+    let op = op!(float_slice_assign);
+    let [tensor, value] = [tensor, value].map(|tensor| sigmoid_in_fp32(op, tensor));
+    let call = Call::new(op, [&tensor, &value]);
+    let (tensor, value) = (call.operand(tensor), call.operand(value));
+    call.result(B::float_slice_assign(tensor, slices, value))
 }
 
 /// Operations that bring values to another place.

@@ -1,6 +1,6 @@
 //! Whether an operation turns finite operands into a non-finite result. Reads every tensor back.
 
-use burn_amp_core::policy::{Class, Op};
+use burn_amp_core::policy::{Class, Op, short};
 use burn_amp_core::{Anomaly, AnomalyPass};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata, try_read_sync};
@@ -58,7 +58,7 @@ impl Watch {
     pub(super) fn result<B: Backend>(&self, tensor: &FloatTensor<B>) {
         if self.found.is_first(self.pass) && magnitude::<B>(tensor.clone()).is_none() {
             self.found.add(Anomaly {
-                op: self.op.trim_start_matches("float_").into(),
+                op: short(self.op).into(),
                 pass: self.pass,
                 dtype: format!("{:?}", tensor.dtype()),
                 shape: tensor.shape().to_vec(),

@@ -190,7 +190,6 @@ impl<B: Backend> AmpTensor<B> {
             Some(unrounded) if is_half(self.dtype()) => self.unrounded = Some(Arc::new(unrounded)),
             Some(unrounded) => {
                 self.primitive = unrounded.wide(self.dtype(), op);
-                self.flags -= TensorFlags::ROUNDED_SIGMOID;
             }
             None => {}
         }
@@ -245,10 +244,7 @@ impl<B: Backend> AmpTensor<B> {
         if self.is_as_declared() {
             self
         } else {
-            let (declared, mut flags, marks) = (self.declared, self.flags, self.marks);
-            if self.unrounded.is_some() {
-                flags -= TensorFlags::ROUNDED_SIGMOID;
-            }
+            let (declared, flags, marks) = (self.declared, self.flags, self.marks);
             Self::new(self.into_dtype(declared.into(), op), declared, flags).with_marks(marks)
         }
     }

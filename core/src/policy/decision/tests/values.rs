@@ -25,51 +25,6 @@ fn a_mask_of_a_rounded_scalar_is_marked_until_it_is_computed_with() {
     assert!(!filled("float_exp", &masked, &[]));
 }
 
-#[test]
-fn one_minus_a_sigmoid_in_half_is_recognized() {
-    const SIGMOID: TensorFlags = TensorFlags::SIGMOID;
-    const MINUS: TensorFlags = TensorFlags::MINUS_SIGMOID;
-    let out = |name, flags, scalars: &[f64]| {
-        let operand = [with(F16, flags)];
-        decide(&Op::named(name), &operand, scalars, &ON).flags & (SIGMOID | MINUS)
-    };
-    const NONE: TensorFlags = TensorFlags::empty();
-    assert_eq!(out("sigmoid", NONE, &[]), SIGMOID);
-    let half = Here {
-        changed: Some(OpPrecision::Half),
-        ..ON
-    };
-    let changed = named("sigmoid", &plain(&[F32]), half).flags;
-    assert!(changed.contains(SIGMOID));
-    assert_eq!(out("float_neg", SIGMOID, &[]), MINUS);
-    assert_eq!(out("float_neg", MINUS, &[]), NONE);
-    for flags in [SIGMOID, MINUS, NONE] {
-        assert_eq!(out("float_add_scalar", flags, &[1.0]), flags);
-        assert_eq!(out("float_clamp", flags, &[1e-7, 1.0 - 1e-7]), flags);
-        assert_eq!(out("float_clamp", flags, &[0.05, 0.95]), NONE);
-        assert_eq!(out("float_reshape", flags, &[]), flags);
-        for name in ["float_tanh", "float_exp", "float_log", "float_log1p"] {
-            assert_eq!(out(name, flags, &[]), NONE, "{name}");
-        }
-    }
-    let is_warned = |name, flags| {
-        let decision = named(name, &[with(F16, flags)], ON);
-        decision.is_log_of_one_minus_sigmoid
-    };
-    for name in ["float_log", "float_log1p"] {
-        assert!(
-            is_warned(name, MINUS) && !is_warned(name, SIGMOID),
-            "{name}"
-        );
-    }
-    assert!(!is_warned("float_exp", MINUS));
-    // In FP32, and in the user's own half, the policy has no part in it.
-    for (dtype, here) in [(F32, ON), (F16, OFF)] {
-        let out = named("sigmoid", &plain(&[dtype]), here).flags;
-        assert!(!out.contains(SIGMOID), "{dtype:?}");
-    }
-}
-
 /// A sigmoid of FP32 that fits is FP32, and as a factor half.
 #[test]
 fn a_gate_in_fp32_follows_a_half_factor() {
