@@ -146,9 +146,9 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let is_leaf = AutodiffLayer::<B, C>::float_is_require_grad(&tensor.primitive);
         let is_cast = is_leaf && tensor.primitive.primitive.is_used_in_half();
         flags.set(TensorFlags::USED_IN_HALF, is_cast);
-        let unrounded = tensor.unrounded().map(|unrounded| {
-            unrounded.map(|operand| AutodiffLayer::<B, C>::inner(operand).into_primitive())
-        });
+        let of_inner = |operand| AutodiffLayer::<B, C>::inner(operand).into_primitive();
+        let unrounded = tensor.unrounded();
+        let unrounded = unrounded.and_then(|of| of.elsewhere(of_inner, |mask| mask));
         let inner = AutodiffLayer::<B, C>::inner(tensor.into_primitive());
         let dtype = if is_leaf {
             trained::trained_dtype::<B>(inner.dtype(), &inner.device())

@@ -10,9 +10,9 @@ use super::{Call, checked, create, is_watched, op};
 use crate::AmpTensor;
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
-use crate::policy::{Class, Op, is_half};
+use crate::policy::{Class, Op, SMALL, is_half};
 use crate::precision::{half_wanted, in_kernel};
-use crate::tensor::{Side, TensorFlags};
+use crate::tensor::{Side, TensorFlags, in_its_dtype};
 use crate::workarounds::fusion::{linear_of_rows, row_or_column_unfused};
 use crate::workarounds::libtorch;
 #[cfg(feature = "tch")]
@@ -116,27 +116,32 @@ pub(crate) fn transpose<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpT
 pub(crate) fn permuted<B: Backend, S: Side<B>>(
     op: Op,
     tensor: AmpTensor<B, S>,
-    reorder: impl Fn(&mut [usize]),
-    permute: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
+    reorder: impl Fn(&mut [usize]) + Send + Sync + 'static,
+    permute: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync + 'static,
 ) -> AmpTensor<B, S> {
-    moved(op, tensor, |tensor| {
+    moved(op, tensor, move |tensor| {
         libtorch::permuted::<B>(tensor, &reorder, &permute)
     })
 }
 
-/// The same values in another place. FP32 computes those that were rounded from an operand in the same place.
+/// The same values in another place.
 pub(crate) fn moved<B: Backend, S: Side<B>>(
     op: Op,
     tensor: AmpTensor<B, S>,
-    run: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
+    to: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync + 'static,
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
-    let moved = |tensor| call.run(|| run(tensor));
-    let unrounded = tensor.unrounded().map(|unrounded| unrounded.map(moved));
-    let out = moved(call.operand(tensor));
-    let is_half = is_half(out.dtype());
-    call.result(out)
-        .with_unrounded(unrounded.filter(|_| is_half))
+    let known = tensor.unrounded().cloned();
+    let operand = call.operand(tensor);
+    let out = call.run(|| to(operand));
+    let unrounded = known.filter(|_| is_half(out.dtype())).and_then(|known| {
+        let elements = out.shape().num_elements();
+        known.moved(
+            move |tensor| in_its_dtype::<B, S, _>(|| to(tensor)),
+            |operand| elements * SMALL <= operand.shape().num_elements(),
+        )
+    });
+    call.result(out).with_unrounded(unrounded)
 }
 
 /// A tensor with a value where the mask is true.
@@ -147,8 +152,11 @@ pub(crate) fn mask_fill<B: Backend, S: Side<B>>(
 ) -> AmpTensor<B, S> {
     let (op, operands) = (op!(float_mask_fill), [tensor.operand()]);
     let call = Call::of(op, &[&tensor], &operands, &[value.elem()]);
+    let known = tensor.unrounded().filter(|_| call.decision.is_in_half);
+    let unrounded = known.and_then(|known| known.filled(mask.clone(), value.elem()));
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::float_mask_fill(tensor, mask, value)))
+        .with_unrounded(unrounded)
 }
 
 /// Functions that compare a tensor with a scalar.

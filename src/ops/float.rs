@@ -151,7 +151,9 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         in_use::<B, S>(device);
         let scaled = tensor.scaled().cloned();
         let moved = |tensor| B::float_to_device(tensor, device);
-        let unrounded = tensor.unrounded().map(|of| of.map(moved));
+        let unrounded = tensor
+            .unrounded()
+            .and_then(|of| of.elsewhere(moved, |mask| B::bool_to_device(mask, device)));
         tensor
             .map(moved)
             .with_scaled(scaled)
@@ -251,7 +253,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_mul([lhs], [rhs]) -> FloatTensor => product(Product::Mul, op!(float_mul), lhs, rhs);
         float_div([lhs], [rhs]) -> FloatTensor => product(Product::Div, op!(float_div), lhs, rhs);
         float_neg([tensor]) -> FloatTensor => with_scalars(op!(float_neg), tensor, &[], &[Function::Neg], B::float_neg);
-        float_reshape([tensor], shape: Shape) -> FloatTensor => moved(op!(float_reshape), tensor, |t| B::float_reshape(t, shape.clone()));
+        float_reshape([tensor], shape: Shape) -> FloatTensor => moved(op!(float_reshape), tensor, move |t| B::float_reshape(t, shape.clone()));
         float_add_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_add_scalar), lhs, rhs, Function::Plus(rhs.elem()), B::float_add_scalar);
         float_sub_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_sub_scalar), lhs, rhs, Function::Plus(-rhs.elem::<f64>()), B::float_sub_scalar);
         float_mul_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_mul_scalar), lhs, rhs, Function::Times(rhs.elem()), B::float_mul_scalar);
@@ -264,15 +266,15 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_clamp_min([tensor], {min}) -> FloatTensor => clamp_min(tensor, min);
         float_clamp_max([tensor], {max}) -> FloatTensor => with_scalar(op!(float_clamp_max), tensor, max, Function::AtMost(max.elem()), B::float_clamp_max);
         float_clamp([tensor], {min}, {max}) -> FloatTensor => clamp(tensor, min, max);
-        float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor => mask_fill(tensor.computed_in_fp32(), mask, value);
+        float_mask_fill([tensor], mask: BoolTensor<Self>, {value}) -> FloatTensor => mask_fill(tensor, mask, value);
         float_mask_where([tensor], mask: BoolTensor<Self>, [value]) -> FloatTensor => mask_where(tensor.computed_in_fp32(), mask, value.computed_in_fp32());
         float_slice_assign([tensor], slices: &[Slice], [value]) -> FloatTensor => assigned(tensor, slices, value);
-        float_flip([tensor], axes: &[usize]) -> FloatTensor => moved(op!(float_flip), tensor, |t| B::float_flip(t, axes));
+        float_flip([tensor], axes: &[usize]) -> FloatTensor => { let axes = axes.to_vec(); moved(op!(float_flip), tensor, move |t| B::float_flip(t, &axes)) };
         float_tanh([tensor]) -> FloatTensor => tanh(tensor);
         float_slice([tensor], slices: &[Slice]) -> FloatTensor => slice(tensor, slices);
         float_transpose([tensor]) -> FloatTensor => transpose(tensor);
-        float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor => permuted(op!(float_swap_dims), tensor, |axes| axes.swap(dim1, dim2), |t| B::float_swap_dims(t, dim1, dim2));
-        float_permute([tensor], axes: &[usize]) -> FloatTensor => permuted(op!(float_permute), tensor, |order| order.copy_from_slice(axes), |t| B::float_permute(t, axes));
+        float_swap_dims([tensor], dim1: usize, dim2: usize) -> FloatTensor => permuted(op!(float_swap_dims), tensor, move |axes| axes.swap(dim1, dim2), move |t| B::float_swap_dims(t, dim1, dim2));
+        float_permute([tensor], axes: &[usize]) -> FloatTensor => { let [axes, to] = [axes, axes].map(<[_]>::to_vec); permuted(op!(float_permute), tensor, move |order| order.copy_from_slice(&to), move |t| B::float_permute(t, &axes)) };
         float_scatter_nd([data], indices: IntTensor<Self>, [values], reduction: IndexingUpdateOp) -> FloatTensor => scatter(data, indices, values, reduction);
     }
 
@@ -371,7 +373,10 @@ fn slice<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, slices: &[Slice]) -> A
     if tensor.is_cast_later() {
         return tensor.moved(|half| B::float_slice(half, slices));
     }
-    moved(op!(float_slice), tensor, |t| B::float_slice(t, slices))
+    let slices = slices.to_vec();
+    moved(op!(float_slice), tensor, move |t| {
+        B::float_slice(t, &slices)
+    })
 }
 
 /// The values and their indices.

@@ -14,7 +14,7 @@ pub(super) fn unrounded<B: Backend, S: Side<B>>(
     call: &Call<B, S>,
     tensor: &AmpTensor<B, S>,
     functions: &[Function],
-) -> Option<Unrounded<FloatTensor<B>>> {
+) -> Option<Unrounded<B>> {
     let rounds = || functions.iter().any(|function| function.rounds());
     let is_rounded = call.decision.is_in_half && (tensor.unrounded().is_some() || rounds());
     is_rounded.then(|| tensor.unrounded_functions(functions))
@@ -94,7 +94,7 @@ macro_rules! moved_ops {
             $op($($([$t])? $($a: $ty)?),+) -> FloatTensor => moved(
                 op!($op),
                 $($($t)?)+,
-                |$($($t)?)+| B::$op($($($t)? $($a.clone())?),+),
+                move |$($($t)?)+| B::$op($($($t)? $($a.clone())?),+),
             );
         )*}
     };

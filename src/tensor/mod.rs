@@ -29,7 +29,7 @@ pub(crate) use half_copies::{HalfCopies, NextCopy};
 pub(crate) use node::Node;
 pub use node::WeakNode;
 pub use side::{Above, Below, Checkpoint, Operands, Side, Step};
-pub(crate) use unrounded::{Unrounded, computed};
+pub(crate) use unrounded::{Unrounded, computed, in_its_dtype};
 
 /// A float tensor of [`Amp<B>`](crate::Amp): `B`'s own tensor, of any shape and float dtype.
 ///
@@ -59,7 +59,7 @@ pub(crate) struct Shared<B: Backend> {
     /// The FP32 tensor that a program cast to this half tensor, of few values, to use it beside a larger one.
     statistic: Copied<B>,
     /// How FP32 computes a half tensor.
-    unrounded: OnceLock<Box<Unrounded<FloatTensor<B>>>>,
+    unrounded: OnceLock<Box<Unrounded<B>>>,
     /// Whether an operation took the tensor in half.
     used_in_half: AtomicBool,
     /// With autodiff, the nodes for the uses of a leaf in half.
@@ -316,7 +316,9 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
     pub(crate) fn shared_copy(&self, dtype: DType) -> Option<&Copied<B>> {
         let shared = self.shared.get()?;
         let copy = shared.copy(self.dtype(), dtype)?;
-        (copy.get().is_some() || Arc::strong_count(shared) > 1).then_some(copy)
+        // As in `share_copies`, without a gradient.
+        let is_kept = S::RECORDS || shared.unrounded.get().is_none();
+        (copy.get().is_some() || is_kept && Arc::strong_count(shared) > 1).then_some(copy)
     }
 
     /// Whether an operation took an FP32 tensor in half, since its last
@@ -349,7 +351,7 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
     }
 
     /// How FP32 computes this half tensor, if it is known.
-    pub(crate) fn unrounded(&self) -> Option<&Unrounded<FloatTensor<B>>> {
+    pub(crate) fn unrounded(&self) -> Option<&Unrounded<B>> {
         unrounded(self.shared.get())
     }
 
@@ -359,23 +361,23 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
             return self;
         };
         // A sigmoid that is 0 in f16 may divide.
-        let fits = match unrounded.functions().is_sigmoid() {
-            true => TensorFlags::empty(),
-            false => TensorFlags::fits(self.dtype()),
+        let flags = match unrounded.functions().is_sigmoid() {
+            true => self.flags - TensorFlags::FITS,
+            false => self.flags | TensorFlags::fits(self.dtype()),
         };
-        let (flags, scaled) = (self.flags | fits, self.scaled().cloned());
+        let scaled = self.scaled().cloned();
         Self::new(S::into_dtype(self, DType::F32), flags).with_scaled(scaled)
     }
 
     /// How FP32 computes functions of this half tensor.
-    pub(crate) fn unrounded_functions(&self, functions: &[Function]) -> Unrounded<FloatTensor<B>> {
-        let known = self.unrounded().cloned();
-        let known = known.and_then(|of| of.then(functions));
-        known.unwrap_or_else(|| Unrounded::of(self.primitive.clone(), functions))
+    pub(crate) fn unrounded_functions(&self, functions: &[Function]) -> Unrounded<B> {
+        let known = self.unrounded();
+        let known = known.and_then(|of| of.computed(functions));
+        known.unwrap_or_else(|| Unrounded::<B>::of(self.primitive.clone(), functions))
     }
 
     /// Remembers how FP32 computes this half tensor.
-    pub(crate) fn with_unrounded(self, unrounded: Option<Unrounded<FloatTensor<B>>>) -> Self {
+    pub(crate) fn with_unrounded(self, unrounded: Option<Unrounded<B>>) -> Self {
         if let Some(unrounded) = unrounded {
             self.share().unrounded.set(unrounded.into()).ok();
         }
@@ -520,7 +522,7 @@ pub(crate) fn at_least_f32<B: Backend, S: Side<B>>(tensor: FloatTensor<B>) -> Fl
     }
 }
 
-fn unrounded<B: Backend>(shared: Option<&Arc<Shared<B>>>) -> Option<&Unrounded<FloatTensor<B>>> {
+fn unrounded<B: Backend>(shared: Option<&Arc<Shared<B>>>) -> Option<&Unrounded<B>> {
     Some(shared?.unrounded.get()?)
 }
 

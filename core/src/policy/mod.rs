@@ -48,10 +48,10 @@ use serde::Serialize;
 
 pub use crate::dtype::{follows_half, holds, holds_exactly, is_half, largest_within, widest};
 pub use casts::{HalfSupport, Mode, Support};
-#[doc(hidden)]
-pub use changes::{forward_of, short};
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations};
+#[doc(hidden)]
+pub use changes::{forward_of, short};
 pub use convolution::Convolution;
 pub use decision::{Decision, Layer, Operand, Site, decide, fp32_alone};
 pub use flags::TensorFlags;
@@ -60,7 +60,7 @@ pub(crate) use known::{Half, Tried, bits, half_of};
 pub use op::Op;
 pub(crate) use table::OPS;
 #[doc(hidden)]
-pub use unrounded::{Function, Functions, are_sigmoids};
+pub use unrounded::{Function, Functions, Unrounded, are_sigmoids};
 pub use values::{SMALL, TERMS};
 
 /// How an operation treats its F32, F16 and BF16 operands.
@@ -166,8 +166,10 @@ pub enum Effect {
     FindsLargest,
     /// Compares values, or orders them.
     Ranks,
-    /// Compares with a scalar, rounds to an integer, or finds the largest values of windows.
+    /// Compares with a scalar, or rounds to an integer.
     Reads,
+    /// Finds the largest values of windows.
+    Pools,
     /// Adds two tensors.
     Adds,
     /// Gives the values another shape, in the same order.

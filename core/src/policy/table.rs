@@ -5,7 +5,7 @@ use super::Case::{
 };
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::Effect::{
-    Adds, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Ranks,
+    Adds, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Pools, Ranks,
     Reads, Reduces, Reshapes, Scales, Shifts, Transposes,
 };
 use super::Role::{Backward, Composed, Forward, ParameterGradient};
@@ -297,8 +297,8 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_cummax"), op("float_argmax").that(Ranks), op("float_argmin").that(Ranks), op("float_argtopk").that(Ranks), op("float_topk").that(Ranks),
         op("float_sort").that(Ranks), op("float_sort_with_indices").that(Ranks), op("float_argsort").that(Ranks), op("float_is_nan"),
         op("float_is_inf"), op("float_into_int").that(Reads), op("float_topk_with_indices").that(Ranks).since("0.22"),
-        op("max_pool1d").that(Reads), op("max_pool1d_with_indices").that(Reads), op("max_pool2d").that(Reads), op("max_pool2d_with_indices").that(Reads),
-        op("max_pool3d").that(Reads).since("0.23"), op("max_pool3d_with_indices").that(Reads).since("0.23"),
+        op("max_pool1d").that(Pools), op("max_pool1d_with_indices").that(Pools), op("max_pool2d").that(Pools), op("max_pool2d_with_indices").that(Pools),
+        op("max_pool3d").that(Pools).since("0.23"), op("max_pool3d_with_indices").that(Pools).since("0.23"),
     ]),
     &rows(Move, "moves data", [
         op("float_to_device"), op("float_repeat_dim"), op("float_transpose").that(Transposes),

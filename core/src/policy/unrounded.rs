@@ -1,6 +1,9 @@
 //! A half tensor as FP32 computes it: what reads a half tensor in FP32 may need digits that half has rounded away, as the
 //! logarithm of one minus a sigmoid does.
 
+use std::fmt;
+use std::sync::Arc;
+
 use super::{Class, Decision, Effect, Op, Operand, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::is_half;
@@ -84,6 +87,159 @@ impl<'a, I: Iterator<Item = &'a Function> + Clone> Functions<I> {
     }
 }
 
+/// How FP32 computes a half tensor: steps from a half operand, in the order in which half computed them. `T` is the operand, and
+/// `M` the mask of a fill.
+#[derive(Clone)]
+pub struct Unrounded<T, M> {
+    operand: T,
+    steps: Vec<Step<T, M>>,
+}
+
+#[derive(Clone)]
+enum Step<T, M> {
+    Function(Function),
+    Move(Move<T>),
+    /// Writes a scalar in places.
+    Fill(M, f64),
+}
+
+/// Brings values to another place.
+type Move<T> = Arc<dyn Fn(T) -> T + Send + Sync>;
+
+impl<T: Clone, M: Clone> Unrounded<T, M> {
+    /// The most steps, with moves.
+    const MOST: usize = 4 * Function::MOST;
+
+    /// Functions of a half tensor.
+    pub fn of(operand: T, functions: &[Function]) -> Self {
+        let steps = functions.iter().copied().map(Step::Function).collect();
+        Self { operand, steps }
+    }
+
+    fn then(&self, steps: impl IntoIterator<Item = Step<T, M>>) -> Option<Self> {
+        let steps: Vec<_> = self.steps.iter().cloned().chain(steps).collect();
+        let computed = steps.iter().filter(|step| !step.is_move()).count();
+        let operand = self.operand.clone();
+        (computed <= Function::MOST && steps.len() <= Self::MOST).then_some(Self { operand, steps })
+    }
+
+    /// These functions of the result. `None` after too many steps.
+    pub fn computed(&self, functions: &[Function]) -> Option<Self> {
+        self.then(functions.iter().copied().map(Step::Function))
+    }
+
+    /// The result with a scalar in places. `None` after too many steps.
+    pub fn filled(&self, mask: M, value: f64) -> Option<Self> {
+        self.then([Step::Fill(mask, value)])
+    }
+
+    /// The result in another place. `None` after too many steps. `to` runs where FP32 reads the values, unless there are many
+    /// moves, or `is_small` says that a few values would keep this whole operand.
+    pub fn moved(
+        &self,
+        to: impl Fn(T) -> T + Send + Sync + 'static,
+        is_small: impl FnOnce(&T) -> bool,
+    ) -> Option<Self> {
+        let step = Step::Move(Arc::new(to) as Move<T>);
+        let here = |of: &Self| of.elsewhere(|operand| operand, |mask| mask);
+        let moved = self.then([step.clone()]);
+        let moved = moved.or_else(|| here(self)?.then([step]))?;
+        match is_small(&self.operand) {
+            true => here(&moved).or(Some(moved)),
+            false => Some(moved),
+        }
+    }
+
+    /// The same steps of what `map` makes of the operand, in the same place.
+    pub fn map(&self, map: impl FnOnce(T) -> T) -> Self {
+        Self {
+            operand: map(self.operand.clone()),
+            steps: self.steps.clone(),
+        }
+    }
+
+    /// The same functions of what `operand` makes of the operand in its last place. `None` of values that were moved after they
+    /// were filled.
+    pub fn elsewhere<U, N>(
+        &self,
+        operand: impl FnOnce(T) -> U,
+        mask: impl Fn(M) -> N,
+    ) -> Option<Unrounded<U, N>> {
+        let moves = self.steps.iter().rposition(Step::is_move);
+        let fills = self.steps.iter().position(Step::is_fill);
+        if let (Some(fill), Some(last)) = (fills, moves)
+            && fill < last
+        {
+            return None;
+        }
+        let stay = self.steps.iter().filter_map(|step| match step {
+            Step::Function(function) => Some(Step::Function(*function)),
+            Step::Fill(places, value) => Some(Step::Fill(mask(places.clone()), *value)),
+            Step::Move(_) => None,
+        });
+        Some(Unrounded {
+            steps: stay.collect(),
+            operand: operand(self.at_place(self.steps.len())),
+        })
+    }
+
+    /// The functions among the steps.
+    pub fn functions(&self) -> Functions<impl Iterator<Item = &Function> + Clone> {
+        Functions(self.steps.iter().filter_map(Step::function))
+    }
+
+    /// The operand after the moves among the first steps. Functions are computed element by element, so that they may wait.
+    fn at_place(&self, steps: usize) -> T {
+        let moves = self.steps[..steps].iter().filter_map(|step| match step {
+            Step::Move(to) => Some(to),
+            Step::Function(_) | Step::Fill(..) => None,
+        });
+        moves.fold(self.operand.clone(), |operand, to| to(operand))
+    }
+
+    /// The values in FP32. `computed` computes functions of a half tensor, `function` and `fill` a step of an FP32 one.
+    pub fn values(
+        &self,
+        computed: impl FnOnce(T, Vec<Function>) -> T,
+        function: impl Fn(&Function, T) -> T,
+        fill: impl Fn(T, M, f64) -> T,
+    ) -> T {
+        let filled = self.steps.iter().position(Step::is_fill);
+        let (before, after) = self.steps.split_at(filled.unwrap_or(self.steps.len()));
+        let functions = before.iter().filter_map(Step::function).copied().collect();
+        let values = computed(self.at_place(before.len()), functions);
+        after.iter().fold(values, |values, step| match step {
+            Step::Function(of) => function(of, values),
+            Step::Move(to) => to(values),
+            Step::Fill(mask, value) => fill(values, mask.clone(), *value),
+        })
+    }
+}
+
+impl<T, M> Step<T, M> {
+    fn is_move(&self) -> bool {
+        matches!(self, Self::Move(_))
+    }
+
+    fn is_fill(&self) -> bool {
+        matches!(self, Self::Fill(..))
+    }
+
+    fn function(&self) -> Option<&Function> {
+        match self {
+            Self::Function(function) => Some(function),
+            Self::Move(_) | Self::Fill(..) => None,
+        }
+    }
+}
+
+impl<T, M> fmt::Debug for Unrounded<T, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let functions: Vec<_> = self.steps.iter().filter_map(Step::function).collect();
+        f.debug_tuple("Unrounded").field(&functions).finish()
+    }
+}
+
 /// Whether two tensors are sigmoids, of which half rounds one: `true` says that FP32 computes a half sigmoid again. Half would
 /// keep nothing of a small difference or product.
 pub fn are_sigmoids<D: FloatDType>(tensors: [(bool, Operand<D>); 2]) -> bool {
@@ -136,6 +292,8 @@ impl<D: FloatDType> Decision<D> {
             // Values that differ in FP32 may be equal in half. Beside a half tensor, half is compared with half.
             Effect::Ranks => all,
             Effect::Reads | Effect::Reduces | Effect::FindsLargest => true,
+            // Activations are pooled in half: FP32 would stay on the tape.
+            Effect::Pools => first.is_sigmoid(),
             // A root may be that of a small number.
             _ => is_inside && first.is_sum(),
         };
@@ -161,6 +319,86 @@ impl<D: FloatDType> Decision<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    type OfList = Unrounded<Vec<f64>, Vec<bool>>;
+
+    /// The values of a list.
+    fn values(of: &OfList) -> Vec<f64> {
+        let compute = |function: &Function, list: Vec<f64>| -> Vec<f64> {
+            let of = |x: f64| match *function {
+                Function::Neg => -x,
+                Function::Plus(scalar) => x + scalar,
+                _ => unreachable!("no other is used here"),
+            };
+            list.into_iter().map(of).collect()
+        };
+        let all = |list, functions: Vec<_>| {
+            let functions = functions.iter();
+            functions.fold(list, |list, function| compute(function, list))
+        };
+        of.values(all, compute, |list, mask, value| {
+            let places = list.into_iter().zip(mask);
+            places
+                .map(|(x, fill)| if fill { value } else { x })
+                .collect()
+        })
+    }
+
+    fn reversed(mut list: Vec<f64>) -> Vec<f64> {
+        list.reverse();
+        list
+    }
+
+    #[test]
+    fn steps_are_computed_in_their_order() {
+        let plus = OfList::of(vec![1.0, 2.0, 4.0], &[Function::Plus(1.0)]);
+        let filled = plus.filled(vec![true, false, false], 8.0).unwrap();
+        let filled = filled.computed(&[Function::Neg]).unwrap();
+        assert_eq!(values(&filled), [-8.0, -3.0, -5.0]);
+        let moved = filled.moved(reversed, |_| true).unwrap();
+        assert_eq!(values(&moved), [-5.0, -3.0, -8.0]);
+        assert_eq!(values(&moved.map(|_| vec![0.0; 3])), [-1.0, -1.0, -8.0]);
+        // What was moved first goes along with what is filled later, and not the other way round.
+        assert!(moved.elsewhere(|list| list, |mask| mask).is_none());
+        let moved = plus.moved(reversed, |_| false).unwrap();
+        assert_eq!(moved.operand, [1.0, 2.0, 4.0]);
+        let filled = moved.filled(vec![true, false, false], 8.0).unwrap();
+        let elsewhere = filled.elsewhere(|list| list, |mask| mask).unwrap();
+        assert_eq!(elsewhere.operand, [4.0, 2.0, 1.0]);
+        for of in [filled, elsewhere] {
+            assert_eq!(values(&of), [8.0, 3.0, 2.0]);
+        }
+    }
+
+    #[test]
+    fn a_few_values_do_not_keep_the_operand() {
+        let plus = OfList::of(vec![1.0, 2.0, 4.0], &[Function::Plus(1.0)]);
+        let first = plus.moved(|list| vec![list[0]], |list| list.len() > 2);
+        let first = first.unwrap();
+        assert_eq!((&first.operand, values(&first)), (&vec![1.0], vec![2.0]));
+    }
+
+    #[test]
+    fn so_many_steps_are_remembered() {
+        let mut functions = OfList::of(vec![1.0], &[]);
+        for _ in 0..Function::MOST {
+            functions = functions.computed(&[Function::Neg]).expect("few functions");
+        }
+        assert!(functions.computed(&[Function::Neg]).is_none());
+        assert!(functions.filled(vec![true], 0.0).is_none());
+        // Many moves are done at once.
+        for moves in 1..100 {
+            functions = functions.moved(reversed, |_| false).unwrap();
+            assert!(functions.steps.len() <= OfList::MOST, "{moves}");
+        }
+        assert_eq!(values(&functions), [1.0]);
+        let filled = OfList::of(vec![1.0], &[]).filled(vec![true], 0.0);
+        let mut moves = (0..100).scan(filled, |of, _| {
+            *of = of.as_ref()?.moved(reversed, |_| false);
+            of.clone()
+        });
+        assert!(moves.all(|of| values(&of) == [0.0]));
+    }
 
     #[test]
     fn what_is_known_of_functions() {

@@ -1,6 +1,6 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
-use burn_amp_core::policy::{Function, Op, are_sigmoids};
+use burn_amp_core::policy::{Function, Op, SMALL, are_sigmoids};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, Scalar, Slice, TensorMetadata};
 
@@ -23,7 +23,7 @@ pub(super) fn functions<B: Backend>(
         let of_known = known.and_then(|known| known.computed(functions));
         // Half rounds the result, or has rounded before.
         let is_rounded = known.is_some() || rounds();
-        let of_this = || Unrounded::of(tensor.primitive.clone(), functions);
+        let of_this = || Unrounded::<B>::of(tensor.primitive.clone(), functions);
         of_known.or_else(|| is_rounded.then(of_this))
     });
     let tensor = call.operand(tensor);
@@ -46,7 +46,7 @@ pub(super) fn filled<B: Backend>(
     };
     let call = Call::of(op, &[&tensor], &[tensor.operand()], &[scalar]);
     let known = tensor.unrounded().filter(|_| call.decision.is_in_half);
-    let unrounded = known.and_then(|known| known.filled(mask.clone(), value));
+    let unrounded = known.and_then(|known| known.filled(mask.clone(), scalar));
     let tensor = call.operand(tensor);
     call.result(B::float_mask_fill(tensor, mask, value))
         .with_unrounded(unrounded, op.name)
@@ -75,7 +75,8 @@ pub(super) fn moved<B: Backend>(
     let unrounded = tensor.unrounded.clone();
     let out = call.result(to(call.operand(tensor)));
     let elements = out.shape().num_elements();
-    let unrounded = unrounded.and_then(|unrounded| unrounded.moved(to, elements));
+    let is_small = |operand: &FloatTensor<B>| elements * SMALL <= operand.shape().num_elements();
+    let unrounded = unrounded.and_then(|unrounded| unrounded.moved(to, is_small));
     out.with_unrounded(unrounded, op.name)
 }
 

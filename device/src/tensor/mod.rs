@@ -189,7 +189,7 @@ impl<B: Backend> AmpTensor<B> {
         match unrounded {
             Some(unrounded) if is_half(self.dtype()) => self.unrounded = Some(Arc::new(unrounded)),
             Some(unrounded) => {
-                self.primitive = unrounded.wide(self.dtype(), op);
+                self.primitive = unrounded::wide::<B>(&unrounded, self.dtype(), op);
             }
             None => {}
         }
@@ -234,7 +234,7 @@ impl<B: Backend> AmpTensor<B> {
         }
         let is_wide = matches!(dtype, DType::F32 | DType::F64);
         match self.unrounded.filter(|_| is_wide) {
-            Some(unrounded) => unrounded.wide(dtype, op),
+            Some(unrounded) => unrounded::wide::<B>(&unrounded, dtype, op),
             None => converted::<B>(self.primitive, dtype, op),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::dtype::tests::DType;
-use crate::policy::{Op, OpPrecision};
+use crate::policy::{Function, Functions, Op};
 use Class::{LowerPrecision, Move};
 use DType::{BF16, F16, F32};
 
@@ -360,4 +360,15 @@ fn other_flags_are_kept_and_set() {
     };
     assert!(from_f16(Mode::On(F16)));
     assert!(!from_f16(Mode::On(BF16)));
+}
+
+#[test]
+fn a_pool_reads_probabilities_in_fp32_and_activations_in_half() {
+    let half = with(F16, TensorFlags::DEMOTED);
+    for (function, operands) in [(Function::Sigmoid, Some(F32)), (Function::Tanh, None)] {
+        let pool = Op::named("max_pool2d");
+        let decision = decide(&pool, &[half], &[], &ON);
+        let reading = decision.reading(&pool, F16, Functions([function].iter()), true);
+        assert_eq!(reading.operands, operands, "{function:?}");
+    }
 }
