@@ -46,7 +46,7 @@ pub fn of_bounds() -> Vec<OfBounds> {
         shifted_scores ranked corners roots inverse_sigmoid moved
         filled ignored odds bins kept_largest floored_twice halves capped
         guarded quotients thresholds box_areas ordinal_likelihood
-        parts guarded_quotients peaks_of_data joined]
+        parts guarded_quotients peaks_of_data joined gated_twice]
 }
 
 /// The values that are further from the exact ones than half precision with this roundoff allows.
@@ -872,6 +872,21 @@ fn joined() -> (Vec<f32>, Vec<f64>) {
     let [of_9, of_2] = [9.0, -2.0].map(|x: f64| -x.exp().ln_1p());
     let exact = vec![0.5f64.ln(), of_9, of_2, 0.0, of_9, of_2, 0.0];
     (found.map(|x| data((x.neg() + 1.0).log())).concat(), exact)
+}
+
+/// A tensor times the product of two gates, and the logarithm of this product.
+fn gated_twice() -> (Vec<f32>, Vec<f64>) {
+    let (x, logits) = (half([1.5, -2.0]), [[-9.0, 1.0], [-8.0, 3.0]]);
+    let [first, second] = logits.map(|logits| sigmoid(half(logits)));
+    let gate = first * second;
+    let gated = x.clone() * gate.clone();
+    if x.dtype() == DType::BF16 {
+        assert_in_force(&gated);
+    }
+    let exact = [0, 1].map(|i| logits.map(|of| -(-of[i]).exp().ln_1p()).iter().sum::<f64>());
+    let found = [data(gated), data(gate.log())].concat();
+    let gated = [1.5, -2.0].into_iter().zip(exact).map(|(x, log)| x * log.exp());
+    (found, gated.chain(exact).collect())
 }
 
 /// Functions of half values, which need digits that half rounds away. Their gradients do, too.

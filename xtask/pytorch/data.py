@@ -643,6 +643,17 @@ def joined():
     return torch.cat([(1 - x).log().float().flatten() for x in found]), exact
 
 
+def gated_twice():
+    """A tensor times the product of two gates, and the logarithm of this product."""
+    logits = [[-9.0, 1.0], [-8.0, 3.0]]
+    first, second = [torch.sigmoid(learned(torch.tensor([of]))) for of in logits]
+    gate = first * second
+    gated = learned(torch.tensor([[1.5, -2.0]])) * gate
+    exact = [-sum(math.log1p(math.exp(-of[i])) for of in logits) for i in [0, 1]]
+    found = torch.cat([gated.float(), gate.log().float()], 1)
+    return found, [x * math.exp(log) for x, log in zip([1.5, -2.0], exact, strict=True)] + exact
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
@@ -656,7 +667,7 @@ BOUNDS = [
     squashed, entropy, straight_through, cumulative, leaving_a_region, shifted_scores, ranked, corners, roots,
     inverse_sigmoid, moved, filled, ignored, odds, halves, bins, kept_largest, floored_twice, capped,
     guarded, quotients, thresholds, box_areas, ordinal_likelihood, parts, guarded_quotients,
-    peaks_of_data, joined,
+    peaks_of_data, joined, gated_twice,
 ]  # fmt: skip
 
 

@@ -170,6 +170,8 @@ pub enum Effect {
     Reads,
     /// Finds the largest values of windows.
     Pools,
+    /// Multiplies two tensors.
+    Multiplies,
     /// Adds two tensors.
     Adds,
     /// Gives the values another shape, in the same order.

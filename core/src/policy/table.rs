@@ -5,8 +5,8 @@ use super::Case::{
 };
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::Effect::{
-    Adds, Divides, Fills, FindsLargest, IsSigmoid, MultipliesMatrices, Negates, Pools, Ranks,
-    Reads, Reduces, Reshapes, Scales, Shifts, Transposes,
+    Adds, Divides, Fills, FindsLargest, IsSigmoid, Multiplies, MultipliesMatrices, Negates, Pools,
+    Ranks, Reads, Reduces, Reshapes, Scales, Shifts, Transposes,
 };
 use super::Role::{Backward, Composed, Forward, ParameterGradient};
 use super::trials::TriedOp;
@@ -258,7 +258,7 @@ pub(super) const TABLE: &[&[Op]] = &[
     &rows(Promote, "operands of one dtype, the widest of them", [
         op("float_add").that(Adds).of_class(PromoteSum).recorded(SUMS_AT_ONCE),
         op("float_sub").of_class(PromoteSum).recorded(SUMS_AT_ONCE),
-        op("float_mul").recorded("keeps what half holds in half, and the noise of a dropout as bytes").fits(Fits::Product),
+        op("float_mul").that(Multiplies).recorded("keeps what half holds in half, and the noise of a dropout as bytes").fits(Fits::Product),
         op("float_div").recorded("keeps what half holds in half").fits(Fits::Quotient), op("float_atan2"),
         op("float_equal").that(Ranks), op("float_not_equal").that(Ranks), op("float_greater").that(Ranks), op("float_greater_equal").that(Ranks),
         op("float_lower").that(Ranks), op("float_lower_equal").that(Ranks), op("float_cat"), op("float_mask_where"),

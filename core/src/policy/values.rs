@@ -13,7 +13,7 @@
 //! | `UNBOUNDED` | may be of any size, although a gradient flows to it | set | any operand in FP32 |
 //! | `FITS_F16`, `FITS_BF16` | fits in this half dtype | unset | all operands, by the column `fits` |
 //! | `CONSTANT`, `ONES`, `WEIGHT` | follows half, is one, is a half weight | unset | all operands |
-//! | `GATE` | is a sigmoid in FP32 that fits in half | unset | the first operand |
+//! | `GATE` | is a sigmoid in FP32 that fits in half | unset | all operands |
 //! | terms | how many gradients a half gradient is the sum of, or how many half values FP32 that fits | more | their sum |
 //!
 //! `BINARY` and `EXACT_*` are known of a new tensor only. What each class passes on stands in [`of_any`] and [`of_all`]. A
@@ -100,15 +100,19 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         flags
     }
 
-    /// Whether the result is a sigmoid, the sum of two, or one in another place or subtracted from a scalar.
+    /// Whether the result is a sigmoid, the sum or product of two, or one in another place or subtracted from a scalar.
     fn is_gate(&self, class: Class) -> bool {
-        let of_gate = self.operands[0].has(TensorFlags::GATE);
         match self.op.effect {
             Effect::IsSigmoid => true,
-            Effect::Negates | Effect::Shifts => of_gate,
-            Effect::Adds => self.operands.iter().all(|o| o.has(TensorFlags::GATE)),
-            _ => of_gate && class == Class::Move,
+            Effect::Negates | Effect::Shifts | Effect::Adds | Effect::Multiplies => {
+                self.are_gates()
+            }
+            _ => self.are_gates() && class == Class::Move,
         }
+    }
+
+    fn are_gates(&self) -> bool {
+        self.operands.iter().all(|o| o.has(TensorFlags::GATE))
     }
 
     /// The number of gradients in the result: in a sum; in a view of a sum, as the backward pass of a reshape is; or in a
@@ -220,6 +224,8 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Fits::WithOperands => all && is_within(),
             Fits::Mean => all && self.site.is_tracked(0).is_none(),
             Fits::Sum => all && is_within() || self.is_beside_statistic(half, true),
+            // f16 would lose the product of two small ones.
+            Fits::Product if self.are_gates() => half != D::F16,
             Fits::Product => self.is_beside_statistic(half, true),
             Fits::Quotient => self.is_beside_statistic(half, false),
         }

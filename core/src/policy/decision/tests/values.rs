@@ -80,6 +80,9 @@ fn a_gate_in_fp32_follows_a_half_factor() {
     for others in [gate, plain(&[F32])[0]] {
         assert_eq!(cast("float_mul", &[gate, others], ON), None, "{others:?}");
     }
+    // The product of two may be too small for f16.
+    let of_two = named("float_mul", &[gate, gate], ON).flags & (GATE | TensorFlags::FITS);
+    assert_eq!(of_two, GATE | TensorFlags::FITS_BF16);
     // The difference of two, and the sum with a half tensor, are FP32.
     assert_eq!(cast("float_sub", &[gate, gate], ON), None);
     assert_eq!(cast("float_add", &[gate, half], ON), Some(F32));
