@@ -148,7 +148,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         flags.set(TensorFlags::USED_IN_HALF, is_cast);
         let of_inner = |operand| AutodiffLayer::<B, C>::inner(operand).into_primitive();
         let unrounded = tensor.unrounded();
-        let unrounded = unrounded.and_then(|of| of.elsewhere(of_inner, |mask| mask));
+        let unrounded = unrounded.map(|of| of.elsewhere(of_inner, |mask| mask));
         let inner = AutodiffLayer::<B, C>::inner(tensor.into_primitive());
         let dtype = if is_leaf {
             trained::trained_dtype::<B>(inner.dtype(), &inner.device())

@@ -124,12 +124,17 @@ pub(crate) fn permuted<B: Backend, S: Side<B>>(
     })
 }
 
-/// The same values in another place.
+/// The same values in another place. What FP32 computes and was filled goes there in FP32.
 pub(crate) fn moved<B: Backend, S: Side<B>>(
     op: Op,
     tensor: AmpTensor<B, S>,
     to: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync + 'static,
 ) -> AmpTensor<B, S> {
+    let is_filled = tensor.unrounded().is_some_and(|of| of.is_filled());
+    let tensor = match is_filled {
+        true => tensor.gate_in_fp32(),
+        false => tensor,
+    };
     let call = Call::new(op, [&tensor]);
     let known = tensor.unrounded().cloned();
     let operand = call.operand(tensor);
@@ -138,7 +143,10 @@ pub(crate) fn moved<B: Backend, S: Side<B>>(
         let elements = out.shape().num_elements();
         known.moved(
             move |tensor| in_its_dtype::<B, S, _>(|| to(tensor)),
-            |operand| elements * SMALL <= operand.shape().num_elements(),
+            |operand| {
+                let is_small = elements * SMALL <= operand.shape().num_elements();
+                is_small || libtorch::changes_in_place::<B>()
+            },
         )
     });
     call.result(out).with_unrounded(unrounded)
@@ -153,7 +161,7 @@ pub(crate) fn mask_fill<B: Backend, S: Side<B>>(
     let (op, operands) = (op!(float_mask_fill), [tensor.operand()]);
     let call = Call::of(op, &[&tensor], &operands, &[value.elem()]);
     let known = tensor.unrounded().filter(|_| call.decision.is_in_half);
-    let unrounded = known.and_then(|known| known.filled(mask.clone(), value.elem()));
+    let unrounded = known.and_then(|known| known.filled(libtorch::kept::<B>(&mask), value.elem()));
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::float_mask_fill(tensor, mask, value)))
         .with_unrounded(unrounded)

@@ -153,7 +153,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         let moved = |tensor| B::float_to_device(tensor, device);
         let unrounded = tensor
             .unrounded()
-            .and_then(|of| of.elsewhere(moved, |mask| B::bool_to_device(mask, device)));
+            .map(|of| of.elsewhere(moved, |mask| B::bool_to_device(mask, device)));
         tensor
             .map(moved)
             .with_scaled(scaled)

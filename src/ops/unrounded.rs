@@ -1,7 +1,7 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Scalar, Slice, TensorMetadata};
+use burn_backend::{Backend, Scalar, Slice};
 
 use crate::AmpTensor;
 use crate::call::{Call, op};
@@ -52,27 +52,27 @@ pub(super) fn with_scalars<B: Backend, S: Side<B>>(
 pub(super) fn two_sigmoids<B: Backend, S: Side<B>>(
     tensors: [AmpTensor<B, S>; 2],
 ) -> [AmpTensor<B, S>; 2] {
-    let is_half = |tensor: &AmpTensor<B, S>| {
-        let unrounded = tensor.unrounded();
-        unrounded.is_some_and(|unrounded| unrounded.functions().is_sigmoid())
-    };
     let known = tensors
         .each_ref()
-        .map(|tensor| (is_half(tensor), tensor.operand()));
+        .map(|tensor| (is_sigmoid(tensor), tensor.operand()));
     match are_sigmoids(known) {
-        true => tensors.map(sigmoid_in_fp32),
+        true => tensors.map(AmpTensor::gate_in_fp32),
         false => tensors,
     }
 }
 
+/// Whether FP32 computes a half tensor, and a sigmoid for it.
+fn is_sigmoid<B: Backend, S: Side<B>>(tensor: &AmpTensor<B, S>) -> bool {
+    let unrounded = tensor.unrounded();
+    unrounded.is_some_and(|of| of.functions().is_sigmoid())
+}
+
 /// A half sigmoid, or what was computed of it, in FP32. Any other tensor is unchanged.
 pub(super) fn sigmoid_in_fp32<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
-    let sigmoid = tensor.unrounded().filter(|of| of.functions().is_sigmoid());
-    let Some(sigmoid) = sigmoid else {
-        return tensor;
-    };
-    let flags = sigmoid.functions().flags(tensor.dtype());
-    tensor.computed_in_fp32().and(flags)
+    match is_sigmoid(&tensor) {
+        true => tensor.computed_in_fp32(),
+        false => tensor,
+    }
 }
 
 /// A tensor with values in places. Half would keep nothing of what a confident sigmoid leaves.

@@ -369,6 +369,15 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         Self::new(S::into_dtype(self, DType::F32), flags).with_scaled(scaled)
     }
 
+    /// As [`computed_in_fp32`](Self::computed_in_fp32). A sigmoid follows half as a factor.
+    pub(crate) fn gate_in_fp32(self) -> Self {
+        let Some(unrounded) = self.unrounded() else {
+            return self;
+        };
+        let gate = unrounded.functions().flags(self.dtype());
+        self.computed_in_fp32().and(gate)
+    }
+
     /// How FP32 computes functions of this half tensor.
     pub(crate) fn unrounded_functions(&self, functions: &[Function]) -> Unrounded<B> {
         let known = self.unrounded();

@@ -2,7 +2,7 @@
 
 use std::any::type_name;
 
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, Shape, TensorMetadata};
 
 /// `burn-tch` is a dependency only with this feature.
@@ -11,7 +11,11 @@ pub(crate) mod kernels;
 
 /// Whether `B` computes on LibTorch's tensors.
 fn computes<B: Backend>() -> bool {
-    type_name::<FloatTensor<B>>() == "burn_tch::tensor::TchTensor"
+    is_of_libtorch::<FloatTensor<B>>()
+}
+
+fn is_of_libtorch<T>() -> bool {
+    type_name::<T>() == "burn_tch::tensor::TchTensor"
 }
 
 /// A view with its dimensions in another order, by `permute`. `reorder` gets 0, 1, 2 ..
@@ -35,6 +39,20 @@ pub(crate) fn permuted<B: Backend>(
         return view;
     }
     windows::<B>(tensor, &axes)
+}
+
+/// Whether the program may change a mask or indices in place that it has handed over, as [`permuted`] says of float tensors.
+pub(crate) fn changes_in_place<B: Backend>() -> bool {
+    // Autodiff has the masks of the backend below.
+    is_of_libtorch::<BoolTensor<B>>()
+}
+
+/// A mask that is kept.
+pub(crate) fn kept<B: Backend>(mask: &BoolTensor<B>) -> BoolTensor<B> {
+    match changes_in_place::<B>() {
+        true => B::bool_cat(vec![mask.clone()], 0),
+        false => mask.clone(),
+    }
 }
 
 /// The view without `burn-tch`. Windows are counted correctly, and a window of a whole dimension moves this dimension

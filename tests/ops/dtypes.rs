@@ -4,7 +4,7 @@
 use burn::module::{AutodiffModule, Param, ParamId};
 use burn::nn::LinearConfig;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Distribution, Int, Tensor, Transaction, activation as act};
+use burn::tensor::{Bool, DType, Distribution, Int, Tensor, Transaction, activation as act};
 use burn_amp::{Precision, full_precision, with_precision};
 
 use crate::common::{computes_in, halves, roundoff};
@@ -53,6 +53,25 @@ fn made_half<B: Backend>() -> Tensor<B, 1> {
 }
 
 everywhere! {
+    /// What FP32 computes later keeps masks and indices. For LibTorch, views of them may change in place.
+    fn what_reads_later_sees_the_masks_and_indices_of_then<B>(_precision, _half) {
+        let device = Default::default();
+        let x = activation(fp32::<B, 2>(&X, [2, 2]));
+        let sigmoids = X.map(|x| 1.0 / (1.0 + (-x).exp()));
+        let mask = Tensor::<B, 2, Bool>::from_data([[false, true], [false, false]], &device);
+        let filled = act::sigmoid(x.clone()).mask_fill(mask.clone().transpose(), 0.0);
+        let indices = Tensor::<B, 2, Int>::from_data([[0, 1], [0, 1]], &device);
+        let gathered = act::sigmoid(x).gather(1, indices.clone().transpose());
+        let changed = (mask.bool_not(), indices * 0);
+        let [a, b, _, d] = sigmoids;
+        for (found, exact) in [(filled, [a, b, 0.0, d]), (gathered, [a, a, d, d])] {
+            for (found, exact) in values(found).into_iter().zip(exact) {
+                assert!((found - exact).abs() < 1e-6, "{found} is not {exact}");
+            }
+        }
+        drop(changed);
+    }
+
     fn activations_are_half_and_leave_as_fp32<B>(_precision, half) {
         let x = made_half::<B>();
         assert_dtypes("an activation", x.clone(), half, DType::F32);

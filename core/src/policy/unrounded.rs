@@ -92,14 +92,15 @@ impl<'a, I: Iterator<Item = &'a Function> + Clone> Functions<I> {
 #[derive(Clone)]
 pub struct Unrounded<T, M> {
     operand: T,
-    steps: Vec<Step<T, M>>,
+    /// To the place of the values. A step is computed element by element, so that it may wait.
+    moves: Vec<Move<T>>,
+    steps: Vec<Step<M>>,
 }
 
 #[derive(Clone)]
-enum Step<T, M> {
+enum Step<M> {
     Function(Function),
-    Move(Move<T>),
-    /// Writes a scalar in places.
+    /// Writes a scalar in places. Values with such a step are not moved: a mask would have to go along.
     Fill(M, f64),
 }
 
@@ -107,20 +108,16 @@ enum Step<T, M> {
 type Move<T> = Arc<dyn Fn(T) -> T + Send + Sync>;
 
 impl<T: Clone, M: Clone> Unrounded<T, M> {
-    /// The most steps, with moves.
-    const MOST: usize = 4 * Function::MOST;
+    /// The most moves that wait until FP32 reads the values.
+    const MOVES: usize = 16;
 
     /// Functions of a half tensor.
     pub fn of(operand: T, functions: &[Function]) -> Self {
-        let steps = functions.iter().copied().map(Step::Function).collect();
-        Self { operand, steps }
-    }
-
-    fn then(&self, steps: impl IntoIterator<Item = Step<T, M>>) -> Option<Self> {
-        let steps: Vec<_> = self.steps.iter().cloned().chain(steps).collect();
-        let computed = steps.iter().filter(|step| !step.is_move()).count();
-        let operand = self.operand.clone();
-        (computed <= Function::MOST && steps.len() <= Self::MOST).then_some(Self { operand, steps })
+        Self {
+            operand,
+            moves: Vec::new(),
+            steps: functions.iter().copied().map(Step::Function).collect(),
+        }
     }
 
     /// These functions of the result. `None` after too many steps.
@@ -133,54 +130,63 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         self.then([Step::Fill(mask, value)])
     }
 
-    /// The result in another place. `None` after too many steps. `to` runs where FP32 reads the values, unless there are many
-    /// moves, or `is_small` says that a few values would keep this whole operand.
+    fn then(&self, steps: impl IntoIterator<Item = Step<M>>) -> Option<Self> {
+        let steps: Vec<_> = self.steps.iter().cloned().chain(steps).collect();
+        (steps.len() <= Function::MOST).then(|| Self {
+            operand: self.operand.clone(),
+            moves: self.moves.clone(),
+            steps,
+        })
+    }
+
+    /// The result in another place. `None` of values that were filled. `to` runs where FP32 reads the values, unless there are many
+    /// moves, or it runs `now`, as for a few values that would keep this whole operand.
     pub fn moved(
         &self,
         to: impl Fn(T) -> T + Send + Sync + 'static,
-        is_small: impl FnOnce(&T) -> bool,
+        now: impl FnOnce(&T) -> bool,
     ) -> Option<Self> {
-        let step = Step::Move(Arc::new(to) as Move<T>);
-        let here = |of: &Self| of.elsewhere(|operand| operand, |mask| mask);
-        let moved = self.then([step.clone()]);
-        let moved = moved.or_else(|| here(self)?.then([step]))?;
-        match is_small(&self.operand) {
-            true => here(&moved).or(Some(moved)),
-            false => Some(moved),
+        if self.is_filled() {
+            return None;
         }
+        let mut moved = self.clone();
+        moved.moves.push(Arc::new(to));
+        Some(
+            match moved.moves.len() > Self::MOVES || now(&self.operand) {
+                true => moved.elsewhere(|operand| operand, |mask| mask),
+                false => moved,
+            },
+        )
+    }
+
+    /// Whether a scalar was written in places.
+    pub fn is_filled(&self) -> bool {
+        self.steps.iter().any(Step::is_fill)
     }
 
     /// The same steps of what `map` makes of the operand, in the same place.
     pub fn map(&self, map: impl FnOnce(T) -> T) -> Self {
         Self {
             operand: map(self.operand.clone()),
-            steps: self.steps.clone(),
+            ..self.clone()
         }
     }
 
-    /// The same functions of what `operand` makes of the operand in its last place. `None` of values that were moved after they
-    /// were filled.
+    /// The same steps of what `operand` makes of the operand in its last place, with what `mask` makes of each mask.
     pub fn elsewhere<U, N>(
         &self,
         operand: impl FnOnce(T) -> U,
         mask: impl Fn(M) -> N,
-    ) -> Option<Unrounded<U, N>> {
-        let moves = self.steps.iter().rposition(Step::is_move);
-        let fills = self.steps.iter().position(Step::is_fill);
-        if let (Some(fill), Some(last)) = (fills, moves)
-            && fill < last
-        {
-            return None;
-        }
-        let stay = self.steps.iter().filter_map(|step| match step {
-            Step::Function(function) => Some(Step::Function(*function)),
-            Step::Fill(places, value) => Some(Step::Fill(mask(places.clone()), *value)),
-            Step::Move(_) => None,
+    ) -> Unrounded<U, N> {
+        let steps = self.steps.iter().map(|step| match step {
+            Step::Function(function) => Step::Function(*function),
+            Step::Fill(places, value) => Step::Fill(mask(places.clone()), *value),
         });
-        Some(Unrounded {
-            steps: stay.collect(),
-            operand: operand(self.at_place(self.steps.len())),
-        })
+        Unrounded {
+            operand: operand(self.at_place()),
+            moves: Vec::new(),
+            steps: steps.collect(),
+        }
     }
 
     /// The functions among the steps.
@@ -188,12 +194,9 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         Functions(self.steps.iter().filter_map(Step::function))
     }
 
-    /// The operand after the moves among the first steps. Functions are computed element by element, so that they may wait.
-    fn at_place(&self, steps: usize) -> T {
-        let moves = self.steps[..steps].iter().filter_map(|step| match step {
-            Step::Move(to) => Some(to),
-            Step::Function(_) | Step::Fill(..) => None,
-        });
+    /// The operand in the place of the values.
+    fn at_place(&self) -> T {
+        let moves = self.moves.iter();
         moves.fold(self.operand.clone(), |operand, to| to(operand))
     }
 
@@ -207,20 +210,15 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         let filled = self.steps.iter().position(Step::is_fill);
         let (before, after) = self.steps.split_at(filled.unwrap_or(self.steps.len()));
         let functions = before.iter().filter_map(Step::function).copied().collect();
-        let values = computed(self.at_place(before.len()), functions);
+        let values = computed(self.at_place(), functions);
         after.iter().fold(values, |values, step| match step {
             Step::Function(of) => function(of, values),
-            Step::Move(to) => to(values),
             Step::Fill(mask, value) => fill(values, mask.clone(), *value),
         })
     }
 }
 
-impl<T, M> Step<T, M> {
-    fn is_move(&self) -> bool {
-        matches!(self, Self::Move(_))
-    }
-
+impl<M> Step<M> {
     fn is_fill(&self) -> bool {
         matches!(self, Self::Fill(..))
     }
@@ -228,7 +226,7 @@ impl<T, M> Step<T, M> {
     fn function(&self) -> Option<&Function> {
         match self {
             Self::Function(function) => Some(function),
-            Self::Move(_) | Self::Fill(..) => None,
+            Self::Fill(..) => None,
         }
     }
 }
@@ -352,22 +350,16 @@ mod tests {
     #[test]
     fn steps_are_computed_in_their_order() {
         let plus = OfList::of(vec![1.0, 2.0, 4.0], &[Function::Plus(1.0)]);
-        let filled = plus.filled(vec![true, false, false], 8.0).unwrap();
-        let filled = filled.computed(&[Function::Neg]).unwrap();
-        assert_eq!(values(&filled), [-8.0, -3.0, -5.0]);
-        let moved = filled.moved(reversed, |_| true).unwrap();
-        assert_eq!(values(&moved), [-5.0, -3.0, -8.0]);
-        assert_eq!(values(&moved.map(|_| vec![0.0; 3])), [-1.0, -1.0, -8.0]);
-        // What was moved first goes along with what is filled later, and not the other way round.
-        assert!(moved.elsewhere(|list| list, |mask| mask).is_none());
         let moved = plus.moved(reversed, |_| false).unwrap();
         assert_eq!(moved.operand, [1.0, 2.0, 4.0]);
         let filled = moved.filled(vec![true, false, false], 8.0).unwrap();
-        let elsewhere = filled.elsewhere(|list| list, |mask| mask).unwrap();
+        let filled = filled.computed(&[Function::Neg]).unwrap();
+        assert_eq!(values(&filled), [-8.0, -3.0, -2.0]);
+        assert_eq!(values(&filled.map(|_| vec![0.0; 3])), [-8.0, -1.0, -1.0]);
+        let elsewhere = filled.elsewhere(|list| list, |mask| mask);
         assert_eq!(elsewhere.operand, [4.0, 2.0, 1.0]);
-        for of in [filled, elsewhere] {
-            assert_eq!(values(&of), [8.0, 3.0, 2.0]);
-        }
+        assert_eq!(values(&elsewhere), values(&filled));
+        assert!(filled.moved(reversed, |_| true).is_none());
     }
 
     #[test]
@@ -381,23 +373,16 @@ mod tests {
     #[test]
     fn so_many_steps_are_remembered() {
         let mut functions = OfList::of(vec![1.0], &[]);
+        for moves in 1..100 {
+            functions = functions.moved(reversed, |_| false).unwrap();
+            assert!(functions.moves.len() <= OfList::MOVES, "{moves}");
+        }
         for _ in 0..Function::MOST {
             functions = functions.computed(&[Function::Neg]).expect("few functions");
         }
+        assert_eq!(values(&functions), [1.0]);
         assert!(functions.computed(&[Function::Neg]).is_none());
         assert!(functions.filled(vec![true], 0.0).is_none());
-        // Many moves are done at once.
-        for moves in 1..100 {
-            functions = functions.moved(reversed, |_| false).unwrap();
-            assert!(functions.steps.len() <= OfList::MOST, "{moves}");
-        }
-        assert_eq!(values(&functions), [1.0]);
-        let filled = OfList::of(vec![1.0], &[]).filled(vec![true], 0.0);
-        let mut moves = (0..100).scan(filled, |of, _| {
-            *of = of.as_ref()?.moved(reversed, |_| false);
-            of.clone()
-        });
-        assert!(moves.all(|of| values(&of) == [0.0]));
     }
 
     #[test]

@@ -65,12 +65,17 @@ pub(super) fn compared<B: Backend>(
     run(call.operand(tensor))
 }
 
-/// The same values in another place.
+/// The same values in another place. What FP32 computes and was filled goes there in FP32.
 pub(super) fn moved<B: Backend>(
     op: Op,
     tensor: AmpTensor<B>,
     to: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Clone + Send + Sync + 'static,
 ) -> AmpTensor<B> {
+    let is_filled = tensor.unrounded().is_some_and(|of| of.is_filled());
+    let tensor = match is_filled {
+        true => gate_in_fp32(op, tensor),
+        false => tensor,
+    };
     let call = Call::new(op, [&tensor]);
     let unrounded = tensor.unrounded.clone();
     let out = call.result(to(call.operand(tensor)));
@@ -82,29 +87,38 @@ pub(super) fn moved<B: Backend>(
 
 /// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.
 pub(super) fn two_sigmoids<B: Backend>(op: Op, tensors: [AmpTensor<B>; 2]) -> [AmpTensor<B>; 2] {
-    let is_half = |tensor: &AmpTensor<B>| {
-        let unrounded = tensor.unrounded();
-        unrounded.is_some_and(|unrounded| unrounded.functions().is_sigmoid())
-    };
     let known = tensors
         .each_ref()
-        .map(|tensor| (is_half(tensor), tensor.operand()));
+        .map(|tensor| (is_sigmoid(tensor), tensor.operand()));
     match are_sigmoids(known) {
-        true => tensors.map(|tensor| sigmoid_in_fp32(op, tensor)),
+        true => tensors.map(|tensor| gate_in_fp32(op, tensor)),
         false => tensors,
     }
 }
 
-/// A half sigmoid, or what was computed of it, in FP32. Any other tensor is unchanged.
-pub(super) fn sigmoid_in_fp32<B: Backend>(op: Op, tensor: AmpTensor<B>) -> AmpTensor<B> {
-    let sigmoid = tensor.unrounded().filter(|of| of.functions().is_sigmoid());
-    let Some(sigmoid) = sigmoid else {
+/// Whether FP32 computes a half tensor, and a sigmoid for it.
+fn is_sigmoid<B: Backend>(tensor: &AmpTensor<B>) -> bool {
+    let unrounded = tensor.unrounded();
+    unrounded.is_some_and(|of| of.functions().is_sigmoid())
+}
+
+/// The tensor in FP32, if FP32 computes it. A sigmoid follows half as a factor.
+fn gate_in_fp32<B: Backend>(op: Op, tensor: AmpTensor<B>) -> AmpTensor<B> {
+    let Some(unrounded) = tensor.unrounded() else {
         return tensor;
     };
-    let flags = sigmoid.functions().flags(tensor.dtype());
+    let gate = unrounded.functions().flags(tensor.dtype());
     let tensor = tensor.computed_in_fp32(op.name);
-    let flags = tensor.flags() | flags;
+    let flags = tensor.flags() | gate;
     tensor.with_flags(flags)
+}
+
+/// A half sigmoid, or what was computed of it, in FP32. Any other tensor is unchanged.
+pub(super) fn sigmoid_in_fp32<B: Backend>(op: Op, tensor: AmpTensor<B>) -> AmpTensor<B> {
+    match is_sigmoid(&tensor) {
+        true => tensor.computed_in_fp32(op.name),
+        false => tensor,
+    }
 }
 
 /// A tensor with values in places. Half would keep nothing of what a confident sigmoid leaves.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use burn_amp_core::policy::short;
+use burn_amp_core::policy::{forward_of, short};
 
 /// How autocast treats an operation's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
