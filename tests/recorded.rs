@@ -431,6 +431,8 @@ functions! {
     };
     relu(FP32, FP32) |lab| activation::relu(lab.input([6, 8]));
     square(FP32, 1.0) |lab| lab.input([6, 8]).square();
+    third_power(FP32, 1.0) |lab| lab.input([6, 8]).powf_scalar(3.0);
+    broken_power(FP32, 1.0) |lab| lab.input([6, 8]).abs().powf_scalar(2.5);
     times_small(FP32, 1.0) |lab| lab.input([16, 4]) * lab.leaf([1, 4]);
     small_times(FP32, 1.0) |lab| lab.leaf([1, 4]) * lab.input([16, 4]);
     divided_by_small(FP32, 1.0) |lab| lab.input([16, 4]) / lab.leaf_of([1, 4], divisor);

@@ -245,7 +245,6 @@ macro_rules! float_operations {
             float_powf([lhs], [rhs]) -> FloatTensor;
             float_powi([lhs], rhs: IntTensor<Self>) -> FloatTensor;
             float_powi_scalar_impl([lhs], rhs: Scalar) -> FloatTensor;
-            float_powf_scalar([tensor], value: Scalar) -> FloatTensor;
             float_powf_scalar_impl([tensor], value: Scalar) -> FloatTensor;
             float_recip([tensor]) -> FloatTensor;
             float_exp([tensor]) -> FloatTensor;

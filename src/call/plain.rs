@@ -51,6 +51,7 @@ plain_ops! {
     add_scalar = float_add_scalar([tensor], {scalar});
     mul_scalar = float_mul_scalar([tensor], {scalar});
     div_scalar = float_div_scalar([tensor], {scalar});
+    powf_scalar = float_powf_scalar([tensor], {exponent});
     clamp_min = float_clamp_min([tensor], {min});
     sum = float_sum([tensor]);
     sum_dim = float_sum_dim([tensor], dim: usize);

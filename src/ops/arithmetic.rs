@@ -7,7 +7,7 @@ use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 use super::unrounded::two_sigmoids;
 use crate::AmpTensor;
 use crate::autodiff::recorded::{
-    Arithmetic, HalfQuotient, Product, Reduced, Reduction, Square, Sum,
+    Arithmetic, HalfQuotient, Power, Product, Reduced, Reduction, Sum,
 };
 use crate::call::{Call, op, with_statistics};
 use crate::policy::{Op, is_half};
@@ -123,29 +123,35 @@ pub(super) fn product<B: Backend, S: Side<B>>(
     }))
 }
 
-/// An integer power, in FP32.
+/// A power by a scalar, in FP32.
 pub(super) fn power<B: Backend, S: Side<B>>(
     op: Op,
     tensor: AmpTensor<B, S>,
-    exponent: Scalar,
+    scalar: Scalar,
+    run: impl FnOnce(FloatTensor<B>, Scalar) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&tensor]);
-    if exponent.elem::<f64>() == 2.0
+    let exponent = scalar.elem();
+    // The slope of a lower power is not that of a rounded number near 0.
+    if exponent >= 2.0
         && let Some(half) = call.decision.records_in
     {
-        let operand = match tensor.unrounded() {
-            Some(_) => tensor.clone().computed_in_fp32(),
-            None => call.recorded_operand(tensor.unshared()),
+        let operand = match (tensor.unrounded(), tensor.source()) {
+            (Some(_), _) => tensor.clone().computed_in_fp32(),
+            // Nothing is kept that the program does not keep.
+            (None, Some(half)) => AmpTensor::new(half.clone(), tensor.flags()),
+            (None, None) => call.recorded_operand(tensor.unshared()),
         };
         let kept = kept(&operand, half);
         let operand = [operand.into_primitive()];
-        if let Ok(out) = call.run(|| call.record_if(is_half(kept), Square(kept), operand)) {
+        let step = Power { exponent, kept };
+        if let Ok(out) = call.run(|| call.record_if(is_half(kept), step, operand)) {
             call.watch(&tensor);
             return call.result(out);
         }
     }
     let tensor = call.operand(tensor);
-    call.result(call.run(|| B::float_powi_scalar(tensor, exponent)))
+    call.result(call.run(|| run(tensor, scalar)))
 }
 
 /// A sum or mean, in FP32.

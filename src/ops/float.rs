@@ -179,6 +179,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         flags |= if is_half { by_policy } else { computed };
         let statistic = (is_half && !by_policy.is_empty() && may_be_statistic(&tensor))
             .then(|| tensor.unshared());
+        let mut source = None;
         if dtype == FloatDType::F32
             && policy::is_half(half)
             && !is_unrounded
@@ -186,6 +187,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             && DeviceContext::of::<B>(&tensor.device()).mode == Mode::On(half)
         {
             flags |= TensorFlags::exact(half);
+            source = S::RECORDS.then(|| tensor.primitive.clone());
         }
         // The half copy of a leaf is a leaf, and a user's copy is not.
         let is_leaf = B::float_is_require_grad(&tensor.primitive);
@@ -197,7 +199,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         });
         match statistic {
             Some(wide) => cast.with_statistic(wide),
-            None => cast,
+            None => cast.with_source(source),
         }
     }
 
@@ -258,7 +260,8 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_sub_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_sub_scalar), lhs, rhs, Function::Plus(-rhs.elem::<f64>()), B::float_sub_scalar);
         float_mul_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_mul_scalar), lhs, rhs, Function::Times(rhs.elem()), B::float_mul_scalar);
         float_div_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_div_scalar), lhs, rhs, Function::Over(rhs.elem()), B::float_div_scalar);
-        float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs);
+        float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs, B::float_powi_scalar);
+        float_powf_scalar([tensor], {value}) -> FloatTensor => power(op!(float_powf_scalar), tensor, value, B::float_powf_scalar);
         float_sum([tensor]) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum), tensor, None, B::float_sum);
         float_sum_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum_dim), tensor, Some(dim), |t| B::float_sum_dim(t, dim));
         float_mean([tensor]) -> FloatTensor => reduction(Reduced::Mean, op!(float_mean), tensor, None, B::float_mean);

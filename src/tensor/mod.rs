@@ -58,6 +58,8 @@ pub(crate) struct Shared<B: Backend> {
     applied: Copied<B>,
     /// The FP32 tensor that a program cast to this half tensor, of few values, to use it beside a larger one.
     statistic: Copied<B>,
+    /// The half tensor that the program cast this FP32 tensor from.
+    source: Copied<B>,
     /// How FP32 computes a half tensor.
     unrounded: OnceLock<Box<Unrounded<B>>>,
     /// Whether an operation took the tensor in half.
@@ -393,6 +395,19 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         self
     }
 
+    /// Keeps the half tensor that the program cast this FP32 tensor from, as a norm casts what it squares.
+    pub(crate) fn with_source(self, half: Option<FloatTensor<B>>) -> Self {
+        if let Some(half) = half {
+            self.share().source.set(half.into()).ok();
+        }
+        self
+    }
+
+    /// The half tensor that the program cast this FP32 tensor from.
+    pub(crate) fn source(&self) -> Option<&FloatTensor<B>> {
+        self.shared.get()?.source.get().map(|half| &**half)
+    }
+
     /// Keeps the FP32 tensor that a half tensor was cast from. Where the half tensor is a statistic of a larger one, the
     /// larger tensor's rows would all be scaled by its rounding.
     pub(crate) fn with_statistic(self, wide: Self) -> Self {
@@ -460,6 +475,7 @@ impl<B: Backend> Shared<B> {
             bf16: OnceLock::new(),
             applied: OnceLock::new(),
             statistic: OnceLock::new(),
+            source: OnceLock::new(),
             unrounded: OnceLock::new(),
             used_in_half: AtomicBool::new(false),
             half_copies: OnceLock::new(),

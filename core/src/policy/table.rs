@@ -137,6 +137,7 @@ pub(crate) const OPS: &[Op] = &{
 };
 
 const EXPANDS: &str = "expands its gradient, where autodiff multiplies ones";
+const POWERS: &str = "of at least 2, keeps its operand in half where half holds it";
 const SUMS_AT_ONCE: &str =
     "sums the gradient of a broadcast operand over neighbouring dimensions at once";
 
@@ -177,8 +178,8 @@ pub(super) const TABLE: &[&[Op]] = &[
     ]),
     &rows(Fp32, "a square overflows f16 at 256", [
         composed("float_powf"), composed("float_powi"), composed("float_powi_scalar_impl"),
-        composed("float_powf_scalar"), composed("float_powf_scalar_impl"), op("float_hypot").since("0.22"),
-        composed("float_powi_scalar").recorded("a square keeps its operand in half where half holds it"),
+        composed("float_powf_scalar_impl"), op("float_hypot").since("0.22"),
+        composed("float_powi_scalar").recorded(POWERS), composed("float_powf_scalar").recorded(POWERS),
     ]),
     &rows(Fp32, "a sum of unknown length: 4,096 ones make 2,048 in f16, 256 in bf16", [
         op("float_sum").that(Reduces).recorded(EXPANDS), op("float_sum_dim").that(Reduces).recorded(EXPANDS),

@@ -226,6 +226,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Fits::Sum => all && is_within() || self.is_beside_statistic(half, true),
             // f16 would lose the product of two small ones.
             Fits::Product if self.are_gates() => half != D::F16,
+            Fits::Product if all && self.any.contains(TensorFlags::GATE) => true,
             Fits::Product => self.is_beside_statistic(half, true),
             Fits::Quotient => self.is_beside_statistic(half, false),
         }

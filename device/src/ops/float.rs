@@ -194,6 +194,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     float_ops! {
         float_hypot([lhs], [rhs]) -> FloatTensor;
         float_powi_scalar([lhs], rhs: Scalar) -> FloatTensor;
+        float_powf_scalar([tensor], value: Scalar) -> FloatTensor;
         float_topk_with_indices([tensor], dim: usize, k: usize, out_dtype: IntDType) -> WithIndices;
         float_sum([tensor]) -> FloatTensor;
         float_sum_dim([tensor], dim: usize) -> FloatTensor;

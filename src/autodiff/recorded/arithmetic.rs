@@ -27,6 +27,7 @@ pub(crate) struct Factors<B: Backend> {
     dtypes: [DType; 2],
     /// The first operand, or the quotient.
     lhs: Option<AmpTensor<B>>,
+    is_quotient: bool,
     rhs: Option<AmpTensor<B>>,
 }
 
@@ -50,7 +51,13 @@ impl<B: Backend> Step<B, 2> for Arithmetic {
         let out = self.op.of(lhs.clone(), rhs.clone());
         // Each gradient needs the other operand. A quotient needs `rhs` for both gradients. The
         // gradient of `rhs` also needs `lhs` or the quotient.
-        let lhs = rhs_tracked.then(|| match self.kept_quotient {
+        let has_copy = |half| {
+            lhs.shared_copy(half)
+                .is_some_and(|copy| copy.get().is_some())
+        };
+        // Where an earlier operation keeps the rounded dividend, as in a norm of groups, nothing more is kept.
+        let quotient = self.kept_quotient.filter(|half| !has_copy(*half));
+        let lhs = rhs_tracked.then(|| match quotient {
             Some(dtype) => cast(out.clone(), dtype),
             None => cast(lhs, self.kept[0]),
         });
@@ -59,6 +66,7 @@ impl<B: Backend> Step<B, 2> for Arithmetic {
             shapes,
             dtypes,
             lhs,
+            is_quotient: quotient.is_some(),
             rhs,
         };
         (kept, out)
@@ -69,6 +77,7 @@ impl<B: Backend> Step<B, 2> for Arithmetic {
             shapes: [left, right],
             dtypes: [lhs_dtype, rhs_dtype],
             lhs,
+            is_quotient,
             rhs,
         } = ops.state;
         let divisor = rhs.clone();
@@ -89,14 +98,14 @@ impl<B: Backend> Step<B, 2> for Arithmetic {
                         return reduced(mul(grad, lhs), &right);
                     }
                     let divisor = divisor.expect(kept);
-                    match self.kept_quotient {
+                    match is_quotient {
                         // The quotient fits in half, so the product does not overflow: sum
                         // first, and divide the smaller tensor.
-                        Some(_) => {
+                        true => {
                             let grad = mul(grad, widened(lhs));
                             neg(div(reduced(grad, &right), divisor))
                         }
-                        None => divisor_grad(grad, lhs, divisor, &right),
+                        false => divisor_grad(grad, lhs, divisor, &right),
                     }
                 })
             },

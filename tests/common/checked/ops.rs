@@ -179,6 +179,7 @@ impl<B: Backend> FloatTensorOps<Self> for Checked<B> {
         fn float_mean(tensor: FloatTensor<Self>) -> FloatTensor<Self>;
         fn float_mean_dim(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self>;
         fn float_powi_scalar(lhs: FloatTensor<Self>, rhs: Scalar) -> FloatTensor<Self>;
+        fn float_powf_scalar(tensor: FloatTensor<Self>, value: Scalar) -> FloatTensor<Self>;
         fn float_tanh(tensor: FloatTensor<Self>) -> FloatTensor<Self>;
         fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self>;
     }
