@@ -49,6 +49,10 @@ impl<B: Backend, C: CheckpointStrategy> Side<Autodiff<Amp<B>, C>> for Above {
         computed
     }
 
+    fn set_copy(tensor: &TapeTensor<B>, half: &TapeTensor<B>) {
+        tensor.primitive.set_copy(&half.primitive);
+    }
+
     fn into_dtype(tensor: AmpTensor<Autodiff<Amp<B>, C>, Self>, dtype: DType) -> TapeTensor<B> {
         if tensor.dtype() == dtype {
             return tensor.into_dtype(dtype);

@@ -4,7 +4,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
-use super::unrounded::two_sigmoids;
+use super::unrounded::{factors, two_sigmoids};
 use crate::AmpTensor;
 use crate::autodiff::recorded::{
     Arithmetic, HalfQuotient, Power, Product, Reduced, Reduction, Sum,
@@ -58,7 +58,10 @@ pub(super) fn product<B: Backend, S: Side<B>>(
     rhs: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
     let (lhs, rhs) = with_statistics(lhs, rhs);
-    let [lhs, rhs] = two_sigmoids([lhs, rhs]);
+    let [lhs, rhs] = match kind {
+        Product::Mul => factors([lhs, rhs]),
+        Product::Div => two_sigmoids([lhs, rhs]),
+    };
     let mut call = Call::new(op, [&lhs, &rhs]);
     if kind == Product::Div && rhs.unrounded().is_some() {
         call.decision = call.decision.dividing(lhs.dtype());
@@ -136,13 +139,15 @@ pub(super) fn power<B: Backend, S: Side<B>>(
     if exponent >= 2.0
         && let Some(half) = call.decision.records_in
     {
-        let operand = match (tensor.unrounded(), tensor.source()) {
-            (Some(_), _) => tensor.clone().computed_in_fp32(),
-            // Nothing is kept that the program does not keep.
-            (None, Some(half)) => AmpTensor::new(half.clone(), tensor.flags()),
-            (None, None) => call.recorded_operand(tensor.unshared()),
+        let operand = match tensor.unrounded() {
+            Some(_) => tensor.clone().computed_in_fp32(),
+            None => call.recorded_operand(tensor.unshared()),
         };
         let kept = kept(&operand, half);
+        // What is kept is the half tensor that there is.
+        if let Some(source) = tensor.source().filter(|half| half.dtype() == kept) {
+            S::set_copy(&operand.primitive, source);
+        }
         let operand = [operand.into_primitive()];
         let step = Power { exponent, kept };
         if let Ok(out) = call.run(|| call.record_if(is_half(kept), step, operand)) {

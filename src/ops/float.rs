@@ -187,7 +187,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             && DeviceContext::of::<B>(&tensor.device()).mode == Mode::On(half)
         {
             flags |= TensorFlags::exact(half);
-            source = S::RECORDS.then(|| tensor.primitive.clone());
+            source = S::is_tracked(&tensor.primitive).then(|| tensor.primitive.clone());
         }
         // The half copy of a leaf is a leaf, and a user's copy is not.
         let is_leaf = B::float_is_require_grad(&tensor.primitive);
@@ -260,7 +260,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_sub_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_sub_scalar), lhs, rhs, Function::Plus(-rhs.elem::<f64>()), B::float_sub_scalar);
         float_mul_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_mul_scalar), lhs, rhs, Function::Times(rhs.elem()), B::float_mul_scalar);
         float_div_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_div_scalar), lhs, rhs, Function::Over(rhs.elem()), B::float_div_scalar);
-        float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs, B::float_powi_scalar);
+        float_powi_scalar([lhs], {rhs}) -> FloatTensor => power(op!(float_powi_scalar), lhs, rhs.elem::<i64>().into(), B::float_powi_scalar);
         float_powf_scalar([tensor], {value}) -> FloatTensor => power(op!(float_powf_scalar), tensor, value, B::float_powf_scalar);
         float_sum([tensor]) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum), tensor, None, B::float_sum);
         float_sum_dim([tensor], dim: usize) -> FloatTensor => reduction(Reduced::Sum, op!(float_sum_dim), tensor, Some(dim), |t| B::float_sum_dim(t, dim));

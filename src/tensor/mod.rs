@@ -395,6 +395,13 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         self
     }
 
+    /// Puts this tensor in half into the cast cache.
+    pub(crate) fn set_copy(&self, half: &Self) {
+        if let Some(copy) = self.share().copy(self.dtype(), half.dtype()) {
+            copy.set(half.primitive.clone().into()).ok();
+        }
+    }
+
     /// Keeps the half tensor that the program cast this FP32 tensor from, as a norm casts what it squares.
     pub(crate) fn with_source(self, half: Option<FloatTensor<B>>) -> Self {
         if let Some(half) = half {

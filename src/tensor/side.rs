@@ -56,6 +56,10 @@ pub trait Side<B: Backend>:
         in_kernel(|| functions.iter().fold(wide, super::computed::<B>))
     }
 
+    /// Says that the second tensor is the first one in half.
+    #[doc(hidden)]
+    fn set_copy(_tensor: &FloatTensor<B>, _half: &FloatTensor<B>) {}
+
     /// A tensor in `dtype`, with one cast for several uses.
     #[doc(hidden)]
     fn into_dtype(tensor: AmpTensor<B, Self>, dtype: DType) -> FloatTensor<B> {

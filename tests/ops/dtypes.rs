@@ -340,6 +340,31 @@ fn a_users_copy_of_a_parameter_is_no_leaf() {
     }
 }
 
+/// What a program casts to FP32 has one gradient, which is rounded once: 200 less 200.02 is not 0.
+#[test]
+fn the_gradients_of_a_cast_meet_in_fp32() {
+    for precision in halves() {
+        with_precision(precision, || {
+            let leaf = fp32::<Amp, 1>(&[100.0], [1]).require_grad();
+            let whole = activation(leaf.clone()).cast(DType::F32);
+            let loss = whole.clone().square() - whole * 200.02;
+            let grad = values(leaf.grad(&loss.sum().backward()).unwrap());
+            assert!((grad[0] + 0.02).abs() < 2e-4, "{precision}: {grad:?}");
+        });
+    }
+}
+
+/// An integer power has a whole exponent, as in Burn.
+#[test]
+fn an_integer_power_ignores_a_fraction() {
+    for precision in halves() {
+        with_precision(precision, || {
+            let x = activation(fp32::<Amp, 1>(&[4.0], [1]));
+            assert_eq!(values(x.powi_scalar(2.5)), [16.0]);
+        });
+    }
+}
+
 /// For LibTorch, a result of `swap_dims` counts as a tensor of its own. It may then change in place.
 #[test]
 fn an_operation_on_a_view_leaves_what_the_tape_keeps() {

@@ -246,6 +246,17 @@ pub fn are_sigmoids<D: FloatDType>(tensors: [(bool, Operand<D>); 2]) -> bool {
         && tensors.iter().all(|(is_half, of)| *is_half || is_gate(of))
 }
 
+/// Whether the factors are a half sigmoid and the state of a recurrence, or the zeros that it begins with, in FP32. Then FP32
+/// computes the sigmoid again: in a state, what half rounds at each step adds up.
+pub fn is_state<D: FloatDType>(factors: [(bool, Operand<D>); 2]) -> bool {
+    let is_state = |of: &Operand<D>| {
+        let known = TensorFlags::FITS | TensorFlags::CONSTANT;
+        of.dtype == D::F32 && of.flags.intersects(known) && !of.has(TensorFlags::ONES)
+    };
+    let [lhs, rhs] = &factors;
+    lhs.0 && is_state(&rhs.1) || rhs.0 && is_state(&lhs.1)
+}
+
 /// A [`Function`] of a tensor on a backend, in the tensor's dtype.
 #[doc(hidden)]
 #[macro_export]

@@ -1,8 +1,8 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
-use burn_amp_core::policy::{Function, Op, SMALL, are_sigmoids};
+use burn_amp_core::policy::{Function, Op, Operand, SMALL, are_sigmoids, is_state};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, Scalar, Slice, TensorMetadata};
+use burn_backend::{Backend, DType, Scalar, Slice, TensorMetadata};
 
 use super::{Call, op};
 use crate::AmpTensor;
@@ -87,13 +87,23 @@ pub(super) fn moved<B: Backend>(
 
 /// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.
 pub(super) fn two_sigmoids<B: Backend>(op: Op, tensors: [AmpTensor<B>; 2]) -> [AmpTensor<B>; 2] {
-    let known = tensors
-        .each_ref()
-        .map(|tensor| (is_sigmoid(tensor), tensor.operand()));
-    match are_sigmoids(known) {
+    match are_sigmoids(known(&tensors)) {
         true => tensors.map(|tensor| gate_in_fp32(op, tensor)),
         false => tensors,
     }
+}
+
+/// Two factors. Beside the state of a recurrence in FP32, FP32 computes a half sigmoid.
+pub(super) fn factors<B: Backend>(op: Op, tensors: [AmpTensor<B>; 2]) -> [AmpTensor<B>; 2] {
+    match is_state(known(&tensors)) {
+        true => tensors.map(|tensor| gate_in_fp32(op, tensor)),
+        false => two_sigmoids(op, tensors),
+    }
+}
+
+fn known<B: Backend>(tensors: &[AmpTensor<B>; 2]) -> [(bool, Operand<DType>); 2] {
+    let known = tensors.each_ref();
+    known.map(|tensor| (is_sigmoid(tensor), tensor.operand()))
 }
 
 /// Whether FP32 computes a half tensor, and a sigmoid for it.
