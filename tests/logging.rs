@@ -109,8 +109,7 @@ fn the_log_is_told_once_and_why() {
     assert!(told.ends_with(auto), "{told}");
     assert!(warned.contains("has no effect"), "{warned}");
 
-    // The loss reads a sigmoid in FP32. After many functions of it, a sigmoid near 1 is 1, and the loss of a confident error is 100
-    // instead of 7.
+    // The loss reads a sigmoid in FP32, and has nothing to warn of.
     let losses = |config: BinaryCrossEntropyLossConfig, from: fn(Tensor<B, 1>) -> Tensor<B, 1>| {
         let device = Default::default();
         let logits = Tensor::<B, 1>::from_data([7.0, -7.0], &device);
@@ -133,13 +132,9 @@ fn the_log_is_told_once_and_why() {
     assert!((losses(config(), bounded) - 7.0009).abs() < 1e-3);
     let widened = |logits| sigmoid(logits).cast(burn::tensor::DType::F32);
     assert!((losses(config(), widened) - 7.0009).abs() < 1e-3);
-    assert_eq!(lines(), []);
     let many = |logits| (0..9).fold(sigmoid(logits), |p, _| p + 0.0);
-    (0..3).for_each(|_| assert!(losses(config(), many) > 7.1));
-    let [(Level::Warn, told)] = &lines()[..] else {
-        panic!("one line")
-    };
-    assert!(told.contains("with_logits(true)"), "{told}");
+    assert!((losses(config(), many) - 7.0009).abs() < 1e-3);
+    assert_eq!(lines(), []);
 
     // Repeated lines are summed up; a stuck scale is logged once.
     let scaler = GradScaler::new(

@@ -159,6 +159,7 @@ pub(crate) fn mask_fill<B: Backend, S: Side<B>>(
     mask: BoolTensor<B>,
     value: Scalar,
 ) -> AmpTensor<B, S> {
+    let tensor = tensor.with_room(1);
     let (op, operands) = (op!(float_mask_fill), [tensor.operand()]);
     let call = Call::of(op, &[&tensor], &operands, &[value.elem()]);
     let known = tensor.unrounded().filter(|_| call.decision.is_in_half);

@@ -36,6 +36,7 @@ fn relu<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
 
 /// A sigmoid. What reads a half one in FP32 computes it again: near 1 it is rounded to 1.
 fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    let tensor = tensor.with_room(1);
     let call = Call::new(op!(sigmoid), [&tensor]);
     let unrounded = unrounded(&call, &tensor, &[Function::Sigmoid]);
     let computed = call.decision.operands.unwrap_or(tensor.dtype());
@@ -56,6 +57,7 @@ fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
 
 /// A hyperbolic tangent, as [`sigmoid`].
 pub(super) fn tanh<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    let tensor = tensor.with_room(1);
     let call = Call::new(op!(float_tanh), [&tensor]);
     let unrounded = unrounded(&call, &tensor, &[Function::Tanh]);
     sigmoidal(call, Sigmoidal::Tanh, tensor).with_unrounded(unrounded)

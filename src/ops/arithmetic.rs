@@ -4,7 +4,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
-use super::unrounded::{factors, two_sigmoids};
+use super::unrounded::two_sigmoids;
 use crate::AmpTensor;
 use crate::autodiff::recorded::{
     Arithmetic, HalfQuotient, Power, Product, Reduced, Reduction, Sum,
@@ -58,10 +58,7 @@ pub(super) fn product<B: Backend, S: Side<B>>(
     rhs: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
     let (lhs, rhs) = with_statistics(lhs, rhs);
-    let [lhs, rhs] = match kind {
-        Product::Mul => factors([lhs, rhs]),
-        Product::Div => two_sigmoids([lhs, rhs]),
-    };
+    let [lhs, rhs] = two_sigmoids([lhs, rhs]);
     let mut call = Call::new(op, [&lhs, &rhs]);
     if kind == Product::Div && rhs.unrounded().is_some() {
         call.decision = call.decision.dividing(lhs.dtype());

@@ -5,7 +5,7 @@ use burn_backend::{Backend, Scalar, Slice};
 
 use crate::AmpTensor;
 use crate::call::{Call, op};
-use crate::policy::{Op, Operand, are_sigmoids, is_state};
+use crate::policy::{Op, are_sigmoids};
 use crate::tensor::{Function, Side, Unrounded};
 
 /// How FP32 computes the result of a call, if half computes these functions of a half tensor, and rounds it or has rounded
@@ -41,6 +41,7 @@ pub(super) fn with_scalars<B: Backend, S: Side<B>>(
     functions: &[Function],
     run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
+    let tensor = tensor.with_room(functions.len());
     let call = Call::of(op, &[&tensor], &[tensor.operand()], scalars);
     let unrounded = unrounded(&call, &tensor, functions);
     let tensor = call.operand(tensor);
@@ -52,25 +53,13 @@ pub(super) fn with_scalars<B: Backend, S: Side<B>>(
 pub(super) fn two_sigmoids<B: Backend, S: Side<B>>(
     tensors: [AmpTensor<B, S>; 2],
 ) -> [AmpTensor<B, S>; 2] {
-    match are_sigmoids(known(&tensors)) {
+    let known = tensors
+        .each_ref()
+        .map(|tensor| (is_sigmoid(tensor), tensor.operand()));
+    match are_sigmoids(known) {
         true => tensors.map(AmpTensor::gate_in_fp32),
         false => tensors,
     }
-}
-
-/// Two factors. Beside the state of a recurrence in FP32, FP32 computes a half sigmoid.
-pub(super) fn factors<B: Backend, S: Side<B>>(
-    tensors: [AmpTensor<B, S>; 2],
-) -> [AmpTensor<B, S>; 2] {
-    match is_state(known(&tensors)) {
-        true => tensors.map(AmpTensor::gate_in_fp32),
-        false => two_sigmoids(tensors),
-    }
-}
-
-fn known<B: Backend, S: Side<B>>(tensors: &[AmpTensor<B, S>; 2]) -> [(bool, Operand); 2] {
-    let known = tensors.each_ref();
-    known.map(|tensor| (is_sigmoid(tensor), tensor.operand()))
 }
 
 /// Whether FP32 computes a half tensor, and a sigmoid for it.

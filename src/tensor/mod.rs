@@ -371,6 +371,14 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         Self::new(S::into_dtype(self, DType::F32), flags).with_scaled(scaled)
     }
 
+    /// The tensor in FP32, if so many more steps are not remembered.
+    pub(crate) fn with_room(self, steps: usize) -> Self {
+        match self.unrounded().is_some_and(|of| !of.has_room(steps)) {
+            true => self.computed_in_fp32(),
+            false => self,
+        }
+    }
+
     /// As [`computed_in_fp32`](Self::computed_in_fp32). A sigmoid follows half as a factor.
     pub(crate) fn gate_in_fp32(self) -> Self {
         let Some(unrounded) = self.unrounded() else {

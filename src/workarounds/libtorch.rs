@@ -42,12 +42,16 @@ pub(crate) fn permuted<B: Backend>(
 }
 
 /// Whether the program may change a mask or indices in place that it has handed over, as [`permuted`] says of float tensors.
+///
+/// Until: Burn 0.22.
 pub(crate) fn changes_in_place<B: Backend>() -> bool {
     // Autodiff has the masks of the backend below.
     is_of_libtorch::<BoolTensor<B>>()
 }
 
-/// A mask that is kept.
+/// A mask that is kept, where [`changes_in_place`].
+///
+/// Until: Burn 0.22.
 pub(crate) fn kept<B: Backend>(mask: &BoolTensor<B>) -> BoolTensor<B> {
     match changes_in_place::<B>() {
         true => B::bool_cat(vec![mask.clone()], 0),

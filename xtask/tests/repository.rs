@@ -46,7 +46,7 @@ fn the_generated_pages_are_current() {
 
 /// The published packages, and the size that each stays below. The second one depends on the first,
 /// which no registry has before: they are packaged together.
-const PACKAGES: [(&str, u64); 2] = [("burn-amp-core", 150_000), ("burn-amp", 1_000_000)];
+const PACKAGES: [(&str, u64); 2] = [("burn-amp-core", 160_000), ("burn-amp", 1_000_000)];
 
 /// The output of `cargo package` for these packages.
 fn package(names: &[&str], args: &[&str]) -> String {

@@ -3,7 +3,7 @@
 
 use super::decision::{Operand, Request, Site};
 use super::values::TERMS;
-use super::{Case, Class, Effect, Fits, OpPrecision, Role, TensorFlags};
+use super::{Case, Class, Fits, OpPrecision, Role, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::{DTypes, holds, holds_exactly, is_half};
 
@@ -251,16 +251,9 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
 
     /// Whether the first operand is FP32 that fits in the half dtype in force.
     fn first_fits(&self) -> bool {
-        let Mode::On(half) = self.mode else {
-            return false;
-        };
         let first = self.operands[0];
-        // The result for a number beyond half is that for infinity.
-        let saturates = self.op.effect == Effect::Saturates
-            && first.dtype == D::F32
-            && first.flags.intersects(TensorFlags::FITS);
-        let fits = first.dtype != half && first.fits(half);
-        (fits || saturates) && !self.op.is_backward()
+        let fits = matches!(self.mode, Mode::On(half) if first.dtype != half && first.fits(half));
+        fits && !self.op.is_backward()
     }
 
     /// The half dtype that constants and, in a product, gates follow, if any. The quotient of a constant and a small number, or
@@ -273,8 +266,10 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Fits::Product => TensorFlags::CONSTANT | TensorFlags::GATE,
             _ => TensorFlags::CONSTANT,
         };
-        let is_on = matches!(self.mode, Mode::On(_));
-        if !is_on || self.op.is_backward() || !self.any.intersects(follows) {
+        let Mode::On(in_force) = self.mode else {
+            return None;
+        };
+        if self.op.is_backward() || !self.any.intersects(follows) {
             return None;
         }
         let followed = self
@@ -282,8 +277,12 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             .iter()
             .filter(|o| !o.flags.intersects(follows));
         let followed: DTypes = followed.map(|o| DTypes::of(o.dtype)).collect();
-        // A gate and the zeros of a first step begin a state, which stays FP32: what half rounds would add up.
-        let half = followed.only_half()?;
+        let both = TensorFlags::CONSTANT | TensorFlags::GATE;
+        let half = match self.any & follows == both && followed.is_empty() {
+            // A gate of a recurrence, and the zeros of its first step.
+            true => in_force,
+            false => followed.only_half()?,
+        };
         let holds = |o: &Operand<D>| !o.has(TensorFlags::GATE) || o.fits(half);
         self.operands.iter().all(holds).then_some(half)
     }

@@ -60,7 +60,7 @@ pub(crate) use known::{Half, Tried, bits, half_of};
 pub use op::Op;
 pub(crate) use table::OPS;
 #[doc(hidden)]
-pub use unrounded::{Function, Functions, Unrounded, are_sigmoids, is_state};
+pub use unrounded::{Function, Functions, Unrounded, are_sigmoids};
 pub use values::{SMALL, TERMS};
 
 /// How an operation treats its F32, F16 and BF16 operands.
@@ -158,8 +158,6 @@ pub enum Effect {
     Fills,
     /// Is a sigmoid.
     IsSigmoid,
-    /// Is a hyperbolic tangent.
-    Saturates,
     /// Multiplies matrices.
     MultipliesMatrices,
     /// Reduces many values to one, over all dimensions or one of them.

@@ -120,6 +120,11 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         }
     }
 
+    /// Whether so many more steps are remembered.
+    pub fn has_room(&self, steps: usize) -> bool {
+        self.steps.len() + steps <= Function::MOST
+    }
+
     /// These functions of the result. `None` after too many steps.
     pub fn computed(&self, functions: &[Function]) -> Option<Self> {
         self.then(functions.iter().copied().map(Step::Function))
@@ -132,7 +137,7 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
 
     fn then(&self, steps: impl IntoIterator<Item = Step<M>>) -> Option<Self> {
         let steps: Vec<_> = self.steps.iter().cloned().chain(steps).collect();
-        (steps.len() <= Function::MOST).then(|| Self {
+        self.has_room(steps.len() - self.steps.len()).then(|| Self {
             operand: self.operand.clone(),
             moves: self.moves.clone(),
             steps,
@@ -244,17 +249,6 @@ pub fn are_sigmoids<D: FloatDType>(tensors: [(bool, Operand<D>); 2]) -> bool {
     let is_gate = |of: &Operand<D>| of.dtype == D::F32 && of.has(TensorFlags::GATE);
     tensors.iter().any(|(is_half, _)| *is_half)
         && tensors.iter().all(|(is_half, of)| *is_half || is_gate(of))
-}
-
-/// Whether the factors are a half sigmoid and the state of a recurrence, or the zeros that it begins with, in FP32. Then FP32
-/// computes the sigmoid again: in a state, what half rounds at each step adds up.
-pub fn is_state<D: FloatDType>(factors: [(bool, Operand<D>); 2]) -> bool {
-    let is_state = |of: &Operand<D>| {
-        let known = TensorFlags::FITS | TensorFlags::CONSTANT;
-        of.dtype == D::F32 && of.flags.intersects(known) && !of.has(TensorFlags::ONES)
-    };
-    let [lhs, rhs] = &factors;
-    lhs.0 && is_state(&rhs.1) || rhs.0 && is_state(&lhs.1)
 }
 
 /// A [`Function`] of a tensor on a backend, in the tensor's dtype.

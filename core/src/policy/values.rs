@@ -224,20 +224,12 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Fits::WithOperands => all && is_within(),
             Fits::Mean => all && self.site.is_tracked(0).is_none(),
             Fits::Sum => all && is_within() || self.is_beside_statistic(half, true),
-            // A gate times what fits, and the zeros that a state begins with. f16 would lose the product of two small ones.
-            Fits::Product
-                if self.any.contains(TensorFlags::GATE) && self.all_fit_or_follow(half) =>
-            {
-                half != D::F16
-            }
+            // f16 would lose the product of two small ones.
+            Fits::Product if self.are_gates() => half != D::F16,
+
             Fits::Product => self.is_beside_statistic(half, true),
             Fits::Quotient => self.is_beside_statistic(half, false),
         }
-    }
-
-    fn all_fit_or_follow(&self, half: D) -> bool {
-        let follows = |o: &Operand<D>| o.fits(half) || o.has(TensorFlags::CONSTANT);
-        self.operands.iter().all(follows)
     }
 
     /// Whether the first of two operands, or `either`, fits in `half`, and the other is a statistic.

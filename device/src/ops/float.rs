@@ -12,7 +12,7 @@ use burn_backend::{
 use burn_std::ops::PadMode;
 
 use super::unrounded::{
-    assigned, compared, factors, filled, functions, moved, moved_ops, sigmoid_in_fp32, two_sigmoids,
+    assigned, compared, filled, functions, moved, moved_ops, sigmoid_in_fp32, two_sigmoids,
 };
 use super::{Call, float_ops, op, own_ops};
 use crate::device::{DeviceState, Session, enter};
@@ -259,7 +259,7 @@ fn product<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
         return call.result(B::float_mul(operand.clone(), operand));
     }
     let op = op!(float_mul);
-    let [lhs, rhs] = factors(op, [lhs, rhs]);
+    let [lhs, rhs] = two_sigmoids(op, [lhs, rhs]);
     let call = Call::new(op, [&lhs, &rhs]);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
     call.result(B::float_mul(lhs, rhs))

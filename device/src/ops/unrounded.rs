@@ -1,8 +1,8 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
-use burn_amp_core::policy::{Function, Op, Operand, SMALL, are_sigmoids, is_state};
+use burn_amp_core::policy::{Function, Op, SMALL, are_sigmoids};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, DType, Scalar, Slice, TensorMetadata};
+use burn_backend::{Backend, Scalar, Slice, TensorMetadata};
 
 use super::{Call, op};
 use crate::AmpTensor;
@@ -16,6 +16,7 @@ pub(super) fn functions<B: Backend>(
     scalars: &[f64],
     run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
+    let tensor = with_room(op, tensor, functions.len());
     let call = Call::of(op, &[&tensor], &[tensor.operand()], scalars);
     let rounds = || functions.iter().any(|function| function.rounds());
     let unrounded = call.decision.is_in_half.then(|| {
@@ -31,6 +32,14 @@ pub(super) fn functions<B: Backend>(
         .with_unrounded(unrounded.flatten(), op.name)
 }
 
+/// The tensor in FP32, if so many more steps are not remembered.
+fn with_room<B: Backend>(op: Op, tensor: AmpTensor<B>, steps: usize) -> AmpTensor<B> {
+    match tensor.unrounded().is_some_and(|of| !of.has_room(steps)) {
+        true => tensor.computed_in_fp32(op.name),
+        false => tensor,
+    }
+}
+
 /// A tensor with a value in places. In training, Burn's clients send a clamp as a comparison with the bound, and the bound as this
 /// value: it follows the row of a clamp.
 pub(super) fn filled<B: Backend>(
@@ -38,6 +47,7 @@ pub(super) fn filled<B: Backend>(
     mask: BoolTensor<B>,
     value: Scalar,
 ) -> AmpTensor<B> {
+    let tensor = with_room(op!(float_mask_fill), tensor, 1);
     let scalar = value.elem::<f64>();
     let op = match tensor.bound() {
         Some(Function::AtMost(bound)) if bound == scalar => op!(float_clamp_max),
@@ -87,23 +97,13 @@ pub(super) fn moved<B: Backend>(
 
 /// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.
 pub(super) fn two_sigmoids<B: Backend>(op: Op, tensors: [AmpTensor<B>; 2]) -> [AmpTensor<B>; 2] {
-    match are_sigmoids(known(&tensors)) {
+    let known = tensors
+        .each_ref()
+        .map(|tensor| (is_sigmoid(tensor), tensor.operand()));
+    match are_sigmoids(known) {
         true => tensors.map(|tensor| gate_in_fp32(op, tensor)),
         false => tensors,
     }
-}
-
-/// Two factors. Beside the state of a recurrence in FP32, FP32 computes a half sigmoid.
-pub(super) fn factors<B: Backend>(op: Op, tensors: [AmpTensor<B>; 2]) -> [AmpTensor<B>; 2] {
-    match is_state(known(&tensors)) {
-        true => tensors.map(|tensor| gate_in_fp32(op, tensor)),
-        false => two_sigmoids(op, tensors),
-    }
-}
-
-fn known<B: Backend>(tensors: &[AmpTensor<B>; 2]) -> [(bool, Operand<DType>); 2] {
-    let known = tensors.each_ref();
-    known.map(|tensor| (is_sigmoid(tensor), tensor.operand()))
 }
 
 /// Whether FP32 computes a half tensor, and a sigmoid for it.
