@@ -156,18 +156,14 @@ fn kept<B: AutodiffBackend, M: Model<B>>() -> f64 {
     (0..4).map(|_| step()).min().expect("steps") as f64
 }
 
-/// A function of all models.
-macro_rules! of_all {
-    ($function:ident: $strategy:ident) => {
-        $function!(
+/// The memory that each model keeps in FP32, in f16 and in bf16, as a share of plain Burn's.
+macro_rules! ratios {
+    ($strategy:ident) => {
+        ratios!(
             $strategy: Attention, DotProduct, Feedforward, Convolution, Pooled, Gated, Mlp, Groups,
             RootMeanSquare, Cubed, Recurrent, GatedRecurrent
         )
     };
-}
-
-/// The memory that each model keeps in FP32, in f16 and in bf16, as a share of plain Burn's.
-macro_rules! ratios {
     ($strategy:ident: $($model:ident),*) => {
         [$({
             let plain = kept::<Autodiff<Flex, $strategy>, $model<_>>();
@@ -187,14 +183,14 @@ const MOST: [f64; 12] = [
 
 #[test]
 fn a_step_in_half_keeps_less() {
-    let ratios = of_all!(ratios: NoCheckpointing);
+    let ratios = ratios!(NoCheckpointing);
     for ((model, [fp32, halves @ ..]), most) in ratios.into_iter().zip(MOST) {
         assert!((fp32 - 1.0).abs() <= 0.02, "{model} in FP32: {fp32:.3}");
         for half in halves {
             assert!(half <= most, "{model}: {half:.3} is more than {most}");
         }
     }
-    let ratios = of_all!(ratios: BalancedCheckpointing);
+    let ratios = ratios!(BalancedCheckpointing);
     for (model, [fp32, halves @ ..]) in ratios {
         assert!(
             (fp32 - 1.0).abs() <= 0.02,

@@ -9,7 +9,7 @@ use burn::prelude::*;
 use burn_amp::{Amp, AmpAutodiff, Precision, with_precision};
 
 use common::mlp::{data, values};
-use common::{HALVES, roundoff};
+use common::{HALVES, relative_error, roundoff};
 
 const SHAPE: [usize; 3] = [16, 256, 8];
 
@@ -27,19 +27,11 @@ fn cell<B: Backend>(from_data: bool) -> Vec<f32> {
     data(lstm.forward(values(SHAPE, 1), state).1.cell)
 }
 
-fn length(values: &[f32]) -> f64 {
-    let squares = values.iter().map(|x| f64::from(*x).powi(2));
-    squares.sum::<f64>().sqrt()
-}
-
 /// The error in roundoffs.
 fn error(precision: Precision, run: impl Fn() -> Vec<f32>) -> f64 {
-    let (found, exact) = (
-        with_precision(precision, &run),
-        with_precision(Precision::F32, &run),
-    );
-    let errors: Vec<_> = found.iter().zip(&exact).map(|(a, b)| a - b).collect();
-    length(&errors) / length(&exact) / roundoff(precision)
+    let [found, exact] =
+        [precision, Precision::F32].map(|precision| with_precision(precision, &run));
+    relative_error(&found, &exact) / roundoff(precision)
 }
 
 #[test]

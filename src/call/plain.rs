@@ -140,7 +140,7 @@ pub(crate) fn moved<B: Backend, S: Side<B>>(
     let known = tensor.unrounded().cloned();
     let operand = call.operand(tensor);
     let out = call.run(|| to(operand));
-    let unrounded = known.filter(|_| is_half(out.dtype())).and_then(|known| {
+    let unrounded = known.filter(|_| is_half(out.dtype())).map(|known| {
         let elements = out.shape().num_elements();
         known.moved(
             move |tensor| in_its_dtype::<B, S, _>(|| to(tensor)),
@@ -163,7 +163,7 @@ pub(crate) fn mask_fill<B: Backend, S: Side<B>>(
     let (op, operands) = (op!(float_mask_fill), [tensor.operand()]);
     let call = Call::of(op, &[&tensor], &operands, &[value.elem()]);
     let known = tensor.unrounded().filter(|_| call.decision.is_in_half);
-    let unrounded = known.and_then(|known| known.filled(libtorch::kept::<B>(&mask), value.elem()));
+    let unrounded = known.map(|known| known.filled(libtorch::kept::<B>(&mask), value.elem()));
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::float_mask_fill(tensor, mask, value)))
         .with_unrounded(unrounded)

@@ -15,9 +15,11 @@ pub(super) fn unrounded<B: Backend, S: Side<B>>(
     tensor: &AmpTensor<B, S>,
     functions: &[Function],
 ) -> Option<Unrounded<B>> {
-    let rounds = || functions.iter().any(|function| function.rounds());
-    let is_rounded = call.decision.is_in_half && (tensor.unrounded().is_some() || rounds());
-    is_rounded.then(|| tensor.unrounded_functions(functions))
+    if !call.decision.is_in_half {
+        return None;
+    }
+    let operand = || tensor.primitive.clone();
+    Unrounded::<B>::after(tensor.unrounded(), functions, operand)
 }
 
 /// An operation with a scalar, which is this function.

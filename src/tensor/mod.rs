@@ -388,13 +388,6 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         self.computed_in_fp32().and(gate)
     }
 
-    /// How FP32 computes functions of this half tensor.
-    pub(crate) fn unrounded_functions(&self, functions: &[Function]) -> Unrounded<B> {
-        let known = self.unrounded();
-        let known = known.and_then(|of| of.computed(functions));
-        known.unwrap_or_else(|| Unrounded::<B>::of(self.primitive.clone(), functions))
-    }
-
     /// Remembers how FP32 computes this half tensor.
     pub(crate) fn with_unrounded(self, unrounded: Option<Unrounded<B>>) -> Self {
         if let Some(unrounded) = unrounded {

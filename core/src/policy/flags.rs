@@ -37,8 +37,8 @@ bitflags! {
         /// A parameter that an operation cast to half, or a tensor that the optimizer computed from such a
         /// parameter: the new parameter will be cast, too.
         const USED_IN_HALF = 1 << 10;
-        /// FP32 that fits in half: a sigmoid, a sum of its multiple by -1 and a scalar, or the sum or product of two. The difference may need
-        /// FP32's digits, but a factor follows a half operand beside it.
+        /// FP32 that fits in half: a sigmoid, a sum of its multiple by -1 and a scalar, or the sum or product of two. The
+        /// difference of two may need FP32's digits, but a factor follows a half operand beside it.
         const GATE = 1 << 11;
         /// A constant that is one: a product with it may be the first of many, and leave f16's range at its lower end.
         const ONES = 1 << 12;

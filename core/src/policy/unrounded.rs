@@ -1,7 +1,6 @@
 //! A half tensor as FP32 computes it: what reads a half tensor in FP32 may need digits that half has rounded away, as the
 //! logarithm of one minus a sigmoid does.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::{Class, Decision, Effect, Op, Operand, TensorFlags};
@@ -111,8 +110,22 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
     /// The most moves that wait until FP32 reads the values.
     const MOVES: usize = 16;
 
-    /// Functions of a half tensor.
-    pub fn of(operand: T, functions: &[Function]) -> Self {
+    /// The result of functions of a half tensor, of which this is `known`. `None` if half rounds in none of them.
+    pub fn after(
+        known: Option<&Self>,
+        functions: &[Function],
+        operand: impl FnOnce() -> T,
+    ) -> Option<Self> {
+        match known {
+            Some(known) => Some(known.computed(functions)),
+            None => {
+                let rounds = functions.iter().any(|function| function.rounds());
+                rounds.then(|| Self::of(operand(), functions))
+            }
+        }
+    }
+
+    fn of(operand: T, functions: &[Function]) -> Self {
         Self {
             operand,
             moves: Vec::new(),
@@ -120,48 +133,41 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         }
     }
 
-    /// Whether so many more steps are remembered.
+    /// Whether so many more steps are remembered. Otherwise the values go on in FP32.
     pub fn has_room(&self, steps: usize) -> bool {
         self.steps.len() + steps <= Function::MOST
     }
 
-    /// These functions of the result. `None` after too many steps.
-    pub fn computed(&self, functions: &[Function]) -> Option<Self> {
+    fn computed(&self, functions: &[Function]) -> Self {
         self.then(functions.iter().copied().map(Step::Function))
     }
 
-    /// The result with a scalar in places. `None` after too many steps.
-    pub fn filled(&self, mask: M, value: f64) -> Option<Self> {
+    /// The result with a scalar in places.
+    pub fn filled(&self, mask: M, value: f64) -> Self {
         self.then([Step::Fill(mask, value)])
     }
 
-    fn then(&self, steps: impl IntoIterator<Item = Step<M>>) -> Option<Self> {
-        let steps: Vec<_> = self.steps.iter().cloned().chain(steps).collect();
-        self.has_room(steps.len() - self.steps.len()).then(|| Self {
-            operand: self.operand.clone(),
-            moves: self.moves.clone(),
-            steps,
-        })
+    fn then(&self, steps: impl IntoIterator<Item = Step<M>>) -> Self {
+        let mut result = self.clone();
+        result.steps.extend(steps);
+        debug_assert!(result.has_room(0), "{} steps", result.steps.len());
+        result
     }
 
-    /// The result in another place. `None` of values that were filled. `to` runs where FP32 reads the values, unless there are many
+    /// The result in another place, of values that were not filled. `to` runs where FP32 reads the values, unless there are many
     /// moves, or it runs `now`, as for a few values that would keep this whole operand.
     pub fn moved(
         &self,
         to: impl Fn(T) -> T + Send + Sync + 'static,
         now: impl FnOnce(&T) -> bool,
-    ) -> Option<Self> {
-        if self.is_filled() {
-            return None;
-        }
+    ) -> Self {
+        debug_assert!(!self.is_filled(), "a mask is not moved");
         let mut moved = self.clone();
         moved.moves.push(Arc::new(to));
-        Some(
-            match moved.moves.len() > Self::MOVES || now(&self.operand) {
-                true => moved.elsewhere(|operand| operand, |mask| mask),
-                false => moved,
-            },
-        )
+        match moved.moves.len() > Self::MOVES || now(&self.operand) {
+            true => moved.elsewhere(|operand| operand, |mask| mask),
+            false => moved,
+        }
     }
 
     /// Whether a scalar was written in places.
@@ -233,13 +239,6 @@ impl<M> Step<M> {
             Self::Function(function) => Some(function),
             Self::Fill(..) => None,
         }
-    }
-}
-
-impl<T, M> fmt::Debug for Unrounded<T, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let functions: Vec<_> = self.steps.iter().filter_map(Step::function).collect();
-        f.debug_tuple("Unrounded").field(&functions).finish()
     }
 }
 
@@ -355,23 +354,22 @@ mod tests {
     #[test]
     fn steps_are_computed_in_their_order() {
         let plus = OfList::of(vec![1.0, 2.0, 4.0], &[Function::Plus(1.0)]);
-        let moved = plus.moved(reversed, |_| false).unwrap();
+        let moved = plus.moved(reversed, |_| false);
         assert_eq!(moved.operand, [1.0, 2.0, 4.0]);
-        let filled = moved.filled(vec![true, false, false], 8.0).unwrap();
-        let filled = filled.computed(&[Function::Neg]).unwrap();
+        let filled = moved.filled(vec![true, false, false], 8.0);
+        let filled = filled.computed(&[Function::Neg]);
         assert_eq!(values(&filled), [-8.0, -3.0, -2.0]);
         assert_eq!(values(&filled.map(|_| vec![0.0; 3])), [-8.0, -1.0, -1.0]);
         let elsewhere = filled.elsewhere(|list| list, |mask| mask);
         assert_eq!(elsewhere.operand, [4.0, 2.0, 1.0]);
         assert_eq!(values(&elsewhere), values(&filled));
-        assert!(filled.moved(reversed, |_| true).is_none());
+        assert!(filled.is_filled() && !moved.is_filled());
     }
 
     #[test]
     fn a_few_values_do_not_keep_the_operand() {
         let plus = OfList::of(vec![1.0, 2.0, 4.0], &[Function::Plus(1.0)]);
         let first = plus.moved(|list| vec![list[0]], |list| list.len() > 2);
-        let first = first.unwrap();
         assert_eq!((&first.operand, values(&first)), (&vec![1.0], vec![2.0]));
     }
 
@@ -379,15 +377,15 @@ mod tests {
     fn so_many_steps_are_remembered() {
         let mut functions = OfList::of(vec![1.0], &[]);
         for moves in 1..100 {
-            functions = functions.moved(reversed, |_| false).unwrap();
+            functions = functions.moved(reversed, |_| false);
             assert!(functions.moves.len() <= OfList::MOVES, "{moves}");
         }
         for _ in 0..Function::MOST {
-            functions = functions.computed(&[Function::Neg]).expect("few functions");
+            assert!(functions.has_room(1));
+            functions = functions.computed(&[Function::Neg]);
         }
         assert_eq!(values(&functions), [1.0]);
-        assert!(functions.computed(&[Function::Neg]).is_none());
-        assert!(functions.filled(vec![true], 0.0).is_none());
+        assert!(!functions.has_room(1));
     }
 
     #[test]

@@ -18,18 +18,12 @@ pub(super) fn functions<B: Backend>(
 ) -> AmpTensor<B> {
     let tensor = with_room(op, tensor, functions.len());
     let call = Call::of(op, &[&tensor], &[tensor.operand()], scalars);
-    let rounds = || functions.iter().any(|function| function.rounds());
-    let unrounded = call.decision.is_in_half.then(|| {
-        let known = tensor.unrounded();
-        let of_known = known.and_then(|known| known.computed(functions));
-        // Half rounds the result, or has rounded before.
-        let is_rounded = known.is_some() || rounds();
-        let of_this = || Unrounded::<B>::of(tensor.primitive.clone(), functions);
-        of_known.or_else(|| is_rounded.then(of_this))
-    });
+    let is_in_half = call.decision.is_in_half;
+    let operand = || tensor.primitive.clone();
+    let after = || Unrounded::<B>::after(tensor.unrounded(), functions, operand);
+    let unrounded = is_in_half.then(after).flatten();
     let tensor = call.operand(tensor);
-    call.result(run(tensor))
-        .with_unrounded(unrounded.flatten(), op.name)
+    call.result(run(tensor)).with_unrounded(unrounded, op.name)
 }
 
 /// The tensor in FP32, if so many more steps are not remembered.
@@ -56,7 +50,7 @@ pub(super) fn filled<B: Backend>(
     };
     let call = Call::of(op, &[&tensor], &[tensor.operand()], &[scalar]);
     let known = tensor.unrounded().filter(|_| call.decision.is_in_half);
-    let unrounded = known.and_then(|known| known.filled(mask.clone(), scalar));
+    let unrounded = known.map(|known| known.filled(mask.clone(), scalar));
     let tensor = call.operand(tensor);
     call.result(B::float_mask_fill(tensor, mask, value))
         .with_unrounded(unrounded, op.name)
@@ -91,7 +85,7 @@ pub(super) fn moved<B: Backend>(
     let out = call.result(to(call.operand(tensor)));
     let elements = out.shape().num_elements();
     let is_small = |operand: &FloatTensor<B>| elements * SMALL <= operand.shape().num_elements();
-    let unrounded = unrounded.and_then(|unrounded| unrounded.moved(to, is_small));
+    let unrounded = unrounded.map(|unrounded| unrounded.moved(to, is_small));
     out.with_unrounded(unrounded, op.name)
 }
 
