@@ -4,7 +4,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
-use super::unrounded::two_sigmoids;
+use super::unrounded::{gated, two_sigmoids};
 use crate::AmpTensor;
 use crate::autodiff::recorded::{
     Arithmetic, HalfQuotient, Power, Product, Reduced, Reduction, Sum,
@@ -58,6 +58,11 @@ pub(super) fn product<B: Backend, S: Side<B>>(
     rhs: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
     let (lhs, rhs) = with_statistics(lhs, rhs);
+    if kind == Product::Mul
+        && let Some(state) = gated(op, &lhs, &rhs)
+    {
+        return state;
+    }
     let [lhs, rhs] = two_sigmoids([lhs, rhs]);
     let mut call = Call::new(op, [&lhs, &rhs]);
     if kind == Product::Div && rhs.unrounded().is_some() {

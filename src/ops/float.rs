@@ -77,7 +77,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let make = |device: &_, dtype| B::float_zeros(shape, device, dtype);
-        constant(create(device, dtype, make))
+        constant(create(device, dtype, make)).and(TensorFlags::STATE)
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {

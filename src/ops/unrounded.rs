@@ -1,12 +1,14 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
+use burn_backend::ops::{ActivationOps, FloatTensorOps};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Scalar, Slice};
+use burn_backend::{Backend, DType, Scalar, Slice, TensorMetadata};
 
-use crate::AmpTensor;
+use crate::autodiff::recorded::{Gated, Recomputed};
 use crate::call::{Call, op};
 use crate::policy::{Op, are_sigmoids};
-use crate::tensor::{Function, Side, Unrounded};
+use crate::tensor::{Function, Side, TensorFlags, Unrounded};
+use crate::{Amp, AmpTensor};
 
 /// How FP32 computes the result of a call, if half computes these functions of a half tensor, and rounds it or has rounded
 /// before.
@@ -43,6 +45,15 @@ pub(super) fn with_scalars<B: Backend, S: Side<B>>(
     functions: &[Function],
     run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
+    // One less a sigmoid that is near 1 is a small number, of which half would keep no digit.
+    if let [function] = functions
+        && let Some(operand) = tensor
+            .unrounded()
+            .and_then(|of| of.one_less_sigmoid(*function))
+    {
+        let operand = AmpTensor::new(operand, tensor.flags());
+        return Amp::sigmoid(Amp::float_neg(operand));
+    }
     let tensor = tensor.with_room(functions.len());
     let call = Call::of(op, &[&tensor], &[tensor.operand()], scalars);
     let unrounded = unrounded(&call, &tensor, functions);
@@ -62,6 +73,39 @@ pub(super) fn two_sigmoids<B: Backend, S: Side<B>>(
         true => tensors.map(AmpTensor::gate_in_fp32),
         false => tensors,
     }
+}
+
+/// A half factor or a gate times the state of a recurrence, in FP32: what half rounds at each step would add up. `None` if this
+/// is another product, or nothing is recorded.
+pub(super) fn gated<B: Backend, S: Side<B>>(
+    op: Op,
+    lhs: &AmpTensor<B, S>,
+    rhs: &AmpTensor<B, S>,
+) -> Option<AmpTensor<B, S>> {
+    let (gate, state) = match [lhs, rhs].map(|tensor| tensor.operand().is_state()) {
+        [false, true] => (lhs, rhs),
+        [true, false] => (rhs, lhs),
+        _ => return None,
+    };
+    let call = Call::new(op, [gate, state]);
+    let half = call.decision.records_in?;
+    // A configuration may ask for half.
+    let is_wide = call.decision.operands.unwrap_or(gate.dtype()) == DType::F32;
+    let is_gate = gate.is_demoted() || gate.flags().contains(TensorFlags::GATE);
+    if !(is_wide && is_gate) {
+        return None;
+    }
+    let (operand, functions) = match gate.unrounded() {
+        Some(known) => known.of_operand()?,
+        None => (gate.primitive.clone(), Vec::new()),
+    };
+    let kept = operand.dtype();
+    let gate = Recomputed { functions, kept };
+    let step = Gated { gate, kept: half };
+    let operands = [operand, state.primitive.clone()];
+    let out = call.run(|| S::record(step, operands)).ok()?;
+    [lhs, rhs].into_iter().for_each(|tensor| call.watch(tensor));
+    Some(call.result(out))
 }
 
 /// Whether FP32 computes a half tensor, and a sigmoid for it.

@@ -3,9 +3,12 @@
 
 use super::decision::{Operand, Request, Site};
 use super::values::TERMS;
-use super::{Case, Class, Fits, OpPrecision, Role, TensorFlags};
+use super::{Case, Class, Effect, Fits, OpPrecision, Role, TensorFlags};
 use crate::FloatDType;
 use crate::dtype::{DTypes, holds, holds_exactly, is_half};
+
+/// The flags of constants with which a product of unknown length may begin.
+const BEGINS: TensorFlags = TensorFlags::ONES.union(TensorFlags::STATE);
 
 /// A device's support for one half dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -249,27 +252,30 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         }
     }
 
-    /// Whether the first operand is FP32 that fits in the half dtype in force.
+    /// Whether the first operand is FP32 that fits in the half dtype in force, or may be rounded to it.
     fn first_fits(&self) -> bool {
+        let Mode::On(half) = self.mode else {
+            return false;
+        };
         let first = self.operands[0];
-        let fits = matches!(self.mode, Mode::On(half) if first.dtype != half && first.fits(half));
+        // The result for a number beyond half is that for infinity.
+        let is_state = self.op.effect == Effect::Saturates && first.is_state();
+        let fits = first.dtype != half && (first.fits(half) || is_state);
         fits && !self.op.is_backward()
     }
 
     /// The half dtype that constants and, in a product, gates follow, if any. The quotient of a constant and a small number, or
     /// of a number and a small constant, may be beyond half. So may a product of unknown length that begins with ones: in
-    /// f16, eight factors of a tenth are 0.
+    /// f16, eight factors of a tenth are 0. A product with zeros may be the first step of a recurrence.
     fn followed(&self) -> Option<D> {
         let follows = match self.op.fits() {
             Fits::Quotient => return None,
-            Fits::Product if self.any.contains(TensorFlags::ONES) => return None,
+            Fits::Product if self.any.intersects(BEGINS) => return None,
             Fits::Product => TensorFlags::CONSTANT | TensorFlags::GATE,
             _ => TensorFlags::CONSTANT,
         };
-        let Mode::On(in_force) = self.mode else {
-            return None;
-        };
-        if self.op.is_backward() || !self.any.intersects(follows) {
+        let is_on = matches!(self.mode, Mode::On(_));
+        if !is_on || self.op.is_backward() || !self.any.intersects(follows) {
             return None;
         }
         let followed = self
@@ -277,12 +283,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             .iter()
             .filter(|o| !o.flags.intersects(follows));
         let followed: DTypes = followed.map(|o| DTypes::of(o.dtype)).collect();
-        let both = TensorFlags::CONSTANT | TensorFlags::GATE;
-        let half = match self.any & follows == both && followed.is_empty() {
-            // A gate of a recurrence, and the zeros of its first step.
-            true => in_force,
-            false => followed.only_half()?,
-        };
+        let half = followed.only_half()?;
         let holds = |o: &Operand<D>| !o.has(TensorFlags::GATE) || o.fits(half);
         self.operands.iter().all(holds).then_some(half)
     }

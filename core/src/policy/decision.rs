@@ -28,6 +28,11 @@ impl<D: FloatDType> Operand<D> {
         self.dtype == half || self.dtype == D::F32 && self.has(TensorFlags::fits(half))
     }
 
+    /// Whether this is the state of a recurrence, or the zeros that one begins with.
+    pub fn is_state(self) -> bool {
+        self.dtype == D::F32 && self.has(TensorFlags::STATE)
+    }
+
     pub(super) fn has(self, flag: TensorFlags) -> bool {
         self.flags.contains(flag)
     }

@@ -54,6 +54,9 @@ bitflags! {
         /// A parameter, frozen or not, a leaf that requires a gradient, or computed from one. Anything else is data,
         /// which a contraction keeps in FP32.
         const LEARNED = 1 << 16;
+        /// FP32 zeros, or the state of a recurrence that begins with them: a half factor or a gate times a state, or its sum
+        /// with what is no data. What half rounds at each step would add up.
+        const STATE = 1 << 17;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()

@@ -158,6 +158,8 @@ pub enum Effect {
     Fills,
     /// Is a sigmoid.
     IsSigmoid,
+    /// Is a hyperbolic tangent.
+    Saturates,
     /// Multiplies matrices.
     MultipliesMatrices,
     /// Reduces many values to one, over all dimensions or one of them.

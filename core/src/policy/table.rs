@@ -6,7 +6,7 @@ use super::Case::{
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::Effect::{
     Adds, Divides, Fills, FindsLargest, IsSigmoid, Multiplies, MultipliesMatrices, Negates, Pools,
-    Ranks, Reads, Reduces, Reshapes, Scales, Shifts, Transposes,
+    Ranks, Reads, Reduces, Reshapes, Saturates, Scales, Shifts, Transposes,
 };
 use super::Role::{Backward, Composed, Forward, ParameterGradient};
 use super::trials::TriedOp;
@@ -270,7 +270,7 @@ pub(super) const TABLE: &[&[Op]] = &[
     &rows(Promote, "passes the gradient through where a mask says so", [backward("relu_backward")]),
     &rows(Keep, "bounded by its input, rounded once", [
         op("relu").of_class(Activation).recorded("keeps the result instead of the operand"),
-        op("float_tanh").of_class(Activation).recorded("of a half operand, keeps the result instead of the operand"), op("gelu").of_class(Activation),
+        op("float_tanh").that(Saturates).of_class(Activation).recorded("of a half operand, keeps the result instead of the operand"), op("gelu").of_class(Activation),
         with_scalar("leaky_relu").of_class(Activation), with_scalar("hard_sigmoid").of_class(Activation),
         op("float_sin"), op("float_cos"), op("float_atan"), op("float_abs"), op("float_sign").that(Reads),
         op("float_neg").that(Negates), op("float_round").that(Reads), op("float_floor").that(Reads), op("float_ceil").that(Reads),

@@ -205,6 +205,19 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         Functions(self.steps.iter().filter_map(Step::function))
     }
 
+    /// The operand in the place of the values, and the functions that are computed of it, if nothing was filled.
+    pub fn of_operand(&self) -> Option<(T, Vec<Function>)> {
+        let functions = || self.functions().0.copied().collect();
+        (!self.is_filled()).then(|| (self.at_place(), functions()))
+    }
+
+    /// The operand in the place of the values, if they are one less a sigmoid: the sigmoid of its negative.
+    pub fn one_less_sigmoid(&self, then: Function) -> Option<T> {
+        let steps = [Function::Sigmoid, Function::Neg];
+        let is_one_less = then == Function::Plus(1.0) && self.functions().0.eq(&steps);
+        (is_one_less && !self.is_filled()).then(|| self.at_place())
+    }
+
     /// The operand in the place of the values.
     fn at_place(&self) -> T {
         let moves = self.moves.iter();
@@ -297,7 +310,7 @@ impl<D: FloatDType> Decision<D> {
             // Activations are pooled in half: FP32 would stay on the tape.
             Effect::Pools => first.is_sigmoid(),
             // A root may be that of a small number.
-            _ => is_inside && first.is_sum(),
+            _ => is_inside && (first.is_sum() || first.is_sigmoid()),
         };
         // A configuration may ask for half.
         let is_asked = self.rounded.or(self.operands).is_some_and(is_half);

@@ -14,6 +14,7 @@
 //! | `FITS_F16`, `FITS_BF16` | fits in this half dtype | unset | all operands, by the column `fits` |
 //! | `CONSTANT`, `ONES`, `WEIGHT` | follows half, is one, is a half weight | unset | all operands |
 //! | `GATE` | is a sigmoid in FP32 that fits in half | unset | all operands |
+//! | `STATE` | is FP32 zeros, or what a recurrence made of them | unset | by the operation |
 //! | terms | how many gradients a half gradient is the sum of, or how many half values FP32 that fits | more | their sum |
 //!
 //! `BINARY` and `EXACT_*` are known of a new tensor only. What each class passes on stands in [`of_any`] and [`of_all`]. A
@@ -63,6 +64,17 @@ fn of_all(class: Class) -> TensorFlags {
     }
 }
 
+/// Whether an operand is FP32 of which nothing says that its values are moderate.
+fn is_of_any_size<D: FloatDType>(o: &Operand<D>) -> bool {
+    const BOUNDED: TensorFlags = TensorFlags::FITS
+        .union(TensorFlags::CONSTANT)
+        .union(TensorFlags::STATE)
+        .union(TensorFlags::BINARY)
+        .union(TensorFlags::EXACT_F16)
+        .union(TensorFlags::EXACT_BF16);
+    o.dtype == D::F32 && !o.flags.intersects(BOUNDED)
+}
+
 impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
     /// The flags of the result, of an operation of this class on operands that are `cast` to this dtype.
     pub(super) fn facts(&self, class: Class, cast: Option<D>) -> TensorFlags {
@@ -97,7 +109,33 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         }
         let fits_in_fp32 = computed == D::F32 && flags.intersects(TensorFlags::FITS);
         flags.set(TensorFlags::GATE, fits_in_fp32 && self.is_gate(class));
+        flags.set(TensorFlags::STATE, self.is_state(class, computed));
         flags
+    }
+
+    /// Whether the result is the state of a recurrence: a half factor or a gate times a state, the sum of a state and what is
+    /// no data of the user's, or a state in another place or within bounds.
+    fn is_state(&self, class: Class, computed: D) -> bool {
+        let is_fp32 = computed == D::F32 && !matches!(self.mode, Mode::Off);
+        if !is_fp32 || !self.any.contains(TensorFlags::STATE) {
+            return false;
+        }
+        match (self.op.effect, class) {
+            (Effect::Multiplies, _) => {
+                let is_factor = |o: &Operand<D>| is_half(o.dtype) || o.has(TensorFlags::GATE);
+                self.operands.iter().any(is_factor)
+            }
+            (_, Class::PromoteSum) => {
+                let has_begun = |o: &Operand<D>| o.is_state() && !o.has(TensorFlags::CONSTANT);
+                self.operands.iter().any(has_begun) && !self.reads_data()
+            }
+            (Effect::Other | Effect::Reshapes | Effect::Transposes, _) => {
+                let is_same = matches!(class, Class::Move | Class::Promote | Class::Keep);
+                let follows = TensorFlags::STATE | TensorFlags::CONSTANT;
+                is_same && self.operands.iter().all(|o| o.flags.intersects(follows))
+            }
+            _ => false,
+        }
     }
 
     /// Whether the result is a sigmoid, the sum or product of two, or one in another place or subtracted from a scalar.
@@ -187,26 +225,25 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
     /// result beyond the half dtype in force. A parameter is not data: its values are taken to be moderate. Where
     /// the policy is off, any FP32 operand counts as data.
     fn is_unbounded(&self, class: Class) -> bool {
-        const BOUNDED: TensorFlags = TensorFlags::FITS
-            .union(TensorFlags::CONSTANT)
-            .union(TensorFlags::BINARY)
-            .union(TensorFlags::EXACT_F16)
-            .union(TensorFlags::EXACT_BF16);
-        let is_fp32 = |o: &Operand<D>| o.dtype == D::F32 && !o.flags.intersects(BOUNDED);
         let half = match self.mode {
             Mode::On(half) if class != Class::LowerPrecision => half,
-            Mode::Off => return self.operands.iter().any(is_fp32),
+            Mode::Off => return self.operands.iter().any(is_of_any_size),
             Mode::On(_) | Mode::KeepDtypes => return false,
         };
         let is_beyond = |scalar: &f64| {
             let factor = self.factor(*scalar);
             factor.abs() > 1.0 && !holds(half, factor)
         };
-        let is_data = |i, o: &Operand<D>| {
-            o.has(TensorFlags::UNBOUNDED) || self.site.is_tracked(i) == Some(false)
+        self.reads_data() || self.scalars.iter().any(is_beyond)
+    }
+
+    /// Whether an operand is FP32 data of the user's, or was computed from such data.
+    fn reads_data(&self) -> bool {
+        let is_data = |(i, o): (usize, &Operand<D>)| {
+            let is_untracked = || self.site.is_tracked(i) == Some(false);
+            is_of_any_size(o) && (o.has(TensorFlags::UNBOUNDED) || is_untracked())
         };
-        let mut operands = self.operands.iter().enumerate();
-        operands.any(|(i, o)| is_fp32(o) && is_data(i, o)) || self.scalars.iter().any(is_beyond)
+        self.operands.iter().enumerate().any(is_data)
     }
 
     /// Whether the result fits in `half`, where `half` holds the scalars.

@@ -29,9 +29,14 @@ impl<B: Backend> Step<B, 1> for Cast {
     fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
         let from = ops.state;
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| {
-            let is_rounded = is_half(grad.dtype()) && grad.wide().is_none();
-            // The operations that read the gradient cast it, as the optimizer for a parameter.
-            if from == DType::F32 && is_rounded && device::is_fused::<B>(&grad.device()) {
+            let is_widened = from == DType::F32 && is_half(grad.dtype());
+            if is_widened && grad.wide().is_some() {
+                // The FP32 gradient may be rounded again, for the other operand of a sum.
+                let wide = cast(grad.clone(), from);
+                wide.set_copy(&grad);
+                wide
+            } else if is_widened && device::is_fused::<B>(&grad.device()) {
+                // The operations that read the gradient cast it, as the optimizer for a parameter.
                 grad.cast_later()
             } else {
                 cast(grad, from)

@@ -37,7 +37,7 @@ pub(crate) use layer_norm::LayerNorm;
 pub(crate) use linear::Linear;
 pub(crate) use power::Power;
 pub(crate) use quotient::HalfQuotient;
-pub(crate) use recomputed::Recomputed;
+pub(crate) use recomputed::{Gated, Recomputed};
 pub(crate) use reduction::{Reduced, Reduction};
 pub(crate) use relu::Relu;
 pub(crate) use sigmoidal::Sigmoidal;

@@ -1,8 +1,12 @@
 //! Functions that FP32 computes of a tensor that is kept in half.
 
+use burn_backend::ops::FloatTensorOps;
+
 use super::cast::operand_grad;
 use super::sigmoidal::tanh_gradient;
+use super::sum::reduced;
 use super::*;
+use crate::Precision;
 use crate::call::{div_scalar, is_greater, is_lower, mask_fill, sigmoid_backward};
 use crate::tensor::{Function, computed};
 
@@ -24,15 +28,15 @@ impl Recomputed {
         let needed = self.functions.iter().rposition(needs);
         &self.functions[..needed.map_or(0, |last| last + 1)]
     }
+}
 
-    /// The operand, and the results of these functions.
-    fn values<B: Backend>(&self, tensor: AmpTensor<B>) -> Vec<AmpTensor<B>> {
-        let mut values = vec![widened(tensor)];
-        for (i, function) in self.needed().iter().enumerate() {
-            values.push(computed::<Amp<B>>(values[i].clone(), function));
-        }
-        values
+/// The operand of functions, and their results.
+fn values<B: Backend>(functions: &[Function], operand: AmpTensor<B>) -> Vec<AmpTensor<B>> {
+    let mut values = vec![widened(operand)];
+    for (i, function) in functions.iter().enumerate() {
+        values.push(computed::<Amp<B>>(values[i].clone(), function));
     }
+    values
 }
 
 impl<B: Backend> Step<B, 1> for Recomputed {
@@ -63,29 +67,124 @@ impl<B: Backend> Step<B, 1> for Recomputed {
             operand_grad(grad, dtype, |grad| {
                 let values: Vec<_> = kept
                     .into_iter()
-                    .flat_map(|kept| self.values(kept))
+                    .flat_map(|kept| values(self.needed(), kept))
                     .collect();
-                let mut grad = widened(grad);
-                for (i, function) in self.functions.iter().enumerate().rev() {
-                    grad = match function {
-                        Function::Sigmoid => sigmoid_backward(values[i + 1].clone(), grad),
-                        Function::Tanh => tanh_gradient(values[i + 1].clone(), grad),
-                        Function::AtLeast(bound) => {
-                            let below = is_lower(values[i].clone(), *bound);
-                            mask_fill(grad, below, 0.into())
-                        }
-                        Function::AtMost(bound) => {
-                            let above = is_greater(values[i].clone(), *bound);
-                            mask_fill(grad, above, 0.into())
-                        }
-                        Function::Plus(_) => grad,
-                        Function::Times(scalar) => mul_scalar(grad, *scalar),
-                        Function::Over(scalar) => div_scalar(grad, *scalar),
-                        Function::Neg => neg(grad),
-                    };
-                }
-                grad
+                gradient(&self.functions, &values, widened(grad))
             })
         });
     }
+}
+
+/// The gradient of the operand of functions, from the operand and the results of those that need them.
+fn gradient<B: Backend>(
+    functions: &[Function],
+    values: &[AmpTensor<B>],
+    mut grad: AmpTensor<B>,
+) -> AmpTensor<B> {
+    for (i, function) in functions.iter().enumerate().rev() {
+        grad = match function {
+            Function::Sigmoid => sigmoid_backward(values[i + 1].clone(), grad),
+            Function::Tanh => tanh_gradient(values[i + 1].clone(), grad),
+            Function::AtLeast(bound) => {
+                let below = is_lower(values[i].clone(), *bound);
+                mask_fill(grad, below, 0.into())
+            }
+            Function::AtMost(bound) => {
+                let above = is_greater(values[i].clone(), *bound);
+                mask_fill(grad, above, 0.into())
+            }
+            Function::Plus(_) => grad,
+            Function::Times(scalar) => mul_scalar(grad, *scalar),
+            Function::Over(scalar) => div_scalar(grad, *scalar),
+            Function::Neg => neg(grad),
+        };
+    }
+    grad
+}
+
+/// A gate, which is functions of a half tensor, times the state of a recurrence, in FP32. The operand of the gate is kept in
+/// half, and the state rounded to `kept`: no later state depends on this rounding. The gradient of the state is multiplied by
+/// the gate of FP32, at each step.
+#[derive(Debug, Clone)]
+pub(crate) struct Gated {
+    pub gate: Recomputed,
+    pub kept: DType,
+}
+
+/// What both gradients need: shapes of the operands, the dtype of the state, and the operands that are kept.
+#[derive(Debug, Clone)]
+pub(crate) struct GateAndState<B: Backend> {
+    shapes: [Shape; 2],
+    dtype: DType,
+    operand: AmpTensor<B>,
+    state: Option<AmpTensor<B>>,
+}
+
+impl<B: Backend> Step<B, 2> for Gated {
+    type Kept = GateAndState<B>;
+
+    const CHECKPOINT: Checkpoint = Checkpoint::Operands;
+
+    fn forward(&self, [operand, state]: Operands<B, 2>) -> AmpTensor<B> {
+        mul(self.gate.forward([operand]), widened(state))
+    }
+
+    fn keep(
+        &self,
+        [operand, state]: Operands<B, 2>,
+        [gate_tracked, _]: [bool; 2],
+    ) -> (Self::Kept, AmpTensor<B>) {
+        let out = self.forward([operand.clone(), state.clone()]);
+        let half = gate_tracked.then(|| cast(state.clone(), self.kept));
+        let kept = GateAndState {
+            state: half,
+            ..Step::<B, 2>::retrieve(self, [operand, state])
+        };
+        (kept, out)
+    }
+
+    fn retrieve(&self, [operand, state]: Operands<B, 2>) -> Self::Kept {
+        GateAndState {
+            shapes: [operand.shape(), state.shape()],
+            dtype: state.dtype(),
+            operand,
+            state: Some(state),
+        }
+    }
+
+    fn backward(self, ops: Ops<Self::Kept, 2>, grads: &mut Gradients) {
+        let GateAndState {
+            shapes: [of_gate, of_state],
+            dtype,
+            operand,
+            state,
+        } = ops.state;
+        let of_operand = operand.dtype();
+        let functions = self.gate.functions;
+        let values = values(&functions, operand);
+        let gate = values[functions.len()].clone();
+        binary::<Amp<B>, _, _>(
+            ops.parents,
+            ops.node,
+            grads,
+            |grad| {
+                operand_grad(grad, of_operand, |grad| {
+                    let state = state.expect("kept where this gradient is wanted");
+                    let grad = mul(widened(grad), finite(widened(state)));
+                    gradient(&functions, &values, reduced(grad, &of_gate))
+                })
+            },
+            |grad| {
+                operand_grad(grad, dtype, |grad| {
+                    reduced(mul(widened(grad), gate), &of_state)
+                })
+            },
+        );
+    }
+}
+
+/// A state that was kept in half and may be beyond it.
+fn finite<B: Backend>(state: AmpTensor<B>) -> AmpTensor<B> {
+    let largest = Precision::F16.largest();
+    Amp::<B>::float_clamp(state, (-largest).into(), largest.into())
 }
