@@ -45,21 +45,21 @@ pub(super) fn with_scalars<B: Backend, S: Side<B>>(
     functions: &[Function],
     run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
-    // One less a sigmoid that is near 1 is a small number, of which half would keep no digit.
-    if let [function] = functions
-        && let Some(operand) = tensor
-            .unrounded()
-            .and_then(|of| of.one_less_sigmoid(*function))
-    {
-        let operand = AmpTensor::new(operand, tensor.flags());
-        return Amp::sigmoid(Amp::float_neg(operand));
-    }
     let tensor = tensor.with_room(functions.len());
     let call = Call::of(op, &[&tensor], &[tensor.operand()], scalars);
     let unrounded = unrounded(&call, &tensor, functions);
-    let tensor = call.operand(tensor);
-    call.result(call.run(|| run(tensor)))
-        .with_unrounded(unrounded)
+    let known = tensor.unrounded().filter(|_| call.decision.is_in_half);
+    let out = match known.and_then(|known| known.one_less_sigmoid(functions)) {
+        Some(operand) => {
+            let negative = Amp::<B, S>::float_neg(AmpTensor::new(operand, tensor.flags()));
+            Amp::<B, S>::sigmoid(negative).into_primitive()
+        }
+        None => {
+            let tensor = call.operand(tensor);
+            call.run(|| run(tensor))
+        }
+    };
+    call.result(out).with_unrounded(unrounded)
 }
 
 /// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.

@@ -211,10 +211,11 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         (!self.is_filled()).then(|| (self.at_place(), functions()))
     }
 
-    /// The operand in the place of the values, if they are one less a sigmoid: the sigmoid of its negative.
-    pub fn one_less_sigmoid(&self, then: Function) -> Option<T> {
-        let steps = [Function::Sigmoid, Function::Neg];
-        let is_one_less = then == Function::Plus(1.0) && self.functions().0.eq(&steps);
+    /// The operand in the place of the values, if they and these functions are one less a sigmoid: half computes the sigmoid of
+    /// the negative, since of a small difference of half numbers near 1 no digit would be right.
+    pub fn one_less_sigmoid(&self, functions: &[Function]) -> Option<T> {
+        let steps = self.functions().0.chain(functions);
+        let is_one_less = steps.eq(&[Function::Sigmoid, Function::Neg, Function::Plus(1.0)]);
         (is_one_less && !self.is_filled()).then(|| self.at_place())
     }
 
@@ -310,7 +311,7 @@ impl<D: FloatDType> Decision<D> {
             // Activations are pooled in half: FP32 would stay on the tape.
             Effect::Pools => first.is_sigmoid(),
             // A root may be that of a small number.
-            _ => is_inside && (first.is_sum() || first.is_sigmoid()),
+            _ => is_inside && first.is_sum(),
         };
         // A configuration may ask for half.
         let is_asked = self.rounded.or(self.operands).is_some_and(is_half);

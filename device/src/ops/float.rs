@@ -74,7 +74,9 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let make = |dtype| B::float_zeros(shape, device, dtype);
-        constant(create::<B>("float_zeros", device, dtype, make))
+        let zeros = constant(create::<B>("float_zeros", device, dtype, make));
+        let flags = zeros.flags() | TensorFlags::STATE;
+        zeros.with_flags(flags)
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {

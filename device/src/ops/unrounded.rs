@@ -1,6 +1,7 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
 use burn_amp_core::policy::{Function, Op, SMALL, are_sigmoids};
+
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, Scalar, Slice, TensorMetadata};
 
@@ -22,8 +23,24 @@ pub(super) fn functions<B: Backend>(
     let operand = || tensor.primitive.clone();
     let after = || Unrounded::<B>::after(tensor.unrounded(), functions, operand);
     let unrounded = is_in_half.then(after).flatten();
-    let tensor = call.operand(tensor);
-    call.result(run(tensor)).with_unrounded(unrounded, op.name)
+    let known = tensor.unrounded().filter(|_| is_in_half);
+    let out = match known.and_then(|known| known.one_less_sigmoid(functions)) {
+        Some(operand) => {
+            let operand = AmpTensor::<B>::new(operand, tensor.declared(), tensor.flags());
+            let negative =
+                self::functions(op!(float_neg), operand, &[Function::Neg], &[], B::float_neg);
+            self::functions(
+                op!(sigmoid),
+                negative,
+                &[Function::Sigmoid],
+                &[],
+                B::sigmoid,
+            )
+            .into_primitive()
+        }
+        None => run(call.operand(tensor)),
+    };
+    call.result(out).with_unrounded(unrounded, op.name)
 }
 
 /// The tensor in FP32, if so many more steps are not remembered.
