@@ -275,6 +275,19 @@ fn a_program_that_goes_another_way_in_half_is_reported() {
 }
 
 #[test]
+fn what_half_computes_otherwise_is_one_operation() {
+    let _alone = alone();
+    let model: Linear<A> = LinearConfig::new(4, 4).init::<A>(&Default::default());
+    let report = in_half(Precision::Bf16, || {
+        compare(&model, 7, |model| {
+            let gate = activation::sigmoid(model.forward(values::<A, 2>([4, 4], 1)));
+            (gate.neg() + 1.0).mean()
+        })
+    });
+    assert_eq!(report.diverged_at, None);
+}
+
+#[test]
 fn a_kernel_that_is_wrong_at_a_shape_is_named() {
     type C = AmpAutodiff<Checked>;
     for precision in HALVES {

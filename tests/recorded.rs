@@ -1036,9 +1036,44 @@ everywhere! {
                 let gru = GruConfig::new(3, 4, bias).with_reset_after(reset_after).init::<B>(&device);
                 let out = gru.forward(Tensor::ones([16, 1, 3], &device), None);
                 assert_eq!(out.dtype(), DType::F32);
-                // What stays within bounds is half again. Without autodiff, a bias is FP32 data.
-                let bounded = if bias { behind_a_norm::<B>(half_dtype) } else { half_dtype };
-                assert_eq!(out.tanh().dtype(), bounded);
+                // What stays within bounds is half again, if no FP32 was added.
+                if !bias {
+                    assert_eq!(out.tanh().dtype(), half_dtype);
+                }
+            }
+        }
+    }
+
+    a_state_stays_one_until_fp32_of_any_size_is_added<B>(half_dtype) {
+        let (x, device) = (half::<B>(3.0), Default::default());
+        let bounded = |state: Tensor<B, 2>| {
+            assert_eq!(state.dtype(), DType::F32);
+            state.tanh().dtype()
+        };
+        for zeros in [Tensor::zeros(x.dims(), &device), Tensor::full(x.dims(), 0.0, &device)] {
+            let state = zeros * activation::sigmoid(x.clone()) + x.clone();
+            let done = x.clone().greater_elem(0.0);
+            for state in [
+                state.clone().mask_fill(done.clone(), 0.0),
+                state.clone() * done.float(),
+                state.clone().neg(),
+                state.clone() * 0.9,
+                state.clone().clamp(-2.0, 2.0),
+                state.clone().reshape([1, -1]),
+                state.clone() - x.clone(),
+            ] {
+                assert_eq!(bounded(state), half_dtype);
+            }
+            let data = Tensor::from_floats([[1e6; 16]; 16], &device);
+            for other in [
+                state.clone() + x.clone().exp(),
+                state.clone() + data.clone(),
+                state.clone() * data,
+                state.clone() / x.clone(),
+                state.clone() * 4.0,
+                state.clone() * state,
+            ] {
+                assert_eq!(bounded(other), DType::F32);
             }
         }
     }

@@ -164,3 +164,58 @@ fn roundings_of_gradients_do_not_add_up() {
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+/// The gradient of the forget gate's operand.
+fn gate_gradient<B: AutodiffBackend>(
+    precision: Precision,
+    loss: fn(Tensor<B, 2>, Tensor<B, 2>) -> Tensor<B, 1>,
+) -> Vec<f32> {
+    with_precision(precision, || {
+        let ones = Param::from_tensor(Tensor::<B, 2>::ones([1, WIDTH], &Default::default())).val();
+        let half = |factor: f32| {
+            let x = values::<B, 2>([BATCH, 1], 1) * factor;
+            x.matmul(ones.clone())
+        };
+        let gate = half(1.0).detach().require_grad();
+        let grads = loss(sigmoid(gate.clone()), half(1.0)).backward();
+        data(gate.grad(&grads).expect("no step is skipped"))
+    })
+}
+
+/// A state of 1e5, which f16 does not hold.
+fn large<B: Backend>(gate: Tensor<B, 2>, x: Tensor<B, 2>) -> Tensor<B, 1> {
+    let mut state = Tensor::zeros(x.dims(), &x.device());
+    for _ in 0..4 {
+        state = state * gate.clone() + x.clone().abs() * 1e5;
+    }
+    state.mean() / 1e5
+}
+
+/// The normalized state of an exponential gate, whose normalizer may be small.
+fn normalized<B: Backend>(gate: Tensor<B, 2>, x: Tensor<B, 2>) -> Tensor<B, 1> {
+    let zeros = || Tensor::zeros(x.dims(), &x.device());
+    let (mut state, mut normalizer) = (zeros(), zeros());
+    for step in 0..8 {
+        let input = (x.clone() - 20.0).exp();
+        state = state * gate.clone() + input.clone() * (x.clone() + step as f32);
+        normalizer = normalizer * gate.clone() + input;
+    }
+    (state / normalizer).mean()
+}
+
+#[test]
+fn a_state_of_any_size_has_its_gradient() {
+    let exact = |loss| gate_gradient::<AmpAutodiff<Flex>>(Precision::F32, loss);
+    for (name, loss, precision) in [
+        ("large", large as fn(_, _) -> _, Precision::Bf16),
+        ("normalized", normalized, Precision::Bf16),
+        ("normalized", normalized, Precision::F16),
+    ] {
+        let found = gate_gradient(precision, loss);
+        let error = relative_error(&found, &exact(loss)) / roundoff(precision);
+        assert!(
+            error < GRADIENT,
+            "{name} in {precision}: {error:.2} roundoffs"
+        );
+    }
+}

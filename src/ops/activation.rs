@@ -9,7 +9,7 @@ use super::unrounded::unrounded;
 use crate::autodiff::recorded::{Recomputed, Relu, Sigmoidal, Softmax, SoftmaxKind};
 use crate::call::{self, Call, float_ops, neg, op, own_ops};
 use crate::policy::{Op, is_half};
-use crate::tensor::{Function, Side};
+use crate::tensor::{Function, Side, TensorFlags};
 use crate::{Amp, AmpTensor};
 
 impl<B: Backend, S: Side<B>> ActivationOps<Self> for Amp<B, S> {
@@ -35,7 +35,7 @@ fn relu<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
 }
 
 /// A sigmoid. What reads a half one in FP32 computes it again: near 1 it is rounded to 1.
-fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+pub(super) fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     let tensor = tensor.with_room(1);
     let call = Call::new(op!(sigmoid), [&tensor]);
     let unrounded = unrounded(&call, &tensor, &[Function::Sigmoid]);
@@ -59,6 +59,10 @@ fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
 pub(super) fn tanh<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     let tensor = tensor.with_room(1);
     let call = Call::new(op!(float_tanh), [&tensor]);
+    if call.decision.operands.is_some_and(is_half) && tensor.dtype() == DType::F32 {
+        let flags = tensor.flags() | TensorFlags::DEMOTED;
+        return tanh(AmpTensor::new(call.operand(tensor), flags));
+    }
     let unrounded = unrounded(&call, &tensor, &[Function::Tanh]);
     sigmoidal(call, Sigmoidal::Tanh, tensor).with_unrounded(unrounded)
 }

@@ -116,10 +116,10 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             TensorFlags::empty()
         };
         let made = made.and(filled);
-        if follows_half::<DType>(fill_value.elem()) {
-            constant(made)
-        } else {
-            made
+        match fill_value.elem() {
+            0.0 => constant(made).and(TensorFlags::STATE),
+            value if follows_half::<DType>(value) => constant(made),
+            _ => made,
         }
     }
 

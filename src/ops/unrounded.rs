@@ -1,14 +1,14 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
-use burn_backend::ops::{ActivationOps, FloatTensorOps};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, Slice, TensorMetadata};
 
+use super::activation::sigmoid;
+use crate::AmpTensor;
 use crate::autodiff::recorded::{Gated, Recomputed};
-use crate::call::{Call, op};
+use crate::call::{Call, neg, op};
 use crate::policy::{Op, are_sigmoids};
 use crate::tensor::{Function, Side, TensorFlags, Unrounded};
-use crate::{Amp, AmpTensor};
 
 /// How FP32 computes the result of a call, if half computes these functions of a half tensor, and rounds it or has rounded
 /// before.
@@ -51,8 +51,8 @@ pub(super) fn with_scalars<B: Backend, S: Side<B>>(
     let known = tensor.unrounded().filter(|_| call.decision.is_in_half);
     let out = match known.and_then(|known| known.one_less_sigmoid(functions)) {
         Some(operand) => {
-            let negative = Amp::<B, S>::float_neg(AmpTensor::new(operand, tensor.flags()));
-            Amp::<B, S>::sigmoid(negative).into_primitive()
+            let negative = neg(AmpTensor::<B, S>::new(operand, tensor.flags()));
+            sigmoid(negative).into_primitive()
         }
         None => {
             let tensor = call.operand(tensor);
@@ -91,12 +91,15 @@ pub(super) fn gated<B: Backend, S: Side<B>>(
     let half = call.decision.records_in?;
     // A configuration may ask for half.
     let is_wide = call.decision.operands.unwrap_or(gate.dtype()) == DType::F32;
-    let is_gate = gate.is_demoted() || gate.flags().contains(TensorFlags::GATE);
+    let is_constant = gate.flags().contains(TensorFlags::CONSTANT);
+    let is_gate = is_constant || gate.flags().contains(TensorFlags::GATE) || gate.is_demoted();
     if !(is_wide && is_gate) {
         return None;
     }
     let (operand, functions) = match gate.unrounded() {
         Some(known) => known.of_operand()?,
+        // Both half dtypes hold a constant.
+        None if is_constant => (S::into_dtype(gate.clone(), half), Vec::new()),
         None => (gate.primitive.clone(), Vec::new()),
     };
     let kept = operand.dtype();

@@ -46,7 +46,7 @@ pub fn of_bounds() -> Vec<OfBounds> {
         shifted_scores ranked corners roots inverse_sigmoid moved
         filled ignored odds bins kept_largest floored_twice halves capped
         guarded quotients thresholds box_areas ordinal_likelihood
-        parts guarded_quotients peaks_of_data joined gated_twice]
+        parts guarded_quotients peaks_of_data joined gated_twice remembered]
 }
 
 /// The values that are further from the exact ones than half precision with this roundoff allows.
@@ -889,8 +889,28 @@ fn gated_twice() -> (Vec<f32>, Vec<f64>) {
     (found, gated.chain(exact).collect())
 }
 
+/// The states of a recurrence with a long memory: a sum that forgets, and a mean. Each step multiplies by a gate near 1.
+fn remembered() -> (Vec<f32>, Vec<f64>) {
+    const STEPS: usize = 200;
+    let (logits, values) = ([5.0f64, 4.5], [1.0f64, -0.75]);
+    let mut states = [0; 2].map(|_| Tensor::<2>::zeros([1, 2], &device()));
+    for _ in 0..STEPS {
+        let gate = sigmoid(half(logits));
+        let [sum, mean] = states.map(|state| gate.clone() * state);
+        let rest = gate.neg() + 1.0;
+        states = [sum + half(values), mean + rest * half(values)];
+    }
+    let of = |[logit, value]: [f64; 2]| {
+        let (gate, rest) = (1.0 / (1.0 + (-logit).exp()), 1.0 / (1.0 + logit.exp()));
+        let mean = value * (1.0 - gate.powi(STEPS as i32));
+        [mean / rest, mean]
+    };
+    let [[sum, mean], [second_sum, second_mean]] = [0, 1].map(|i| of([logits[i], values[i]]));
+    (states.map(data).concat(), vec![sum, second_sum, mean, second_mean])
+}
+
 /// Functions of half values, which need digits that half rounds away. Their gradients do, too.
-pub const FUNCTIONS: [OfHalf; 14] = [
+pub const FUNCTIONS: [OfHalf; 15] = [
     ("log(1 - sigmoid)", |x| (sigmoid(x).neg() + 1.0).log()),
     ("log1p(-sigmoid)", |x| sigmoid(x).neg().log1p()),
     ("log(sigmoid)", |x| sigmoid(x).log()),
@@ -901,6 +921,10 @@ pub const FUNCTIONS: [OfHalf; 14] = [
     }),
     ("log(1 - tanh²)", |x| {
         ((x * 0.5).tanh().square().neg() + 1.0 + 1e-6).log()
+    }),
+    ("log(1 - tanh²) of a state", |x| {
+        let state = Tensor::zeros(x.dims(), &x.device()) * sigmoid(x.clone()) + x * 0.5;
+        (state.tanh().square().neg() + 1.0 + 1e-6).log()
     }),
     ("sqrt(1 - sigmoid)", |x| (sigmoid(x).neg() + 1.0).sqrt()),
     ("log(clamp)", |x| sigmoid(x).clamp(1e-6, 1.0 - 1e-6).log()),

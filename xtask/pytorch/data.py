@@ -654,6 +654,21 @@ def gated_twice():
     return found, [x * math.exp(log) for x, log in zip([1.5, -2.0], exact, strict=True)] + exact
 
 
+def remembered():
+    """The states of a recurrence with a long memory: a sum that forgets, and a mean. Each step multiplies by a gate near 1."""
+    steps, logits, values = 200, [5.0, 4.5], [1.0, -0.75]
+    total, mean = torch.zeros(1, 2), torch.zeros(1, 2)
+    for _ in range(steps):
+        gate = torch.sigmoid(learned(torch.tensor([logits])))
+        value = learned(torch.tensor([values]))
+        total = gate * total + value
+        mean = gate * mean + (1 - gate) * value
+    gates = [1 / (1 + math.exp(-x)) for x in logits]
+    means = [x * (1 - gate**steps) for x, gate in zip(values, gates, strict=True)]
+    totals = [x * (1 + math.exp(logit)) for x, logit in zip(means, logits, strict=True)]
+    return torch.cat([total.float(), mean.float()], 1), totals + means
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
@@ -667,7 +682,7 @@ BOUNDS = [
     squashed, entropy, straight_through, cumulative, leaving_a_region, shifted_scores, ranked, corners, roots,
     inverse_sigmoid, moved, filled, ignored, odds, halves, bins, kept_largest, floored_twice, capped,
     guarded, quotients, thresholds, box_areas, ordinal_likelihood, parts, guarded_quotients,
-    peaks_of_data, joined, gated_twice,
+    peaks_of_data, joined, gated_twice, remembered,
 ]  # fmt: skip
 
 

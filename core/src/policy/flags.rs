@@ -55,7 +55,7 @@ bitflags! {
         /// which a contraction keeps in FP32.
         const LEARNED = 1 << 16;
         /// FP32 zeros, or the state of a recurrence that begins with them: a half factor or a gate times a state, or its sum
-        /// with what is no data. What half rounds at each step would add up.
+        /// with what half holds. What half rounds at each step would add up.
         const STATE = 1 << 17;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()

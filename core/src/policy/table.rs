@@ -314,10 +314,10 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_from_data"), op("int_into_float"), op("dequantize"),
     ]),
     &rows(Move, "makes data in the dtype asked for; an FP32 constant follows half tensors", [
-        op("float_zeros"), op("float_empty"), op("bool_into_float"),
+        op("float_empty"), op("bool_into_float"),
     ]),
-    &rows(Move, "makes data in the dtype asked for; FP32 ones follow half tensors, but in a product, whose length is not known", [
-        op("float_ones"),
+    &rows(Move, "makes data in the dtype asked for; FP32 zeros or ones follow half tensors, but in a product: a state or a product of unknown length may begin with them", [
+        op("float_zeros"), op("float_ones"),
     ]),
     &rows(Move, "makes data in the dtype asked for; an FP32 constant from -1 to 1 that both halves hold exactly, or an infinite one, follows half tensors; FP32 if the half dtype asked for does not hold the value", [
         op("float_full"),

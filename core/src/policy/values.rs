@@ -113,26 +113,43 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         flags
     }
 
-    /// Whether the result is the state of a recurrence: a half factor or a gate times a state, the sum of a state and what is
-    /// no data of the user's, or a state in another place or within bounds.
+    /// Whether the result is the state of a recurrence: a half factor, a gate or a constant times a state, the sum of a state and
+    /// what half holds, or a state in another place or within bounds.
     fn is_state(&self, class: Class, computed: D) -> bool {
         let is_fp32 = computed == D::F32 && !matches!(self.mode, Mode::Off);
         if !is_fp32 || !self.any.contains(TensorFlags::STATE) {
             return false;
         }
-        match (self.op.effect, class) {
-            (Effect::Multiplies, _) => {
-                let is_factor = |o: &Operand<D>| is_half(o.dtype) || o.has(TensorFlags::GATE);
-                self.operands.iter().any(is_factor)
+        const FACTORS: TensorFlags = TensorFlags::GATE
+            .union(TensorFlags::CONSTANT)
+            .union(TensorFlags::BINARY);
+        const SAME: TensorFlags = TensorFlags::STATE.union(TensorFlags::CONSTANT);
+        const HELD: TensorFlags = SAME.union(TensorFlags::FITS);
+        let is_any = |flags| move |o: &Operand<D>| o.flags.intersects(flags);
+        let is_half_or = |flags| move |o: &Operand<D>| is_half(o.dtype) || is_any(flags)(o);
+        let mut operands = self.operands.iter();
+        // Not the zeros themselves.
+        let has_begun = || {
+            let mut states = self.operands.iter().filter(|o| o.is_state());
+            states.any(|o| !o.has(TensorFlags::CONSTANT))
+        };
+        match self.op.effect {
+            Effect::Multiplies => {
+                let is_factor = |o: &&Operand<D>| !o.is_state() && is_half_or(FACTORS)(o);
+                operands.filter(is_factor).count() == 1
             }
-            (_, Class::PromoteSum) => {
-                let has_begun = |o: &Operand<D>| o.is_state() && !o.has(TensorFlags::CONSTANT);
-                self.operands.iter().any(has_begun) && !self.reads_data()
+            Effect::Scales | Effect::Divides => {
+                let shrinks = |scalar: &f64| self.factor(*scalar).abs() <= 1.0;
+                has_begun() && self.scalars.iter().all(shrinks)
             }
-            (Effect::Other | Effect::Reshapes | Effect::Transposes, _) => {
+            Effect::Fills => {
+                let is_within = |scalar: &f64| scalar.abs() <= 1.0 && follows_half::<D>(*scalar);
+                has_begun() && self.scalars.iter().all(is_within)
+            }
+            _ if class == Class::PromoteSum => has_begun() && operands.all(is_half_or(HELD)),
+            Effect::Negates | Effect::Other | Effect::Reshapes | Effect::Transposes => {
                 let is_same = matches!(class, Class::Move | Class::Promote | Class::Keep);
-                let follows = TensorFlags::STATE | TensorFlags::CONSTANT;
-                is_same && self.operands.iter().all(|o| o.flags.intersects(follows))
+                is_same && self.op.fits() == Fits::WithOperands && operands.all(is_any(SAME))
             }
             _ => false,
         }
@@ -262,7 +279,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Fits::Mean => all && self.site.is_tracked(0).is_none(),
             Fits::Sum => all && is_within() || self.is_beside_statistic(half, true),
             // f16 would lose the product of two small ones.
-            Fits::Product if self.are_gates() => half != D::F16,
+            Fits::Product if all && self.any.contains(TensorFlags::GATE) => half != D::F16,
 
             Fits::Product => self.is_beside_statistic(half, true),
             Fits::Quotient => self.is_beside_statistic(half, false),

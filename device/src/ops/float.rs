@@ -74,9 +74,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let make = |dtype| B::float_zeros(shape, device, dtype);
-        let zeros = constant(create::<B>("float_zeros", device, dtype, make));
-        let flags = zeros.flags() | TensorFlags::STATE;
-        zeros.with_flags(flags)
+        state(create::<B>("float_zeros", device, dtype, make))
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -94,10 +92,10 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     ) -> FloatTensor<Self> {
         let make = |dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create::<B>("float_full", device, dtype, make);
-        if follows_half::<DType>(fill_value.elem()) {
-            constant(made)
-        } else {
-            made
+        match fill_value.elem() {
+            0.0 => state(made),
+            value if follows_half::<DType>(value) => constant(made),
+            _ => made,
         }
     }
 
@@ -424,6 +422,13 @@ fn half_in_force<B: Backend>(device: &B::Device) -> Option<FloatDType> {
 }
 
 /// Flags a tensor whose values fit in both half dtypes: an FP32 constant follows half tensors.
+/// Zeros, with which the state of a recurrence may begin.
+fn state<B: Backend>(zeros: AmpTensor<B>) -> AmpTensor<B> {
+    let zeros = constant(zeros);
+    let flags = zeros.flags() | TensorFlags::STATE;
+    zeros.with_flags(flags)
+}
+
 pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     match tensor.dtype() {
         DType::F32 => tensor.with_flags(TensorFlags::CONSTANT),

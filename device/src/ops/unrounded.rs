@@ -1,9 +1,9 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
-use burn_amp_core::policy::{Function, Op, SMALL, are_sigmoids};
+use burn_amp_core::policy::{Function, Op, SMALL, TensorFlags, are_sigmoids, is_half};
 
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, Scalar, Slice, TensorMetadata};
+use burn_backend::{Backend, DType, Scalar, Slice, TensorMetadata};
 
 use super::{Call, op};
 use crate::AmpTensor;
@@ -19,6 +19,12 @@ pub(super) fn functions<B: Backend>(
 ) -> AmpTensor<B> {
     let tensor = with_room(op, tensor, functions.len());
     let call = Call::of(op, &[&tensor], &[tensor.operand()], scalars);
+    if tensor.dtype() == DType::F32 && call.decision.operands.is_some_and(is_half) {
+        let (declared, flags) = (tensor.declared(), tensor.flags() | TensorFlags::DEMOTED);
+        let marks = tensor.marks();
+        let rounded = AmpTensor::new(call.operand(tensor), declared, flags).with_marks(marks);
+        return self::functions(op, rounded, functions, scalars, run);
+    }
     let is_in_half = call.decision.is_in_half;
     let operand = || tensor.primitive.clone();
     let after = || Unrounded::<B>::after(tensor.unrounded(), functions, operand);
@@ -26,7 +32,8 @@ pub(super) fn functions<B: Backend>(
     let known = tensor.unrounded().filter(|_| is_in_half);
     let out = match known.and_then(|known| known.one_less_sigmoid(functions)) {
         Some(operand) => {
-            let operand = AmpTensor::<B>::new(operand, tensor.declared(), tensor.flags());
+            let operand = AmpTensor::<B>::new(operand, tensor.declared(), tensor.flags())
+                .with_marks(tensor.marks());
             let negative =
                 self::functions(op!(float_neg), operand, &[Function::Neg], &[], B::float_neg);
             self::functions(

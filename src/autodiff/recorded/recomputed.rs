@@ -1,12 +1,9 @@
 //! Functions that FP32 computes of a tensor that is kept in half.
 
-use burn_backend::ops::FloatTensorOps;
-
 use super::cast::operand_grad;
 use super::sigmoidal::tanh_gradient;
 use super::sum::reduced;
 use super::*;
-use crate::Precision;
 use crate::call::{div_scalar, is_greater, is_lower, mask_fill, sigmoid_backward};
 use crate::tensor::{Function, computed};
 
@@ -111,12 +108,13 @@ pub(crate) struct Gated {
     pub kept: DType,
 }
 
-/// What both gradients need: shapes of the operands, the dtype of the state, and the operands that are kept.
+/// What both gradients need: shapes of the operands, and the operands that are kept.
 #[derive(Debug, Clone)]
 pub(crate) struct GateAndState<B: Backend> {
     shapes: [Shape; 2],
+    /// The dtype of the gate's operand.
     dtype: DType,
-    operand: AmpTensor<B>,
+    operand: Option<AmpTensor<B>>,
     state: Option<AmpTensor<B>>,
 }
 
@@ -126,28 +124,29 @@ impl<B: Backend> Step<B, 2> for Gated {
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
     fn forward(&self, [operand, state]: Operands<B, 2>) -> AmpTensor<B> {
-        mul(self.gate.forward([operand]), widened(state))
+        mul(self.gate.forward([operand]), state)
     }
 
     fn keep(
         &self,
         [operand, state]: Operands<B, 2>,
-        [gate_tracked, _]: [bool; 2],
+        [gate_tracked, state_tracked]: [bool; 2],
     ) -> (Self::Kept, AmpTensor<B>) {
-        let out = self.forward([operand.clone(), state.clone()]);
-        let half = gate_tracked.then(|| cast(state.clone(), self.kept));
+        let is_needed = state_tracked || !self.gate.functions.is_empty();
         let kept = GateAndState {
-            state: half,
-            ..Step::<B, 2>::retrieve(self, [operand, state])
+            shapes: [operand.shape(), state.shape()],
+            dtype: operand.dtype(),
+            operand: is_needed.then(|| operand.clone()),
+            state: gate_tracked.then(|| cast(state.clone(), self.kept)),
         };
-        (kept, out)
+        (kept, self.forward([operand, state]))
     }
 
     fn retrieve(&self, [operand, state]: Operands<B, 2>) -> Self::Kept {
         GateAndState {
             shapes: [operand.shape(), state.shape()],
-            dtype: state.dtype(),
-            operand,
+            dtype: operand.dtype(),
+            operand: Some(operand),
             state: Some(state),
         }
     }
@@ -159,32 +158,27 @@ impl<B: Backend> Step<B, 2> for Gated {
             operand,
             state,
         } = ops.state;
-        let of_operand = operand.dtype();
         let functions = self.gate.functions;
-        let values = values(&functions, operand);
-        let gate = values[functions.len()].clone();
+        let values = operand.map(|operand| values(&functions, operand));
+        let values = values.unwrap_or_default();
+        let gate = values.last().cloned();
+        let kept = "kept where this gradient is wanted";
         binary::<Amp<B>, _, _>(
             ops.parents,
             ops.node,
             grads,
             |grad| {
-                operand_grad(grad, of_operand, |grad| {
-                    let state = state.expect("kept where this gradient is wanted");
-                    let grad = mul(widened(grad), finite(widened(state)));
-                    gradient(&functions, &values, reduced(grad, &of_gate))
+                operand_grad(grad, dtype, |grad| {
+                    let state = widened(state.expect(kept));
+                    let grad = reduced(mul(widened(grad), state), &of_gate);
+                    gradient(&functions, &values, grad)
                 })
             },
             |grad| {
-                operand_grad(grad, dtype, |grad| {
-                    reduced(mul(widened(grad), gate), &of_state)
+                operand_grad(grad, DType::F32, |grad| {
+                    reduced(mul(widened(grad), gate.expect(kept)), &of_state)
                 })
             },
         );
     }
-}
-
-/// A state that was kept in half and may be beyond it.
-fn finite<B: Backend>(state: AmpTensor<B>) -> AmpTensor<B> {
-    let largest = Precision::F16.largest();
-    Amp::<B>::float_clamp(state, (-largest).into(), largest.into())
 }

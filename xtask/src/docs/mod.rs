@@ -42,7 +42,7 @@ const BEYOND_THE_CLASS: [Beyond; 6] = [
     ),
     (
         |row| {
-            let makes = ["float_zeros", "float_ones", "float_full"];
+            let makes = ["float_zeros", "float_empty", "float_full"];
             makes.iter().any(|op| stands_with(row, op))
         },
         "an FP32 constant follows half tensors; in PyTorch it makes the result FP32",

@@ -66,8 +66,10 @@ fn a_gate_in_fp32_follows_a_half_factor() {
     for operands in [[gate, half], [half, gate]] {
         assert_eq!(cast("float_mul", &operands, ON), Some(F16), "{operands:?}");
     }
-    let zeros = with(F32, TensorFlags::CONSTANT | TensorFlags::STATE);
-    assert_eq!(cast("float_mul", &[gate, zeros], ON), None);
+    // What fits stays so, but f16 would lose a small one.
+    let fits = fitting(TensorFlags::empty());
+    let product = named("float_mul", &[gate, fits], ON).flags & TensorFlags::FITS;
+    assert_eq!(product, TensorFlags::FITS_BF16);
     assert_eq!(cast("float_mul", &[gate, half], BELOW), Some(F32));
     // What f16 does not hold, and what may be small.
     let beyond = with(F32, TensorFlags::FITS_BF16 | GATE);
@@ -89,6 +91,58 @@ fn a_gate_in_fp32_follows_a_half_factor() {
         assert_eq!(cast(name, &[gate, half], ON), Some(F32), "{name}");
         assert_eq!(cast(name, &[gate, constant], ON), None, "{name}");
     }
+}
+
+#[test]
+fn a_state_is_what_zeros_become_by_factors_and_sums() {
+    let half = with(F16, TensorFlags::DEMOTED);
+    let zeros = with(F32, TensorFlags::CONSTANT | TensorFlags::STATE);
+    let state = with(F32, TensorFlags::STATE);
+    let plain = with(F32, TensorFlags::empty());
+    let of = |name, operands: &[_], scalars: &[f64]| {
+        let out = decide(&Op::named(name), operands, scalars, &ON);
+        assert_ne!(out.operands, Some(F16), "{name}");
+        out.flags.contains(TensorFlags::STATE)
+    };
+    for factor in [
+        half,
+        with(F32, TensorFlags::FITS | TensorFlags::GATE),
+        with(F32, TensorFlags::BINARY),
+    ] {
+        assert!(of("float_mul", &[factor, zeros], &[]) && of("float_mul", &[state, factor], &[]));
+    }
+    for sum in ["float_add", "float_sub"] {
+        for other in [half, zeros, state, with(F32, TensorFlags::FITS)] {
+            assert!(of(sum, &[state, other], &[]) && of(sum, &[other, state], &[]));
+        }
+        // Zeros that are added to begin no state, and FP32 may be of any size.
+        assert!(!of(sum, &[zeros, half], &[]) && !of(sum, &[state, plain], &[]));
+    }
+    for (name, scalars) in [
+        ("float_neg", &[][..]),
+        ("float_reshape", &[]),
+        ("float_clamp", &[-2.0, 2.0]),
+        ("float_mul_scalar", &[0.5]),
+        ("float_div_scalar", &[2.0]),
+        ("float_mask_fill", &[0.0]),
+    ] {
+        assert!(of(name, &[state], scalars), "{name}");
+    }
+    for (name, scalars) in [
+        ("float_mul_scalar", 2.0),
+        ("float_div_scalar", 0.5),
+        ("float_mask_fill", -1e9),
+        ("float_add_scalar", 1.0),
+    ] {
+        assert!(!of(name, &[state], &[scalars]), "{name}");
+    }
+    assert!(of("float_slice_assign", &[zeros, state], &[]));
+    for other in [plain, state] {
+        assert!(!of("float_mul", &[state, other], &[]) && !of("float_div", &[state, other], &[]));
+    }
+    // Where half is in force, a bounded function of it is half.
+    assert_eq!(named("float_tanh", &[state], ON).operands, Some(F16));
+    assert_eq!(named("float_tanh", &[state], BELOW).operands, None);
 }
 
 #[test]
