@@ -176,8 +176,10 @@ fn a_total_in_half_stops_and_one_in_fp32_does_not() {
         let (decay, one) = (row([1.0]), row([1.0]));
         (0..4000).fold(from(&one), |state, _| state * decay.clone() + one.clone())
     };
+    let like = || decayed(|one| one.zeros_like());
+    assert_eq!((in_f16(like), in_bf16(like)), (2048.0, 256.0));
     let zeros = || decayed(|one| Tensor::zeros([1, 1], &one.device()));
-    assert_eq!((in_f16(zeros), in_bf16(zeros)), (2048.0, 256.0));
+    assert_eq!((in_f16(zeros), in_bf16(zeros)), (4000.0, 4000.0));
     let given = || decayed(|one| Tensor::from_data([[0.0]], &one.device()));
     assert_eq!((in_f16(given), in_bf16(given)), (4000.0, 4000.0));
 }

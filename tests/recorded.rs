@@ -1057,7 +1057,7 @@ everywhere! {
                 state.clone().mask_fill(done.clone(), 0.0),
                 state.clone() * done.float(),
                 state.clone().neg(),
-                state.clone() * 0.9,
+                state.clone() * 1.1,
                 state.clone().clamp(-2.0, 2.0),
                 state.clone().reshape([1, -1]),
                 state.clone() - x.clone(),
@@ -1071,6 +1071,7 @@ everywhere! {
                 state.clone() * data,
                 state.clone() / x.clone(),
                 state.clone() * 4.0,
+                Tensor::zeros(x.dims(), &device) * x.clone().greater_elem(0.0).float(),
                 state.clone() * state,
             ] {
                 assert_eq!(bounded(other), DType::F32);

@@ -208,6 +208,7 @@ fn a_state_of_any_size_has_its_gradient() {
     let exact = |loss| gate_gradient::<AmpAutodiff<Flex>>(Precision::F32, loss);
     for (name, loss, precision) in [
         ("large", large as fn(_, _) -> _, Precision::Bf16),
+        ("large", large, Precision::F16),
         ("normalized", normalized, Precision::Bf16),
         ("normalized", normalized, Precision::F16),
     ] {

@@ -256,12 +256,13 @@ fn an_fp32_activation_of_many_consumers_is_as_exact_as_of_one() {
     within::<Recomputed>(4.0, consumers::<Recomputed, 1000, true>);
 }
 
-/// The relative norm of each parameter's error after 1,024 steps of an LSTM is at most 2 %.
+/// The relative norm of each parameter's error after 512 steps of an LSTM is at most 2 %. The forward pass of Burn's autodiff
+/// takes a time that grows with the square of the steps: of 1,024, half a minute.
 #[test]
-fn an_lstm_of_1024_steps_has_the_gradients_of_fp32() {
+fn an_lstm_of_512_steps_has_the_gradients_of_fp32() {
     fn lstm() -> Vec<Vec<f32>> {
         let model = LstmConfig::new(4, 8, true).init::<Kept>(&Default::default());
-        let (hidden, _) = model.forward(positive([2, 1024, 4]), None);
+        let (hidden, _) = model.forward(positive([2, 512, 4]), None);
         gradients(&model, &hidden.powi_scalar(2).sum().backward())
     }
     for precision in halves() {

@@ -375,7 +375,6 @@ fn constants_follow_half_in_products_and_not_in_sums() {
     for precision in HALVES {
         let _alone = on(precision);
         let half = half(precision);
-        assert_eq!(A::float_mul(demoted(x()), zeros(&[2, 2])).dtype(), half);
         assert_eq!(
             A::float_cat(vec![zeros(&[2, 2]), demoted(x())], 0).dtype(),
             half
@@ -386,25 +385,34 @@ fn constants_follow_half_in_products_and_not_in_sums() {
         );
         assert_eq!(A::float_mul(demoted(x()), x()).dtype(), DType::F32);
 
-        // A running product begins with ones, and its length is not known.
+        // A running product begins with ones, and its length is not known. A state begins with zeros.
         let ones = || A::float_ones(Shape::new([2, 2]), &FlexDevice, FloatDType::F32);
         assert_eq!(A::float_mul(ones(), demoted(x())).dtype(), DType::F32);
+        for zeros in [
+            zeros(&[2, 2]),
+            A::float_reshape(zeros(&[4]), Shape::new([2, 2])),
+        ] {
+            assert_eq!(A::float_mul(demoted(x()), zeros).dtype(), DType::F32);
+        }
         let joined = A::float_cat(vec![demoted(x()), ones()], 0);
         assert_eq!(joined.dtype(), half);
 
-        let full = |value: f64| {
+        let full = |value: f64, shape: &[usize]| {
             A::float_full(
-                Shape::new([2, 2]),
+                Shape::new(shape),
                 value.into(),
                 &FlexDevice,
                 FloatDType::F32,
             )
         };
-        assert_eq!(A::float_mul(demoted(x()), full(0.5)).dtype(), half);
-        assert_eq!(A::float_mul(demoted(x()), full(1e-6)).dtype(), DType::F32);
+        assert_eq!(A::float_mul(demoted(x()), full(0.5, &[2, 2])).dtype(), half);
+        assert_eq!(
+            A::float_mul(demoted(x()), full(1e-6, &[2, 2])).dtype(),
+            DType::F32
+        );
 
         // A moved constant stays a constant, and a computed tensor is not a constant.
-        let moved = A::float_reshape(zeros(&[4]), Shape::new([2, 2]));
+        let moved = A::float_reshape(full(0.5, &[4]), Shape::new([2, 2]));
         assert_eq!(A::float_mul(demoted(x()), moved).dtype(), half);
         let computed = A::float_add_scalar(zeros(&[2, 2]), 1.0.into());
         assert_eq!(A::float_mul(demoted(x()), computed).dtype(), DType::F32);

@@ -85,3 +85,11 @@ pub(crate) fn constant<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTe
         _ => tensor,
     }
 }
+
+/// Flags FP32 zeros, with which the state of a recurrence may begin.
+pub(crate) fn zeros<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    match tensor.dtype() {
+        DType::F32 => constant(tensor).and(TensorFlags::STATE),
+        _ => tensor,
+    }
+}

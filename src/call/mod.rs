@@ -26,7 +26,7 @@ use crate::tensor::{AmpTensor, Side, Step, learned};
 use probe::Probe;
 
 pub(crate) use alone::alone;
-pub(crate) use create::{assert_one_autodiff, below, constant, create, in_use, of_program};
+pub(crate) use create::{assert_one_autodiff, below, constant, create, in_use, of_program, zeros};
 pub(crate) use plain::*;
 pub(crate) use verify::{compare_pass, ends_pass};
 

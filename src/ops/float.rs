@@ -18,7 +18,7 @@ use crate::autodiff::recorded::{Product, Reduced, Sum};
 use crate::autodiff::{seed, trained};
 use crate::call::{
     Call, below, by_policy, casted, constant, create, ends_pass, float_ops, in_use, mask_fill,
-    matmul, moved, of_program, op, own_ops, permuted, transpose,
+    matmul, moved, of_program, op, own_ops, permuted, transpose, zeros,
 };
 use crate::device::DeviceContext;
 use crate::diagnostics::compare::{self, recorded_call};
@@ -77,7 +77,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let make = |device: &_, dtype| B::float_zeros(shape, device, dtype);
-        constant(create(device, dtype, make)).and(TensorFlags::STATE)
+        zeros(create(device, dtype, make))
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -117,7 +117,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         };
         let made = made.and(filled);
         match fill_value.elem() {
-            0.0 => constant(made).and(TensorFlags::STATE),
+            0.0 => zeros(made),
             value if follows_half::<DType>(value) => constant(made),
             _ => made,
         }

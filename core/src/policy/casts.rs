@@ -258,8 +258,9 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             return false;
         };
         let first = self.operands[0];
-        // The result for a number beyond half is that for infinity.
-        let is_state = self.op.effect == Effect::Saturates && first.is_state();
+        // The result for a number beyond f16 is that for infinity.
+        let holds = half != D::F16 || self.op.effect == Effect::Saturates;
+        let is_state = first.is_state() && holds;
         let fits = first.dtype != half && (first.fits(half) || is_state);
         fits && !self.op.is_backward()
     }

@@ -22,8 +22,8 @@ bitflags! {
         const FITS_BF16 = 1 << 4;
         /// FP32 that fits in a half dtype.
         const FITS = Self::FITS_F16.bits() | Self::FITS_BF16.bits();
-        /// A constant from -1 to 1 that both half dtypes hold exactly, such as an RNN's initial state, or an infinite one:
-        /// it follows a half operand beside it.
+        /// A constant from -1 to 1 that both half dtypes hold exactly, such as the row of a mask, or an infinite one: it
+        /// follows a half operand beside it.
         const CONSTANT = 1 << 5;
         /// Random zeros and ones: the noise of a dropout.
         const BINARY = 1 << 6;
@@ -55,7 +55,7 @@ bitflags! {
         /// which a contraction keeps in FP32.
         const LEARNED = 1 << 16;
         /// FP32 zeros, or the state of a recurrence that begins with them: a half factor or a gate times a state, or its sum
-        /// with what half holds. What half rounds at each step would add up.
+        /// with a half tensor. What half rounds at each step would add up.
         const STATE = 1 << 17;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()

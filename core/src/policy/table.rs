@@ -319,7 +319,7 @@ pub(super) const TABLE: &[&[Op]] = &[
     &rows(Move, "makes data in the dtype asked for; FP32 zeros or ones follow half tensors, but in a product: a state or a product of unknown length may begin with them", [
         op("float_zeros"), op("float_ones"),
     ]),
-    &rows(Move, "makes data in the dtype asked for; an FP32 constant from -1 to 1 that both halves hold exactly, or an infinite one, follows half tensors; FP32 if the half dtype asked for does not hold the value", [
+    &rows(Move, "makes data in the dtype asked for; an FP32 constant from -1 to 1 that both halves hold exactly, or an infinite one, follows half tensors, but zeros not in a product; FP32 if the half dtype asked for does not hold the value", [
         op("float_full"),
     ]),
     &rows(Move, "drawn in FP32 and then cast: a seed gives FP32's numbers, and a uniform number stays below its upper bound where half has one; zeros and ones are drawn as asked", [

@@ -113,43 +113,33 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         flags
     }
 
-    /// Whether the result is the state of a recurrence: a half factor, a gate or a constant times a state, the sum of a state and
-    /// what half holds, or a state in another place or within bounds.
+    /// Whether the result is the state of a recurrence: a half factor, or a gate, times zeros or a state; the sum of a state and a
+    /// half tensor; or a state in another place, masked or within bounds.
     fn is_state(&self, class: Class, computed: D) -> bool {
-        let is_fp32 = computed == D::F32 && !matches!(self.mode, Mode::Off);
+        let is_fp32 = computed == D::F32 && self.mode != Mode::Off && self.changed.is_none();
         if !is_fp32 || !self.any.contains(TensorFlags::STATE) {
             return false;
         }
-        const FACTORS: TensorFlags = TensorFlags::GATE
-            .union(TensorFlags::CONSTANT)
-            .union(TensorFlags::BINARY);
-        const SAME: TensorFlags = TensorFlags::STATE.union(TensorFlags::CONSTANT);
-        const HELD: TensorFlags = SAME.union(TensorFlags::FITS);
-        let is_any = |flags| move |o: &Operand<D>| o.flags.intersects(flags);
-        let is_half_or = |flags| move |o: &Operand<D>| is_half(o.dtype) || is_any(flags)(o);
-        let mut operands = self.operands.iter();
-        // Not the zeros themselves.
-        let has_begun = || {
-            let mut states = self.operands.iter().filter(|o| o.is_state());
-            states.any(|o| !o.has(TensorFlags::CONSTANT))
+        const MASKS: TensorFlags = TensorFlags::CONSTANT.union(TensorFlags::BINARY);
+        let is_zeros = |o: &Operand<D>| o.is_state() && o.has(TensorFlags::CONSTANT);
+        let has_begun = || self.operands.iter().any(|o| o.is_state() && !is_zeros(o));
+        let is_held =
+            |o: &Operand<D>| is_half(o.dtype) || o.is_state() || o.has(TensorFlags::CONSTANT);
+        let is_factor = |o: &&Operand<D>| {
+            let is_mask = || o.flags.intersects(MASKS) && has_begun();
+            !o.is_state() && (is_half(o.dtype) || o.has(TensorFlags::GATE) || is_mask())
         };
         match self.op.effect {
-            Effect::Multiplies => {
-                let is_factor = |o: &&Operand<D>| !o.is_state() && is_half_or(FACTORS)(o);
-                operands.filter(is_factor).count() == 1
-            }
-            Effect::Scales | Effect::Divides => {
-                let shrinks = |scalar: &f64| self.factor(*scalar).abs() <= 1.0;
-                has_begun() && self.scalars.iter().all(shrinks)
-            }
+            Effect::Multiplies => self.operands.iter().filter(is_factor).count() == 1,
+            Effect::Scales | Effect::Divides => has_begun() && !self.leaves_f16(),
             Effect::Fills => {
                 let is_within = |scalar: &f64| scalar.abs() <= 1.0 && follows_half::<D>(*scalar);
                 has_begun() && self.scalars.iter().all(is_within)
             }
-            _ if class == Class::PromoteSum => has_begun() && operands.all(is_half_or(HELD)),
+            _ if class == Class::PromoteSum => has_begun() && self.operands.iter().all(is_held),
             Effect::Negates | Effect::Other | Effect::Reshapes | Effect::Transposes => {
                 let is_same = matches!(class, Class::Move | Class::Promote | Class::Keep);
-                is_same && self.op.fits() == Fits::WithOperands && operands.all(is_any(SAME))
+                is_same && self.op.fits() == Fits::WithOperands && self.operands.iter().all(is_held)
             }
             _ => false,
         }

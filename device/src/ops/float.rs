@@ -74,7 +74,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let make = |dtype| B::float_zeros(shape, device, dtype);
-        state(create::<B>("float_zeros", device, dtype, make))
+        zeros(create::<B>("float_zeros", device, dtype, make))
     }
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -93,7 +93,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
         let make = |dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create::<B>("float_full", device, dtype, make);
         match fill_value.elem() {
-            0.0 => state(made),
+            0.0 => zeros(made),
             value if follows_half::<DType>(value) => constant(made),
             _ => made,
         }
@@ -422,16 +422,17 @@ fn half_in_force<B: Backend>(device: &B::Device) -> Option<FloatDType> {
 }
 
 /// Flags a tensor whose values fit in both half dtypes: an FP32 constant follows half tensors.
-/// Zeros, with which the state of a recurrence may begin.
-fn state<B: Backend>(zeros: AmpTensor<B>) -> AmpTensor<B> {
-    let zeros = constant(zeros);
-    let flags = zeros.flags() | TensorFlags::STATE;
-    zeros.with_flags(flags)
-}
-
 pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     match tensor.dtype() {
         DType::F32 => tensor.with_flags(TensorFlags::CONSTANT),
+        _ => tensor,
+    }
+}
+
+/// Flags FP32 zeros, with which the state of a recurrence may begin.
+fn zeros<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
+    match tensor.dtype() {
+        DType::F32 => tensor.with_flags(TensorFlags::CONSTANT | TensorFlags::STATE),
         _ => tensor,
     }
 }

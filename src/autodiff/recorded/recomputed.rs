@@ -1,9 +1,12 @@
 //! Functions that FP32 computes of a tensor that is kept in half.
 
+use burn_backend::ops::FloatTensorOps;
+
 use super::cast::operand_grad;
 use super::sigmoidal::tanh_gradient;
 use super::sum::reduced;
 use super::*;
+use crate::Precision;
 use crate::call::{div_scalar, is_greater, is_lower, mask_fill, sigmoid_backward};
 use crate::tensor::{Function, computed};
 
@@ -169,7 +172,7 @@ impl<B: Backend> Step<B, 2> for Gated {
             grads,
             |grad| {
                 operand_grad(grad, dtype, |grad| {
-                    let state = widened(state.expect(kept));
+                    let state = finite(state.expect(kept));
                     let grad = reduced(mul(widened(grad), state), &of_gate);
                     gradient(&functions, &values, grad)
                 })
@@ -180,5 +183,18 @@ impl<B: Backend> Step<B, 2> for Gated {
                 })
             },
         );
+    }
+}
+
+/// The state in FP32. One that was beyond f16 is infinite where it was kept.
+fn finite<B: Backend>(state: AmpTensor<B>) -> AmpTensor<B> {
+    let is_f16 = state.dtype() == DType::F16;
+    let state = widened(state);
+    match is_f16 {
+        true => {
+            let largest = Precision::F16.largest();
+            Amp::<B>::float_clamp(state, (-largest).into(), largest.into())
+        }
+        false => state,
     }
 }

@@ -104,33 +104,40 @@ fn a_state_is_what_zeros_become_by_factors_and_sums() {
         assert_ne!(out.operands, Some(F16), "{name}");
         out.flags.contains(TensorFlags::STATE)
     };
-    for factor in [
-        half,
-        with(F32, TensorFlags::FITS | TensorFlags::GATE),
-        with(F32, TensorFlags::BINARY),
-    ] {
+    for factor in [half, with(F32, TensorFlags::FITS | TensorFlags::GATE)] {
         assert!(of("float_mul", &[factor, zeros], &[]) && of("float_mul", &[state, factor], &[]));
     }
+    // Of FP32 alone, no state begins.
+    for mask in [TensorFlags::BINARY, TensorFlags::CONSTANT] {
+        let mask = with(F32, mask);
+        assert!(!of("float_mul", &[mask, zeros], &[]) && of("float_mul", &[state, mask], &[]));
+    }
     for sum in ["float_add", "float_sub"] {
-        for other in [half, zeros, state, with(F32, TensorFlags::FITS)] {
+        for other in [half, zeros, state] {
             assert!(of(sum, &[state, other], &[]) && of(sum, &[other, state], &[]));
         }
-        // Zeros that are added to begin no state, and FP32 may be of any size.
-        assert!(!of(sum, &[zeros, half], &[]) && !of(sum, &[state, plain], &[]));
+        // Zeros that are added to begin no state, and FP32 may be beyond f16.
+        for others in [
+            [zeros, half],
+            [state, plain],
+            [state, with(F32, TensorFlags::FITS)],
+        ] {
+            assert!(!of(sum, &others, &[]), "{others:?}");
+        }
     }
     for (name, scalars) in [
         ("float_neg", &[][..]),
         ("float_reshape", &[]),
         ("float_clamp", &[-2.0, 2.0]),
-        ("float_mul_scalar", &[0.5]),
+        ("float_mul_scalar", &[2.0]),
         ("float_div_scalar", &[2.0]),
         ("float_mask_fill", &[0.0]),
     ] {
         assert!(of(name, &[state], scalars), "{name}");
     }
     for (name, scalars) in [
-        ("float_mul_scalar", 2.0),
-        ("float_div_scalar", 0.5),
+        ("float_mul_scalar", 4.0),
+        ("float_div_scalar", 0.25),
         ("float_mask_fill", -1e9),
         ("float_add_scalar", 1.0),
     ] {
@@ -140,9 +147,12 @@ fn a_state_is_what_zeros_become_by_factors_and_sums() {
     for other in [plain, state] {
         assert!(!of("float_mul", &[state, other], &[]) && !of("float_div", &[state, other], &[]));
     }
+    let masked = [state, half];
+    assert!(of("float_mask_where", &masked, &[]));
     // Where half is in force, a bounded function of it is half.
     assert_eq!(named("float_tanh", &[state], ON).operands, Some(F16));
     assert_eq!(named("float_tanh", &[state], BELOW).operands, None);
+    assert_eq!(named("relu", &[state], ON).operands, None);
 }
 
 #[test]
