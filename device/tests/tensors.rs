@@ -399,7 +399,7 @@ fn constants_follow_half_in_products_and_not_in_sums() {
 
         let full = |value: f64, shape: &[usize]| {
             A::float_full(
-                Shape::new(shape),
+                shape.to_vec().into(),
                 value.into(),
                 &FlexDevice,
                 FloatDType::F32,
