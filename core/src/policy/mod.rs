@@ -26,8 +26,7 @@
 //! - **Softmax, layer norm, dropout, relu, sigmoid and tanh** are recorded with backward formulas of
 //!   their own. These keep one tensor instead of three, in half if the operand was half. Dropout
 //!   keeps its noise as bytes; relu, sigmoid and tanh keep their result, which the next operation
-//!   keeps anyway. A transformer keeps 0.36 instead of 0.68, an MLP 0.20 instead of 0.45, an LSTM
-//!   0.32 instead of 0.50.
+//!   keeps anyway. A transformer keeps 0.36 instead of 0.68, an MLP 0.20 instead of 0.45.
 //! - FP32 that was never half keeps FP32 copies: the gradient of an operation that the policy does
 //!   not demote equals Burn's gradient, up to FP32 rounding.
 
