@@ -1,6 +1,6 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
-use burn_amp_core::policy::{Function, Op, SMALL, TensorFlags, are_sigmoids, is_half};
+use burn_amp_core::policy::{Function, Op, SMALL, are_sigmoids, is_half};
 
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, DType, Scalar, Slice, TensorMetadata};
@@ -19,13 +19,9 @@ pub(super) fn functions<B: Backend>(
 ) -> AmpTensor<B> {
     let tensor = with_room(op, tensor, functions.len());
     let call = Call::of(op, &[&tensor], &[tensor.operand()], scalars);
-    if tensor.dtype() == DType::F32 && call.decision.operands.is_some_and(is_half) {
-        let (declared, flags) = (tensor.declared(), tensor.flags() | TensorFlags::DEMOTED);
-        let marks = tensor.marks();
-        let rounded = AmpTensor::new(call.operand(tensor), declared, flags).with_marks(marks);
-        return self::functions(op, rounded, functions, scalars, run);
-    }
-    let is_in_half = call.decision.is_in_half;
+    // FP32 that half rounds for the function, as the state of a recurrence, is the client's to keep.
+    let is_rounded = tensor.dtype() == DType::F32 && call.decision.operands.is_some_and(is_half);
+    let is_in_half = call.decision.is_in_half || is_rounded;
     let operand = || tensor.primitive.clone();
     let after = || Unrounded::<B>::after(tensor.unrounded(), functions, operand);
     let unrounded = is_in_half.then(after).flatten();

@@ -4,7 +4,7 @@
 use burn_amp_core::policy;
 use burn_amp_core::policy::Function;
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, DType};
+use burn_backend::{Backend, DType, TensorMetadata};
 
 use super::converted;
 
@@ -18,8 +18,11 @@ pub(super) fn wide<B: Backend>(
     op: &'static str,
 ) -> FloatTensor<B> {
     let function = |function: &_, values| burn_amp_core::computed!(B, function, values);
-    let computed = |operand, functions: Vec<Function>| {
-        let wide = converted::<B>(operand, DType::F32, op);
+    let computed = |operand: FloatTensor<B>, functions: Vec<Function>| {
+        let wide = match operand.dtype() {
+            DType::F32 => operand,
+            _ => converted::<B>(operand, DType::F32, op),
+        };
         let functions = functions.iter();
         functions.fold(wide, |values, of| function(of, values))
     };
