@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use burn::backend::Flex;
 use burn::module::Param;
 use burn::nn::gru::GruConfig;
-use burn::nn::{GateController, LstmConfig};
+use burn::nn::{GateController, LstmConfig, LstmState};
 use burn::prelude::*;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::backend::AutodiffBackend;
@@ -63,21 +63,23 @@ fn gru_with_half_candidates<B: Backend>(input: Tensor<B, 3>) -> Tensor<B, 2> {
     )
 }
 
-fn lstm_of<B: Backend>(input: Tensor<B, 3>, config: LstmConfig) -> Tensor<B, 2> {
+fn lstm_of<B: Backend>(
+    input: Tensor<B, 3>,
+    state: Option<LstmState<B, 2>>,
+    clip: Option<f64>,
+) -> Tensor<B, 2> {
+    let config = LstmConfig::new(WIDTH, WIDTH, true).with_clip(clip);
     let mut lstm = config.init::<B>(&Default::default());
     nearly_open(&mut lstm.forget_gate);
-    lstm.forward(input, None).1.cell
+    lstm.forward(input, state).1.cell
 }
 
 fn lstm<B: Backend>(input: Tensor<B, 3>) -> Tensor<B, 2> {
-    lstm_of(input, LstmConfig::new(WIDTH, WIDTH, true))
+    lstm_of(input, None, None)
 }
 
 fn clipped_lstm<B: Backend>(input: Tensor<B, 3>) -> Tensor<B, 2> {
-    lstm_of(
-        input,
-        LstmConfig::new(WIDTH, WIDTH, true).with_clip(Some(50.0)),
-    )
+    lstm_of(input, None, Some(50.0))
 }
 
 /// Written by hand, with the state in another place and between steps of a mask.
@@ -163,6 +165,25 @@ fn roundings_of_gradients_do_not_add_up() {
         .flat_map(|(name, of)| wrong(name, GRADIENT, || gradient(of)))
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The last cell of an LSTM whose state is data.
+fn from_data<B: Backend>() -> Vec<f32> {
+    const STEPS: usize = 256;
+    let _alone = seeded::<B>();
+    let zeros = TensorData::zeros::<f32, _>([BATCH, WIDTH]);
+    let zeros = Tensor::<B, 2>::from_data(zeros, &Default::default());
+    let state = LstmState::new(zeros.clone(), zeros);
+    let input = values([BATCH, STEPS, WIDTH], 1);
+    data(lstm_of(input, Some(state), None))
+}
+
+#[test]
+fn a_state_from_data_is_right_after_many_steps() {
+    for run in [from_data::<AmpAutodiff<Flex>>, from_data::<Amp<Flex>>] {
+        let wrong = wrong("a state from data", 1.0, run);
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
 }
 
 /// The gradient of the forget gate's operand.

@@ -11,7 +11,7 @@ use burn::nn::{GateController, LstmConfig};
 use burn::tensor::{Device, Tensor};
 use burn_amp_device::{Precision, flex};
 
-use client::{HALVES, read, roundoff, tensor};
+use client::{HALVES, read, relative_error, roundoff, tensor};
 
 const SHAPE: [usize; 3] = [16, 128, 8];
 const BATCH: usize = SHAPE[0];
@@ -19,10 +19,10 @@ const STEPS: usize = SHAPE[1];
 const WIDTH: usize = SHAPE[2];
 
 /// The most roundoffs that a state may be off by. Where each step rounds the state, it is off by 10 to 12 in bf16.
-const STATE: f64 = 2.0;
+const STATE: f32 = 2.0;
 
 /// The most roundoffs that a gradient may be off by: the operand of a gate, which is about 5, is rounded to half.
-const GRADIENT: f64 = 8.0;
+const GRADIENT: f32 = 8.0;
 
 /// A gate that is nearly open, so that the state is a mean over many steps.
 fn nearly_open(gate: &mut GateController, device: &Device) {
@@ -69,19 +69,14 @@ fn gradient(recurrence: fn(Tensor<3>) -> Tensor<2>, device: &Device) -> Vec<f32>
 }
 
 /// The error of half in roundoffs, where it is more than this.
-fn wrong(name: &str, most: f64, trains: bool, run: impl Fn(&Device) -> Vec<f32>) -> Vec<String> {
+fn wrong(name: &str, most: f32, trains: bool, run: impl Fn(&Device) -> Vec<f32>) -> Vec<String> {
     let on = |precision| {
         let device = flex(precision).unwrap();
         run(&if trains { device.autodiff() } else { device })
     };
     let exact = on(Precision::F32);
-    let length = |values: &mut dyn Iterator<Item = f32>| {
-        values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
-    };
     let errors = HALVES.map(|precision| {
-        let found = on(precision);
-        let error = length(&mut found.iter().zip(&exact).map(|(a, b)| a - b));
-        let error = error / length(&mut exact.iter().copied()) / f64::from(roundoff(precision));
+        let error = relative_error(&on(precision), &exact) / roundoff(precision);
         (error > most || error.is_nan())
             .then(|| format!("{name} in {precision}: {error:.2} roundoffs"))
     });

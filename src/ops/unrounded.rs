@@ -5,7 +5,7 @@ use burn_backend::{Backend, DType, Scalar, Slice, TensorMetadata};
 
 use super::activation::sigmoid;
 use crate::AmpTensor;
-use crate::autodiff::recorded::{Gated, Recomputed};
+use crate::autodiff::recorded::Gated;
 use crate::call::{Call, neg, op};
 use crate::policy::{Op, are_sigmoids};
 use crate::tensor::{Function, Side, TensorFlags, Unrounded};
@@ -87,13 +87,15 @@ pub(super) fn gated<B: Backend, S: Side<B>>(
         [true, false] => (rhs, lhs),
         _ => return None,
     };
+    let is_constant = gate.flags().contains(TensorFlags::CONSTANT);
+    let is_gate = is_constant || gate.flags().contains(TensorFlags::GATE) || gate.is_demoted();
+    if !(S::RECORDS && is_gate) {
+        return None;
+    }
     let call = Call::new(op, [gate, state]);
     let half = call.decision.records_in?;
     // A configuration may ask for half.
-    let is_wide = call.decision.operands.unwrap_or(gate.dtype()) == DType::F32;
-    let is_constant = gate.flags().contains(TensorFlags::CONSTANT);
-    let is_gate = is_constant || gate.flags().contains(TensorFlags::GATE) || gate.is_demoted();
-    if !(is_wide && is_gate) {
+    if call.decision.operands.unwrap_or(gate.dtype()) != DType::F32 {
         return None;
     }
     let (operand, functions) = match gate.unrounded() {
@@ -102,9 +104,10 @@ pub(super) fn gated<B: Backend, S: Side<B>>(
         None if is_constant => (S::into_dtype(gate.clone(), half), Vec::new()),
         None => (gate.primitive.clone(), Vec::new()),
     };
-    let kept = operand.dtype();
-    let gate = Recomputed { functions, kept };
-    let step = Gated { gate, kept: half };
+    let step = Gated {
+        functions,
+        kept: half,
+    };
     let operands = [operand, state.primitive.clone()];
     let out = call.run(|| S::record(step, operands)).ok()?;
     [lhs, rhs].into_iter().for_each(|tensor| call.watch(tensor));

@@ -19,8 +19,8 @@
 //!   other operand that was never half, such as an additive mask, makes the result FP32 permanently. A product of two large
 //!   operands is also FP32 permanently, because its values may be of any size.
 //! - **Constants** in FP32 (a value from -1 to 1 that both half dtypes hold exactly) follow a half tensor in products and
-//!   concatenations instead of promoting it. They do not follow in a sum, where an accumulator would stop at 2,048, and zeros
-//!   and ones not in a product, with which a recurrence or a product of unknown length begins.
+//!   concatenations instead of promoting it. They do not follow in a sum, where an accumulator would stop at 2,048. Zeros and
+//!   ones do not follow in a product: a recurrence, or a product of unknown length, may begin with them.
 //! - **The state of a recurrence** that begins with FP32 zeros is FP32, and kept in half for the backward pass: no later
 //!   state depends on this rounding.
 //! - **Softmax, layer norm, dropout, relu, sigmoid and tanh** are recorded with backward formulas of
@@ -76,7 +76,7 @@ pub enum Class {
     /// its input. Backward functions return the widest of their operands' dtypes.
     Fp32Inside,
     /// Operands of different dtypes are cast to the widest dtype, except that FP32 constants and
-    /// gates follow a half tensor, but for those of a quotient and zeros and ones of a product. A gate is a sigmoid
+    /// gates follow a half tensor, but for those of a quotient, and for zeros and ones of a product. A gate is a sigmoid
     /// of FP32 that fits in half.
     Promote,
     /// As `Promote`, but constants and gates count as FP32: a sum that starts from FP32 zeros stays FP32.

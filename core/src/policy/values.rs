@@ -64,17 +64,6 @@ fn of_all(class: Class) -> TensorFlags {
     }
 }
 
-/// Whether an operand is FP32 of which nothing says that its values are moderate.
-fn is_of_any_size<D: FloatDType>(o: &Operand<D>) -> bool {
-    const BOUNDED: TensorFlags = TensorFlags::FITS
-        .union(TensorFlags::CONSTANT)
-        .union(TensorFlags::STATE)
-        .union(TensorFlags::BINARY)
-        .union(TensorFlags::EXACT_F16)
-        .union(TensorFlags::EXACT_BF16);
-    o.dtype == D::F32 && !o.flags.intersects(BOUNDED)
-}
-
 impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
     /// The flags of the result, of an operation of this class on operands that are `cast` to this dtype.
     pub(super) fn facts(&self, class: Class, cast: Option<D>) -> TensorFlags {
@@ -232,25 +221,27 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
     /// result beyond the half dtype in force. A parameter is not data: its values are taken to be moderate. Where
     /// the policy is off, any FP32 operand counts as data.
     fn is_unbounded(&self, class: Class) -> bool {
+        const BOUNDED: TensorFlags = TensorFlags::FITS
+            .union(TensorFlags::CONSTANT)
+            .union(TensorFlags::STATE)
+            .union(TensorFlags::BINARY)
+            .union(TensorFlags::EXACT_F16)
+            .union(TensorFlags::EXACT_BF16);
+        let is_fp32 = |o: &Operand<D>| o.dtype == D::F32 && !o.flags.intersects(BOUNDED);
         let half = match self.mode {
             Mode::On(half) if class != Class::LowerPrecision => half,
-            Mode::Off => return self.operands.iter().any(is_of_any_size),
+            Mode::Off => return self.operands.iter().any(is_fp32),
             Mode::On(_) | Mode::KeepDtypes => return false,
         };
         let is_beyond = |scalar: &f64| {
             let factor = self.factor(*scalar);
             factor.abs() > 1.0 && !holds(half, factor)
         };
-        self.reads_data() || self.scalars.iter().any(is_beyond)
-    }
-
-    /// Whether an operand is FP32 data of the user's, or was computed from such data.
-    fn reads_data(&self) -> bool {
-        let is_data = |(i, o): (usize, &Operand<D>)| {
-            let is_untracked = || self.site.is_tracked(i) == Some(false);
-            is_of_any_size(o) && (o.has(TensorFlags::UNBOUNDED) || is_untracked())
+        let is_data = |i, o: &Operand<D>| {
+            o.has(TensorFlags::UNBOUNDED) || self.site.is_tracked(i) == Some(false)
         };
-        self.operands.iter().enumerate().any(is_data)
+        let mut operands = self.operands.iter().enumerate();
+        operands.any(|(i, o)| is_fp32(o) && is_data(i, o)) || self.scalars.iter().any(is_beyond)
     }
 
     /// Whether the result fits in `half`, where `half` holds the scalars.

@@ -51,12 +51,17 @@ pub fn roundoff(precision: Precision) -> f32 {
     }
 }
 
+/// The length of the error beside that of the exact values.
+pub fn relative_error(found: &[f32], exact: &[f32]) -> f32 {
+    assert_eq!(found.len(), exact.len());
+    let length = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
+    let error = length(&mut found.iter().zip(exact).map(|(f, e)| f - e));
+    error / length(&mut exact.iter().copied())
+}
+
 /// Asserts that `product` was computed in `precision`: not better, and not much worse.
 pub fn assert_computed_in(precision: Precision, product: &[f32]) {
-    let exact = self::product(&Device::flex());
-    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
-    let error = norm(&mut product.iter().zip(&exact).map(|(p, e)| p - e));
-    let error = error / norm(&mut exact.iter().copied());
+    let error = relative_error(product, &self::product(&Device::flex()));
     let half = roundoff(precision);
     assert!(
         error > half / 16.0 && error < 3.0 * half,

@@ -30,6 +30,11 @@ impl Recomputed {
     }
 }
 
+/// The result of functions of an operand.
+fn result<B: Backend>(functions: &[Function], operand: AmpTensor<B>) -> AmpTensor<B> {
+    functions.iter().fold(widened(operand), computed::<Amp<B>>)
+}
+
 /// The operand of functions, and their results.
 fn values<B: Backend>(functions: &[Function], operand: AmpTensor<B>) -> Vec<AmpTensor<B>> {
     let mut values = vec![widened(operand)];
@@ -46,8 +51,7 @@ impl<B: Backend> Step<B, 1> for Recomputed {
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
     fn forward(&self, [tensor]: Operands<B, 1>) -> AmpTensor<B> {
-        let functions = self.functions.iter();
-        functions.fold(widened(tensor), computed::<Amp<B>>)
+        result(&self.functions, tensor)
     }
 
     fn keep(&self, [tensor]: Operands<B, 1>, _: [bool; 1]) -> (Self::Kept, AmpTensor<B>) {
@@ -107,7 +111,7 @@ fn gradient<B: Backend>(
 /// the gate of FP32, at each step.
 #[derive(Debug, Clone)]
 pub(crate) struct Gated {
-    pub gate: Recomputed,
+    pub functions: Vec<Function>,
     pub kept: DType,
 }
 
@@ -127,7 +131,7 @@ impl<B: Backend> Step<B, 2> for Gated {
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
     fn forward(&self, [operand, state]: Operands<B, 2>) -> AmpTensor<B> {
-        mul(self.gate.forward([operand]), state)
+        mul(result(&self.functions, operand), state)
     }
 
     fn keep(
@@ -135,7 +139,7 @@ impl<B: Backend> Step<B, 2> for Gated {
         [operand, state]: Operands<B, 2>,
         [gate_tracked, state_tracked]: [bool; 2],
     ) -> (Self::Kept, AmpTensor<B>) {
-        let is_needed = state_tracked || !self.gate.functions.is_empty();
+        let is_needed = state_tracked || !self.functions.is_empty();
         let kept = GateAndState {
             shapes: [operand.shape(), state.shape()],
             dtype: operand.dtype(),
@@ -161,7 +165,7 @@ impl<B: Backend> Step<B, 2> for Gated {
             operand,
             state,
         } = ops.state;
-        let functions = self.gate.functions;
+        let functions = self.functions;
         let values = operand.map(|operand| values(&functions, operand));
         let values = values.unwrap_or_default();
         let gate = values.last().cloned();
