@@ -100,7 +100,7 @@ fn burn_backend_of(
     let host = env!("HOST");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     // Without a platform, cargo would want the crates of all of them.
-    let mut options = vec!["--locked", "--filter-platform", host];
+    let mut options = vec!["--quiet", "--locked", "--filter-platform", host];
     if let Some(feature) = feature {
         options.extend(["--no-default-features", "--features", feature]);
     }

@@ -52,7 +52,7 @@ const PACKAGES: [(&str, u64); 2] = [("burn-amp-core", 160_000), ("burn-amp", 1_0
 fn package(names: &[&str], args: &[&str]) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     // Also before a commit.
-    cargo.args(["package", "--locked", "--allow-dirty"]);
+    cargo.args(["package", "--quiet", "--locked", "--allow-dirty"]);
     cargo.args(names.iter().flat_map(|name| ["-p", name]));
     said(cargo.args(args).current_dir(ROOT))
 }
