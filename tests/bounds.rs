@@ -129,3 +129,31 @@ fn a_users_own_half_stays_in_half() {
         });
     }
 }
+
+/// What a confident sigmoid leaves, where the sigmoid changes its backend or becomes a leaf: a teacher's probabilities, and a
+/// backward pass in two parts.
+#[test]
+fn a_sigmoid_is_as_fp32_computes_it_on_the_other_side_and_as_a_leaf() {
+    let exact = [9.0, -2.0].map(|x: f64| -x.exp().ln_1p());
+    for precision in halves() {
+        with_precision(precision, || {
+            let p = sigmoid(half([9.0, -2.0]));
+            let teacher = sigmoid(half([9.0, -2.0]).inner());
+            let sides = [
+                Tensor::from_inner(teacher),
+                Tensor::from_inner(p.clone().inner()),
+                p.clone().detach().require_grad(),
+                p.clone().detach().set_require_grad(false),
+            ];
+            for (i, side) in sides.into_iter().enumerate() {
+                let logs = data((side.neg() + 1.0).log());
+                let error = |(found, exact): (&f32, &f64)| (f64::from(*found) / exact - 1.0).abs();
+                let errors: Vec<_> = logs.iter().zip(&exact).map(error).collect();
+                assert!(
+                    errors.iter().all(|e| *e < 0.01),
+                    "{precision}, {i}: {logs:?}"
+                );
+            }
+        });
+    }
+}

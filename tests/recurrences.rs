@@ -9,12 +9,13 @@ use burn::module::Param;
 use burn::nn::gru::GruConfig;
 use burn::nn::{GateController, LstmConfig, LstmState};
 use burn::prelude::*;
+use burn::tensor::DType;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Amp, AmpAutodiff, Precision, with_precision};
 
 use common::mlp::{data, values};
-use common::{HALVES, relative_error, roundoff};
+use common::{HALVES, activation, relative_error, roundoff};
 
 const BATCH: usize = 16;
 const STEPS: usize = 128;
@@ -176,6 +177,59 @@ fn from_data<B: Backend>() -> Vec<f32> {
     let state = LstmState::new(zeros.clone(), zeros);
     let input = values([BATCH, STEPS, WIDTH], 1);
     data(lstm_of(input, Some(state), None))
+}
+
+/// A mean that forgets, of 1 and then of 1.25. It begins with the first value, as it is or in FP32.
+fn mean_from<B: Backend>(begin: fn(Tensor<B, 2>) -> Tensor<B, 2>) -> f64 {
+    let x = |value: f32| activation(Tensor::<B, 2>::from_data([[value]], &Default::default()));
+    let mean = (1..500).fold(begin(x(1.0)), |mean, _| mean * 0.99 + x(1.25) * 0.01);
+    f64::from(data(mean)[0])
+}
+
+/// A state that begins in half stays half: a program that needs it begins with `cast(DType::F32)`.
+#[test]
+fn a_mean_that_begins_in_fp32_is_right_after_many_steps() {
+    let _alone = seeded::<Amp<Flex>>();
+    let exact = 1.25 - 0.25 * 0.99f64.powi(499);
+    for precision in HALVES {
+        with_precision(precision, || {
+            let wide = mean_from::<AmpAutodiff<Flex>>(|x| x.cast(DType::F32));
+            assert!(
+                (wide / exact - 1.0).abs() < roundoff(precision),
+                "{precision}: {wide}"
+            );
+        });
+    }
+}
+
+/// The last row of a table whose rows are computed one from another, as those of a path's costs. The table begins with zeros,
+/// or with minus infinity.
+fn table_of<B: Backend>(begin: f64) -> Vec<f32> {
+    const ROWS: usize = 300;
+    let device = Default::default();
+    let steps = Tensor::<B, 2>::from_data([[0.5, -200.0]], &device);
+    let steps = activation(steps.repeat_dim(0, ROWS));
+    let row = |table: &Tensor<B, 2>, i: usize| table.clone().slice([i..i + 1, 0..2]);
+    let table = Tensor::<B, 2>::full([ROWS, 2], begin, &device);
+    let mut table = table.slice_assign([0..1, 0..2], row(&steps, 0));
+    for i in 1..ROWS {
+        let next = row(&table, i - 1) + row(&steps, i);
+        table = table.slice_assign([i..i + 1, 0..2], next);
+    }
+    data(row(&table, ROWS - 1))
+}
+
+#[test]
+fn a_table_that_begins_with_zeros_is_right_in_its_last_row() {
+    let _alone = seeded::<Amp<Flex>>();
+    for precision in HALVES {
+        for table in [table_of::<Amp<Flex>>, table_of::<AmpAutodiff<Flex>>] {
+            for begin in [0.0, f64::NEG_INFINITY] {
+                let found = with_precision(precision, || table(begin));
+                assert_eq!(found, [150.0, -60_000.0], "{precision}, {begin}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -176,8 +176,11 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for AmpAutodiff<B,
         let below = TensorFlags::DEMOTED | TensorFlags::WEIGHT | TensorFlags::LEARNED;
         let below = tensor.flags() & below;
         let flags = below | tensor.flags() & TensorFlags::USED_IN_HALF;
+        let of_outer = |operand| AutodiffLayer::<B, C>::from_inner(AmpTensor::plain(operand));
+        let unrounded = tensor.unrounded();
+        let unrounded = unrounded.map(|of| of.elsewhere(of_outer, |mask| mask));
         let tensor = AutodiffLayer::<B, C>::from_inner(tensor.with_flags(below));
-        AmpTensor::new(tensor, flags)
+        AmpTensor::new(tensor, flags).with_unrounded(unrounded)
     }
 
     #[cfg(feature = "distributed")]

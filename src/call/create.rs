@@ -86,7 +86,8 @@ pub(crate) fn constant<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTe
     }
 }
 
-/// Flags FP32 zeros, with which the state of a recurrence may begin.
+/// Flags FP32 zeros, with which the state of a recurrence may begin; or infinities, which are the zeros of a recurrence of
+/// logarithms.
 pub(crate) fn zeros<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     match tensor.dtype() {
         DType::F32 => constant(tensor).and(TensorFlags::STATE),

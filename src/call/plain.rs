@@ -131,8 +131,8 @@ pub(crate) fn moved<B: Backend, S: Side<B>>(
     tensor: AmpTensor<B, S>,
     to: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync + 'static,
 ) -> AmpTensor<B, S> {
-    let is_filled = tensor.unrounded().is_some_and(|of| of.is_filled());
-    let tensor = match is_filled {
+    let has_tensors = tensor.unrounded().is_some_and(|of| of.has_tensors());
+    let tensor = match has_tensors {
         true => tensor.gate_in_fp32(),
         false => tensor,
     };

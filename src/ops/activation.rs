@@ -5,9 +5,9 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::arithmetic::kept;
-use super::unrounded::unrounded;
+use super::unrounded::{unrounded, with_scalars};
 use crate::autodiff::recorded::{Recomputed, Relu, Sigmoidal, Softmax, SoftmaxKind};
-use crate::call::{self, Call, float_ops, neg, op, own_ops};
+use crate::call::{self, Call, float_ops, op, own_ops};
 use crate::policy::{Op, is_half};
 use crate::tensor::{Function, Side, TensorFlags};
 use crate::{Amp, AmpTensor};
@@ -87,8 +87,9 @@ pub(super) fn sigmoidal<B: Backend, S: Side<B>>(
 fn softmin<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, dim: usize) -> AmpTensor<B, S> {
     let call = Call::new(op!(softmin), [&tensor]);
     if call.decision.records_in.is_some() {
-        let (kind, negative) = (SoftmaxKind::Plain, neg(tensor));
-        return probabilities(kind, op!(softmin), negative, dim, B::softmax);
+        let functions = [Function::Neg];
+        let negative = with_scalars(op!(float_neg), tensor, &[], &functions, B::float_neg);
+        return probabilities(SoftmaxKind::Plain, op!(softmin), negative, dim, B::softmax);
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::softmin(tensor, dim)))

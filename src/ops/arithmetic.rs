@@ -4,7 +4,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
-use super::unrounded::{gated, two_sigmoids};
+use super::unrounded::{gated, is_one_less, masked, one_less, two_sigmoids};
 use crate::AmpTensor;
 use crate::autodiff::recorded::{
     Arithmetic, HalfQuotient, Power, Product, Reduced, Reduction, Sum,
@@ -21,6 +21,9 @@ pub(super) fn sum<B: Backend, S: Side<B>>(
     rhs: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
     let (lhs, rhs) = with_statistics(lhs, rhs);
+    if step == Sum::Minus && is_one_less(&lhs, &rhs) {
+        return one_less(rhs);
+    }
     let [lhs, rhs] = two_sigmoids([lhs, rhs]);
     let call = Call::new(op, [&lhs, &rhs]);
     if step == Sum::Plus
@@ -64,6 +67,10 @@ pub(super) fn product<B: Backend, S: Side<B>>(
         return state;
     }
     let [lhs, rhs] = two_sigmoids([lhs, rhs]);
+    let unrounded = match kind {
+        Product::Mul => masked(&lhs, &rhs),
+        Product::Div => None,
+    };
     let mut call = Call::new(op, [&lhs, &rhs]);
     if kind == Product::Div && rhs.unrounded().is_some() {
         call.decision = call.decision.dividing(lhs.dtype());
@@ -119,13 +126,15 @@ pub(super) fn product<B: Backend, S: Side<B>>(
     let operands = [call.operand(lhs), call.operand(rhs)];
     let is_half_quotient =
         kind == Product::Div && call.decision.records_in.is_some() && is_half(operands[0].dtype());
-    call.result(call.run(|| {
+    let out = call.result(call.run(|| {
         let recorded = call.record_if(is_half_quotient, HalfQuotient, operands);
         recorded.unwrap_or_else(|[lhs, rhs]| match kind {
             Product::Mul => B::float_mul(lhs, rhs),
             Product::Div => B::float_div(lhs, rhs),
         })
-    }))
+    }));
+    let unrounded = unrounded.filter(|_| is_half(out.dtype()));
+    out.with_unrounded(unrounded)
 }
 
 /// A power by a scalar, in FP32.

@@ -64,15 +64,17 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             Distribution::Uniform(low, high) => largest_within(asked, low, high),
             Distribution::Normal(..) | Distribution::Bernoulli(_) => None,
         };
-        let draw = || {
-            let drawn = B::float_random(shape, distribution, device, FloatDType::F32);
-            match largest {
-                Some(largest) => B::float_clamp_max(drawn, largest.into()),
-                None => drawn,
-            }
+        let drawn =
+            below::<B, S, _>(|| B::float_random(shape, distribution, device, FloatDType::F32));
+        // A logarithm of a number near 0 or 1 needs the digits that half rounds away.
+        let within = match largest {
+            Some(largest) => below::<B, S, _>(|| B::float_clamp_max(drawn.clone(), largest.into())),
+            None => drawn.clone(),
         };
-        let drawn = below::<B, S, _>(draw);
-        AmpTensor::created(converted::<B, S>(drawn, asked)).and(flags)
+        let half = converted::<B, S>(within, asked);
+        AmpTensor::created(half)
+            .and(flags)
+            .with_wide(Some(drawn).filter(|_| !by_policy.is_empty()))
     }
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -116,8 +118,9 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             TensorFlags::empty()
         };
         let made = made.and(filled);
-        match fill_value.elem() {
-            0.0 => zeros(made),
+        match fill_value.elem::<f64>() {
+            1.0 => constant(made.and(TensorFlags::ONES)),
+            value if value == 0.0 || value.is_infinite() => zeros(made),
             value if follows_half::<DType>(value) => constant(made),
             _ => made,
         }
@@ -228,6 +231,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         }
         let is_used_in_half = tensor.flags().contains(TensorFlags::USED_IN_HALF);
         // A parameter in FP32 is data.
+        let unrounded = tensor.unrounded().cloned();
         let kept = match is_half(tensor.dtype()) {
             true => TensorFlags::DEMOTED | TensorFlags::WEIGHT,
             false => TensorFlags::WEIGHT,
@@ -242,7 +246,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         if wanted {
             S::remember(&tensor);
         }
-        tensor
+        tensor.with_unrounded(unrounded.filter(|_| !wanted))
     }
 
     fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {
@@ -395,6 +399,7 @@ fn scatter<B: Backend, S: Side<B>>(
         IndexingUpdateOp::Add | IndexingUpdateOp::Mul => op!(float_scatter_nd).that_accumulates(),
         _ => op!(float_scatter_nd),
     };
+    let [data, values] = [data, values].map(sigmoid_in_fp32);
     let call = Call::new(op, [&data, &values]);
     let (data, values) = (call.operand(data), call.operand(values));
     call.result(call.run(|| B::float_scatter_nd(data, indices, values, reduction)))

@@ -62,6 +62,37 @@ pub(super) fn with_scalars<B: Backend, S: Side<B>>(
     call.result(out).with_unrounded(unrounded)
 }
 
+/// Whether a difference is one less a half tensor that FP32 computes, as `x.ones_like() - x`.
+pub(super) fn is_one_less<B: Backend, S: Side<B>>(
+    ones: &AmpTensor<B, S>,
+    tensor: &AmpTensor<B, S>,
+) -> bool {
+    tensor.unrounded().is_some()
+        && ones.is_demoted()
+        && ones.flags().contains(TensorFlags::ONES)
+        && ones.shape() == tensor.shape()
+}
+
+/// One less a tensor, as Burn computes it with the number 1.
+pub(super) fn one_less<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    let (op, plus) = (op!(float_add_scalar), Function::Plus(1.0));
+    let negative = with_scalars(op!(float_neg), tensor, &[], &[Function::Neg], B::float_neg);
+    with_scalar(op, negative, 1.into(), plus, B::float_add_scalar)
+}
+
+/// How FP32 computes the product of a half tensor that it computes and a mask, or another constant.
+pub(super) fn masked<B: Backend, S: Side<B>>(
+    lhs: &AmpTensor<B, S>,
+    rhs: &AmpTensor<B, S>,
+) -> Option<Unrounded<B>> {
+    let of = |tensor: &AmpTensor<B, S>, mask: &AmpTensor<B, S>| {
+        let is_mask = mask.dtype() == DType::F32 && mask.flags().contains(TensorFlags::CONSTANT);
+        let known = tensor.unrounded().filter(|of| is_mask && of.has_room(1));
+        known.map(|known| known.masked(mask.primitive.clone()))
+    };
+    of(lhs, rhs).or_else(|| of(rhs, lhs))
+}
+
 /// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.
 pub(super) fn two_sigmoids<B: Backend, S: Side<B>>(
     tensors: [AmpTensor<B, S>; 2],

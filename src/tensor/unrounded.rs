@@ -1,7 +1,7 @@
 //! A half tensor as FP32 computes it, on a side of autodiff.
 
 use burn_amp_core::policy;
-use burn_amp_core::policy::Function;
+use burn_amp_core::policy::{Function, Step};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, DType};
 
@@ -15,9 +15,14 @@ pub(crate) type Unrounded<B> = policy::Unrounded<FloatTensor<B>, BoolTensor<B>>;
 pub(super) fn wide<B: Backend, S: Side<B>>(of: &Unrounded<B>, dtype: DType) -> FloatTensor<B> {
     let values = of.values(
         |operand, functions| S::computed(operand, &functions),
-        |function, values| in_its_dtype::<B, S, _>(|| computed::<B>(values, function)),
-        |values, mask, value| {
-            in_its_dtype::<B, S, _>(|| B::float_mask_fill(values, mask, value.into()))
+        |values, step| {
+            in_its_dtype::<B, S, _>(|| match step {
+                Step::Function(function) => computed::<B>(values, function),
+                Step::Fill(mask, value) => {
+                    B::float_mask_fill(values, mask.clone(), (*value).into())
+                }
+                Step::Mask(mask) => B::float_mul(values, mask.clone()),
+            })
         },
     );
     match dtype {

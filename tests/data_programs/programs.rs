@@ -7,10 +7,10 @@ use burn::module::Param;
 use burn::nn::loss::BinaryCrossEntropyLossConfig;
 use burn::nn::pool::MaxPool2dConfig;
 use burn::nn::{Linear, PaddingConfig2d, RmsNormConfig};
-use burn::tensor::activation::{relu, sigmoid, softmax};
+use burn::tensor::activation::{relu, sigmoid, softmax, softmin};
 use burn::tensor::module::{conv_transpose1d, conv1d, conv2d, conv3d, linear};
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
-use burn::tensor::{Bool, DType, Int, TensorData};
+use burn::tensor::{Bool, DType, Distribution, IndexingUpdateOp, Int, TensorData};
 
 /// A program whose values are those of FP32 bit for bit.
 type OfData = (&'static str, fn() -> Vec<f32>);
@@ -46,7 +46,8 @@ pub fn of_bounds() -> Vec<OfBounds> {
         shifted_scores ranked corners roots inverse_sigmoid moved
         filled ignored odds bins kept_largest floored_twice halves capped
         guarded quotients thresholds box_areas ordinal_likelihood
-        parts guarded_quotients peaks_of_data joined gated_twice remembered]
+        parts guarded_quotients peaks_of_data joined gated_twice remembered
+            by_hand masked perturbed]
 }
 
 /// The values that are further from the exact ones than half precision with this roundoff allows.
@@ -448,7 +449,10 @@ fn fisher_z() -> (Vec<f32>, Vec<f64>) {
     let bound = 1.0 - 2e-4;
     let bounded = half::<4>([1.0, 0.5, -0.25, -1.0]).clamp(-bound, bound);
     let exact = [bound, 0.5, -0.25, -bound].map(f64::atanh);
-    (data(bounded.atanh()), exact.into())
+    let filled = half([1.0, 0.5, -0.25, -1.0]).mask_fill(mask([false, true, false, false]), 0.1);
+    let of_filled = [bound, 0.1, -0.25, -bound].map(f64::atanh);
+    let found = [bounded, filled.clamp(-bound, bound)].map(|x| data(x.atanh()));
+    (found.concat(), [exact, of_filled].concat())
 }
 
 /// Values that both half dtypes hold.
@@ -517,11 +521,14 @@ fn divergence() -> (Vec<f32>, Vec<f64>) {
     (data(parts), exact.collect())
 }
 
-/// The roots of what confident probabilities leave.
+/// The roots of what confident probabilities leave, and the logarithms of those of small ones.
 fn roots() -> (Vec<f32>, Vec<f64>) {
     let p = sigmoid(half::<2>([9.0, 1.0]));
     let exact = [9.0, 1.0].map(|x: f64| (1.0 / (1.0 + x.exp())).sqrt());
-    (data((p.neg() + 1.0).sqrt()), exact.into())
+    let (rest, small) = (p.neg() + 1.0, sigmoid(half::<2>([-18.0, -3.0])));
+    let of_small = [-18.0, -3.0].map(|x: f64| (1.0 / (1.0 + (-x).exp())).sqrt().ln());
+    let found = [data(rest.sqrt()), data(small.sqrt().log())];
+    (found.concat(), [exact, of_small].concat())
 }
 
 /// What is left of 1 after 64 breaks of a small part, and what a break takes in the mean.
@@ -621,15 +628,15 @@ fn leaving_a_region() -> (Vec<f32>, Vec<f64>) {
     )
 }
 
-/// A softmax of scores that are all far from zero.
+/// A softmax, and a softmin, of scores that are all far from zero.
 fn shifted_scores() -> (Vec<f32>, Vec<f64>) {
     let scores = [0.296875f64, 0.703125];
     let exact = scores.map(f64::exp);
     let sum: f64 = exact.iter().sum();
-    (
-        data(softmax(half::<2>(scores) + 100.0, 1)),
-        exact.map(|x| x / sum).into(),
-    )
+    let shifted = half::<2>(scores) + 100.0;
+    let found = [softmax(shifted.clone(), 1), softmin(shifted, 1)].map(data);
+    let exact = exact.map(|x| x / sum);
+    (found.concat(), [exact, [exact[1], exact[0]]].concat())
 }
 
 /// The order of confident probabilities, and whether one is above another.
@@ -864,13 +871,20 @@ fn peaks_of_data() -> (Vec<f32>, Vec<f64>) {
     ([same, read.collect()].concat(), [1.0, 0.0, 0.0, 1.0].repeat(2))
 }
 
-/// Logarithms of what confident probabilities leave that were joined with another, and written to a row of zeros.
+/// Logarithms of what confident probabilities leave that were joined with another, written to a row of zeros, written to places
+/// of one, and padded.
 fn joined() -> (Vec<f32>, Vec<f64>) {
     let p = sigmoid(half([9.0, -2.0]));
     let row = Tensor::zeros([1, 4], &p.device()).slice_assign([0..1, 1..3], p.clone());
-    let found = [Tensor::cat(vec![half([0.5]), p], 1), row];
+    let places = Tensor::<2, Int>::from_ints([[2], [0]], &p.device());
+    let map = Tensor::<1>::zeros([3], &p.device());
+    let map = map.scatter_nd(places, p.clone().reshape([2]), IndexingUpdateOp::Assign);
+    let padded = p.clone().pad((1, 0, 0, 0), 0.0);
+    let found = [Tensor::cat(vec![half([0.5]), p], 1), row, map.reshape([1, 3]), padded];
     let [of_9, of_2] = [9.0, -2.0].map(|x: f64| -x.exp().ln_1p());
-    let exact = vec![0.5f64.ln(), of_9, of_2, 0.0, of_9, of_2, 0.0];
+    let exact = vec![
+        0.5f64.ln(), of_9, of_2, 0.0, of_9, of_2, 0.0, of_2, 0.0, of_9, 0.0, of_9, of_2,
+    ];
     (found.map(|x| data((x.neg() + 1.0).log())).concat(), exact)
 }
 
@@ -909,8 +923,40 @@ fn remembered() -> (Vec<f32>, Vec<f64>) {
     (states.map(data).concat(), vec![sum, second_sum, mean, second_mean])
 }
 
+/// A binary cross entropy as a program writes it, with `ones_like` in the place of the number 1.
+fn by_hand() -> (Vec<f32>, Vec<f64>) {
+    let p = sigmoid(half([9.0, -2.0, 9.0]));
+    let t = tensor::<2>([1, 3], |i| [1.0, 0.0, 0.0][i]);
+    let rest = [p.ones_like(), p.full_like(1.0)].map(|ones| (ones - p.clone()).log());
+    let of_p = t.clone() * p.log();
+    let losses = rest.map(|rest| data((of_p.clone() + (t.ones_like() - t.clone()) * rest).neg()));
+    let exact = [-9.0, -2.0, 9.0].map(|x: f64| x.exp().ln_1p());
+    (losses.concat(), exact.repeat(2))
+}
+
+/// Logarithms of the probability that nothing happens, where a mask says that something may.
+fn masked() -> (Vec<f32>, Vec<f64>) {
+    let valid = mask([true, true, true, false]).float();
+    let p = sigmoid(half([9.0, 1.0, -9.0, 10.0])) * valid.clone();
+    assert_in_force(&p);
+    let slope = half([5.0, -1.0, 4.5, 3.0]).tanh() * valid;
+    let found = [p.neg() + 1.0, slope.square().neg() + 1.0].map(|rest| data(rest.log()));
+    let rests = [9.0, 1.0, -9.0].map(|x: f64| -x.exp().ln_1p()).into_iter().chain([0.0]);
+    let slopes = [5.0, -1.0, 4.5].map(|x: f64| -2.0 * x.cosh().ln()).into_iter().chain([0.0]);
+    (found.concat(), rests.chain(slopes).collect())
+}
+
+/// The largest of 50,000 draws from Gumbel's distribution, of uniform numbers in the dtype of half scores.
+fn perturbed() -> (Vec<f32>, Vec<f64>) {
+    let scores = half([0.0]).repeat_dim(1, 50_000);
+    let uniform = scores.random_like(Distribution::Uniform(1e-9, 1.0));
+    let largest = uniform.log().neg().log().neg().max();
+    // Of all draws, one in 200,000 has no number above this bound.
+    (data((largest / 8.3).clamp(0.0, 1.0)), vec![1.0])
+}
+
 /// Functions of half values, which need digits that half rounds away. Their gradients do, too.
-pub const FUNCTIONS: [OfHalf; 15] = [
+pub const FUNCTIONS: [OfHalf; 18] = [
     ("log(1 - sigmoid)", |x| (sigmoid(x).neg() + 1.0).log()),
     ("log1p(-sigmoid)", |x| sigmoid(x).neg().log1p()),
     ("log(sigmoid)", |x| sigmoid(x).log()),
@@ -927,6 +973,12 @@ pub const FUNCTIONS: [OfHalf; 15] = [
         (state.tanh().square().neg() + 1.0 + 1e-6).log()
     }),
     ("sqrt(1 - sigmoid)", |x| (sigmoid(x).neg() + 1.0).sqrt()),
+    ("sqrt(sigmoid)", |x| sigmoid(x).sqrt()),
+    ("log(1 - sigmoid), masked", |x| {
+        let valid = x.zeros_like().bool().bool_not().float();
+        ((sigmoid(x) * valid).neg() + 1.0).log()
+    }),
+    ("log(ones - sigmoid)", |x| (x.ones_like() - sigmoid(x)).log()),
     ("log(clamp)", |x| sigmoid(x).clamp(1e-6, 1.0 - 1e-6).log()),
     ("the inverse of a sigmoid", |x| inverse(sigmoid(x))),
     ("bounded and scaled", |x| {

@@ -331,7 +331,10 @@ def wide_range():
 def fisher_z():
     """A correlation bounded by 1 - 2e-4 before an inverse hyperbolic tangent."""
     half, bound = learned(torch.tensor([[1.0, 0.5, -0.25, -1.0]])), 1 - 2e-4
-    return half.clamp(-bound, bound).atanh(), [math.atanh(x) for x in [bound, 0.5, -0.25, -bound]]
+    filled = half.masked_fill(torch.tensor([[False, True, False, False]]), 0.1)
+    exact = [bound, 0.5, -0.25, -bound, bound, 0.1, -0.25, -bound]
+    found = torch.cat([x.clamp(-bound, bound).atanh().float() for x in [half, filled]], 1)
+    return found, [math.atanh(x) for x in exact]
 
 
 def row(i):
@@ -457,10 +460,12 @@ def leaving_a_region():
 
 
 def shifted_scores():
-    """A softmax of scores that are all far from zero."""
+    """A softmax, and a softmin, of scores that are all far from zero."""
     scores = [0.296875, 0.703125]
     exact = [math.exp(x) for x in scores]
-    return (learned(torch.tensor([scores])) + 100).softmax(1), [x / sum(exact) for x in exact]
+    shifted = learned(torch.tensor([scores])) + 100
+    found = torch.cat([shifted.softmax(1).float(), F.softmin(shifted, 1).float()], 1)
+    return found, [x / sum(exact) for x in exact + exact[::-1]]
 
 
 def ranked():
@@ -474,9 +479,12 @@ def ranked():
 
 
 def roots():
-    """The roots of what confident probabilities leave."""
+    """The roots of what confident probabilities leave, and the logarithms of those of small ones."""
     p = torch.sigmoid(learned(torch.tensor([[9.0, 1.0]])))
-    return (1 - p).sqrt(), [math.sqrt(1 / (1 + math.exp(x))) for x in [9, 1]]
+    small = torch.sigmoid(learned(torch.tensor([[-18.0, -3.0]])))
+    exact = [math.sqrt(1 / (1 + math.exp(x))) for x in [9, 1, 18, 3]]
+    found = torch.cat([(1 - p).sqrt().float(), small.sqrt().log().float()], 1)
+    return found, exact[:2] + [math.log(x) for x in exact[2:]]
 
 
 def corners():
@@ -634,12 +642,15 @@ def peaks_of_data():
 
 
 def joined():
-    """Logarithms of what confident probabilities leave that were joined with another, and written to a row of zeros."""
+    """Logarithms of what confident probabilities leave that were joined with another, written to a row of zeros, written
+    to places of one, and padded."""
     p = torch.sigmoid(learned(torch.tensor([[9.0, -2.0]])))
     row = torch.zeros(1, 4, dtype=p.dtype).slice_scatter(p, 1, 1, 3)
-    found = [torch.cat([learned(torch.tensor([[0.5]])), p], 1), row]
+    places = torch.zeros(3, dtype=p.dtype)
+    places = places.index_put((torch.tensor([2, 0]),), p[0])
+    found = [torch.cat([learned(torch.tensor([[0.5]])), p], 1), row, places, F.pad(p, (1, 0))]
     of_9, of_2 = [-math.log1p(math.exp(x)) for x in [9, -2]]
-    exact = [math.log(0.5), of_9, of_2, 0, of_9, of_2, 0]
+    exact = [math.log(0.5), of_9, of_2, 0, of_9, of_2, 0, of_2, 0, of_9, 0, of_9, of_2]
     return torch.cat([(1 - x).log().float().flatten() for x in found]), exact
 
 
@@ -669,6 +680,32 @@ def remembered():
     return torch.cat([total.float(), mean.float()], 1), totals + means
 
 
+def by_hand():
+    """A binary cross entropy as a program writes it, with `ones_like` in the place of the number 1."""
+    p, t = torch.sigmoid(learned(torch.tensor([[9.0, -2.0, 9.0]]))), torch.tensor([[1.0, 0.0, 0.0]])
+    rests = [(ones - p).log() for ones in [torch.ones_like(p), torch.full_like(p, 1)]]
+    found = [-(t * p.log() + (torch.ones_like(t) - t) * rest) for rest in rests]
+    return torch.cat(found, 1), [math.log1p(math.exp(x)) for x in [-9, -2, 9]] * 2
+
+
+def masked():
+    """Logarithms of the probability that nothing happens, where a mask says that something may."""
+    valid = torch.tensor([[True, True, True, False]]).float()
+    p = torch.sigmoid(learned(torch.tensor([[9.0, 1.0, -9.0, 10.0]]))) * valid
+    slope = torch.tanh(learned(torch.tensor([[5.0, -1.0, 4.5, 3.0]]))) * valid
+    rests = [-math.log1p(math.exp(x)) for x in [9, 1, -9]]
+    slopes = [-2 * math.log(math.cosh(x)) for x in [5, -1, 4.5]]
+    return torch.cat([(1 - p).log(), (1 - slope.square()).log()], 1), rests + [0] + slopes + [0]
+
+
+def perturbed():
+    """The largest of 50,000 draws from Gumbel's distribution, of uniform numbers in the dtype of half scores."""
+    torch.manual_seed(0)
+    scores = learned(torch.tensor([[0.0]])).repeat(1, 50_000)
+    uniform = torch.empty_like(scores).uniform_(1e-9, 1)
+    return ((-(-uniform.log()).log()).max() / 8.3).clamp(0, 1).reshape(1), [1]
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
@@ -682,7 +719,7 @@ BOUNDS = [
     squashed, entropy, straight_through, cumulative, leaving_a_region, shifted_scores, ranked, corners, roots,
     inverse_sigmoid, moved, filled, ignored, odds, halves, bins, kept_largest, floored_twice, capped,
     guarded, quotients, thresholds, box_areas, ordinal_likelihood, parts, guarded_quotients,
-    peaks_of_data, joined, gated_twice, remembered,
+    peaks_of_data, joined, gated_twice, remembered, by_hand, masked, perturbed,
 ]  # fmt: skip
 
 

@@ -135,8 +135,10 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Case::InexactScalar => {
                 let first = self.operands[0];
                 let holds = |scalar: &f64| holds(first.dtype, *scalar);
+                // A comparison finds what was filled. A bound is no such scalar.
                 let is_filled = first.has(TensorFlags::FILLED) && self.scalars.iter().all(holds);
-                !is_filled && self.operands.iter().any(|o| o.is_demoted()) && is_beyond()
+                let finds = is_filled && self.op.effect == Effect::Reads;
+                !finds && self.operands.iter().any(|o| o.is_demoted()) && is_beyond()
             }
             Case::OnlyContracts => self.by_class(class).only_contracts(class),
             Case::WithoutAutodiff => self.layer.is_kernel,
@@ -272,6 +274,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         let follows = match self.op.fits() {
             Fits::Quotient => return None,
             Fits::Product if self.any.intersects(BEGINS) => return None,
+            _ if self.begins_table() => return None,
             Fits::Product => TensorFlags::CONSTANT | TensorFlags::GATE,
             _ => TensorFlags::CONSTANT,
         };
@@ -287,6 +290,13 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         let half = followed.only_half()?;
         let holds = |o: &Operand<D>| !o.has(TensorFlags::GATE) || o.fits(half);
         self.operands.iter().all(holds).then_some(half)
+    }
+
+    /// Whether a program begins to fill a table of zeros, from whose rows it may compute the next. Where autodiff runs elsewhere,
+    /// the gradient of a slice is such a table.
+    fn begins_table(&self) -> bool {
+        let is_table = self.op.effect == Effect::Assigns && self.operands[0].is_state();
+        is_table && self.site.is_tracked(0).is_some()
     }
 
     /// The casts of this call, derived from the casts of the class.

@@ -54,8 +54,9 @@ bitflags! {
         /// A parameter, frozen or not, a leaf that requires a gradient, or computed from one. Anything else is data,
         /// which a contraction keeps in FP32.
         const LEARNED = 1 << 16;
-        /// FP32 zeros, or the state of a recurrence that begins with them: a half factor or a gate times a state, or its sum
-        /// with a half tensor. What half rounds at each step would add up.
+        /// FP32 zeros, or infinities, which are the zeros of logarithms; or the state of a recurrence that begins with them: a half
+        /// factor or a gate times a state, its sum with a half tensor, or a table whose rows are written. What half rounds at
+        /// each step would add up.
         const STATE = 1 << 17;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()

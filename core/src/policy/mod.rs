@@ -60,7 +60,7 @@ pub(crate) use known::{Half, Tried, bits, half_of};
 pub use op::Op;
 pub(crate) use table::OPS;
 #[doc(hidden)]
-pub use unrounded::{Function, Functions, Unrounded, are_sigmoids};
+pub use unrounded::{Function, Functions, Step, Unrounded, are_sigmoids};
 pub use values::{SMALL, TERMS};
 
 /// How an operation treats its F32, F16 and BF16 operands.
@@ -98,7 +98,7 @@ pub enum Case {
     UnheldScalar,
     /// The half dtype that the operation takes or computes in does not hold a scalar exactly: the operation
     /// compares with the scalar, or its result may be the scalar. In bf16, 1 - 1e-6 would be 1. The user's own half
-    /// tensors stay half, and a tensor [filled](TensorFlags::FILLED) with a rounded scalar is compared in half.
+    /// tensors stay half, and a tensor [filled](TensorFlags::FILLED) with a rounded scalar is compared in half, but bounded in FP32.
     InexactScalar,
     /// The device computes only contractions in half, and the operation is not a contraction.
     OnlyContracts,
@@ -156,6 +156,10 @@ pub enum Effect {
     Negates,
     /// Writes a scalar in places.
     Fills,
+    /// Writes a tensor in places.
+    Assigns,
+    /// Takes the root.
+    Roots,
     /// Is a sigmoid.
     IsSigmoid,
     /// Is a hyperbolic tangent.

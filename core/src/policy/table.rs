@@ -5,8 +5,8 @@ use super::Case::{
 };
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::Effect::{
-    Adds, Divides, Fills, FindsLargest, IsSigmoid, Multiplies, MultipliesMatrices, Negates, Pools,
-    Ranks, Reads, Reduces, Reshapes, Saturates, Scales, Shifts, Transposes,
+    Adds, Assigns, Divides, Fills, FindsLargest, IsSigmoid, Multiplies, MultipliesMatrices,
+    Negates, Pools, Ranks, Reads, Reduces, Reshapes, Roots, Saturates, Scales, Shifts, Transposes,
 };
 use super::Role::{Backward, Composed, Forward, ParameterGradient};
 use super::trials::TriedOp;
@@ -251,7 +251,7 @@ pub(super) const TABLE: &[&[Op]] = &[
         composed("float_unfold").fits(Fits::WithOperands).otherwise(Move, WithoutAutodiff),
         composed("unfold4d").fits(Fits::WithOperands).otherwise(Move, WithoutAutodiff),
     ]),
-    &rows(Fp32Inside, "halves the exponent: the result fits wherever the operand does", [op("float_sqrt")]),
+    &rows(Fp32Inside, "halves the exponent: the result fits wherever the operand does", [op("float_sqrt").that(Roots)]),
     &rows(Fp32Inside, "by the floor of a quotient, which overflows f16", [with_scalar("float_remainder_scalar").that(Reads)]),
     &rows(Fp32Inside, "by a quotient without its fraction, which overflows f16", [
         with_scalar("float_fmod_scalar").that(Reads).since("0.23"),
@@ -263,9 +263,9 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_div").recorded("keeps what half holds in half").fits(Fits::Quotient), op("float_atan2"),
         op("float_equal").that(Ranks), op("float_not_equal").that(Ranks), op("float_greater").that(Ranks), op("float_greater_equal").that(Ranks),
         op("float_lower").that(Ranks), op("float_lower_equal").that(Ranks), op("float_cat"), op("float_mask_where"),
-        op("float_slice_assign"), op("float_scatter_nd").otherwise(Fp32, Accumulates),
-        op("float_scatter").since("0.22").otherwise(Fp32, Accumulates),
-        op("float_select_assign").since("0.22").otherwise(Fp32, Accumulates),
+        op("float_slice_assign").that(Assigns), op("float_scatter_nd").that(Assigns).otherwise(Fp32, Accumulates),
+        op("float_scatter").that(Assigns).since("0.22").otherwise(Fp32, Accumulates),
+        op("float_select_assign").that(Assigns).since("0.22").otherwise(Fp32, Accumulates),
     ]),
     &rows(Promote, "passes the gradient through where a mask says so", [backward("relu_backward")]),
     &rows(Keep, "bounded by its input, rounded once", [
@@ -316,10 +316,10 @@ pub(super) const TABLE: &[&[Op]] = &[
     &rows(Move, "makes data in the dtype asked for; an FP32 constant follows half tensors", [
         op("float_empty"), op("bool_into_float"),
     ]),
-    &rows(Move, "makes data in the dtype asked for; FP32 zeros or ones follow half tensors, but in a product: a state or a product of unknown length may begin with them", [
+    &rows(Move, "makes data in the dtype asked for; FP32 zeros or ones follow half tensors, but not in a product, nor zeros of a table whose rows are written: a product, a state or a table of unknown length may begin with them", [
         op("float_zeros"), op("float_ones"),
     ]),
-    &rows(Move, "makes data in the dtype asked for; an FP32 constant from -1 to 1 that both halves hold exactly, or an infinite one, follows half tensors, but zeros not in a product; FP32 if the half dtype asked for does not hold the value", [
+    &rows(Move, "makes data in the dtype asked for; an FP32 constant from -1 to 1 that both halves hold exactly, or an infinite one, follows half tensors; zeros, infinities and ones as those of `float_zeros` and `float_ones`; FP32 if the half dtype asked for does not hold the value", [
         op("float_full"),
     ]),
     &rows(Move, "drawn in FP32 and then cast: a seed gives FP32's numbers, and a uniform number stays below its upper bound where half has one; zeros and ones are drawn as asked", [

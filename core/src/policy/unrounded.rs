@@ -93,14 +93,18 @@ pub struct Unrounded<T, M> {
     operand: T,
     /// To the place of the values. A step is computed element by element, so that it may wait.
     moves: Vec<Move<T>>,
-    steps: Vec<Step<M>>,
+    steps: Vec<Step<T, M>>,
 }
 
+/// A step of FP32. Values with a step that has a tensor are not moved: the tensor would have to go along.
 #[derive(Clone)]
-enum Step<M> {
+pub enum Step<T, M> {
+    /// A function of each element.
     Function(Function),
-    /// Writes a scalar in places. Values with such a step are not moved: a mask would have to go along.
+    /// Writes a scalar in places.
     Fill(M, f64),
+    /// The product with an FP32 constant.
+    Mask(T),
 }
 
 /// Brings values to another place.
@@ -147,32 +151,37 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         self.then([Step::Fill(mask, value)])
     }
 
-    fn then(&self, steps: impl IntoIterator<Item = Step<M>>) -> Self {
+    /// The result times an FP32 constant.
+    pub fn masked(&self, mask: T) -> Self {
+        self.then([Step::Mask(mask)])
+    }
+
+    fn then(&self, steps: impl IntoIterator<Item = Step<T, M>>) -> Self {
         let mut result = self.clone();
         result.steps.extend(steps);
         debug_assert!(result.has_room(0), "{} steps", result.steps.len());
         result
     }
 
-    /// The result in another place, of values that were not filled. `to` runs where FP32 reads the values, unless there are many
+    /// The result in another place, of values whose steps are functions. `to` runs where FP32 reads the values, unless there are many
     /// moves, or it runs `now`, as for a few values that would keep this whole operand.
     pub fn moved(
         &self,
         to: impl Fn(T) -> T + Send + Sync + 'static,
         now: impl FnOnce(&T) -> bool,
     ) -> Self {
-        debug_assert!(!self.is_filled(), "a mask is not moved");
+        debug_assert!(!self.has_tensors(), "a mask is not moved");
         let mut moved = self.clone();
         moved.moves.push(Arc::new(to));
         match moved.moves.len() > Self::MOVES || now(&self.operand) {
-            true => moved.elsewhere(|operand| operand, |mask| mask),
+            true => moved.elsewhere(|tensor| tensor, |mask| mask),
             false => moved,
         }
     }
 
-    /// Whether a scalar was written in places.
-    pub fn is_filled(&self) -> bool {
-        self.steps.iter().any(Step::is_fill)
+    /// Whether a step has a tensor.
+    pub fn has_tensors(&self) -> bool {
+        self.steps.iter().any(Step::has_tensor)
     }
 
     /// The same steps of what `map` makes of the operand, in the same place.
@@ -183,20 +192,22 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         }
     }
 
-    /// The same steps of what `operand` makes of the operand in its last place, with what `mask` makes of each mask.
+    /// The same steps of what `tensor` makes of the operand in its last place, and of each constant, with what `mask` makes of
+    /// each mask.
     pub fn elsewhere<U, N>(
         &self,
-        operand: impl FnOnce(T) -> U,
+        tensor: impl Fn(T) -> U,
         mask: impl Fn(M) -> N,
     ) -> Unrounded<U, N> {
-        let steps = self.steps.iter().map(|step| match step {
-            Step::Function(function) => Step::Function(*function),
-            Step::Fill(places, value) => Step::Fill(mask(places.clone()), *value),
+        let steps = self.steps.iter().cloned().map(|step| match step {
+            Step::Function(function) => Step::Function(function),
+            Step::Fill(places, value) => Step::Fill(mask(places), value),
+            Step::Mask(constant) => Step::Mask(tensor(constant)),
         });
         Unrounded {
-            operand: operand(self.at_place()),
-            moves: Vec::new(),
             steps: steps.collect(),
+            operand: tensor(self.at_place()),
+            moves: Vec::new(),
         }
     }
 
@@ -205,10 +216,10 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         Functions(self.steps.iter().filter_map(Step::function))
     }
 
-    /// The operand in the place of the values, and the functions that are computed of it, if nothing was filled.
+    /// The operand in the place of the values, and the functions that are computed of it, if these are all steps.
     pub fn of_operand(&self) -> Option<(T, Vec<Function>)> {
         let functions = || self.functions().0.copied().collect();
-        (!self.is_filled()).then(|| (self.at_place(), functions()))
+        (!self.has_tensors()).then(|| (self.at_place(), functions()))
     }
 
     /// The operand in the place of the values, if they and these functions are one less a sigmoid: half computes the sigmoid of
@@ -216,7 +227,7 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
     pub fn one_less_sigmoid(&self, functions: &[Function]) -> Option<T> {
         let steps = self.functions().0.chain(functions);
         let is_one_less = steps.eq(&[Function::Sigmoid, Function::Neg, Function::Plus(1.0)]);
-        (is_one_less && !self.is_filled()).then(|| self.at_place())
+        (is_one_less && !self.has_tensors()).then(|| self.at_place())
     }
 
     /// The operand in the place of the values.
@@ -225,33 +236,31 @@ impl<T: Clone, M: Clone> Unrounded<T, M> {
         moves.fold(self.operand.clone(), |operand, to| to(operand))
     }
 
-    /// The values in FP32. `computed` computes functions of a half tensor, `function` and `fill` a step of an FP32 one.
+    /// The values in FP32. `computed` computes functions of a half tensor, and `step` the steps of an FP32 one, from the first with
+    /// a tensor on.
     pub fn values(
         &self,
         computed: impl FnOnce(T, Vec<Function>) -> T,
-        function: impl Fn(&Function, T) -> T,
-        fill: impl Fn(T, M, f64) -> T,
+        step: impl Fn(T, &Step<T, M>) -> T,
     ) -> T {
-        let filled = self.steps.iter().position(Step::is_fill);
-        let (before, after) = self.steps.split_at(filled.unwrap_or(self.steps.len()));
+        let first = self.steps.iter().position(Step::has_tensor);
+        let (before, after) = self.steps.split_at(first.unwrap_or(self.steps.len()));
         let functions = before.iter().filter_map(Step::function).copied().collect();
-        let values = computed(self.at_place(), functions);
-        after.iter().fold(values, |values, step| match step {
-            Step::Function(of) => function(of, values),
-            Step::Fill(mask, value) => fill(values, mask.clone(), *value),
-        })
+        after
+            .iter()
+            .fold(computed(self.at_place(), functions), step)
     }
 }
 
-impl<M> Step<M> {
-    fn is_fill(&self) -> bool {
-        matches!(self, Self::Fill(..))
+impl<T, M> Step<T, M> {
+    fn has_tensor(&self) -> bool {
+        self.function().is_none()
     }
 
     fn function(&self) -> Option<&Function> {
         match self {
             Self::Function(function) => Some(function),
-            Self::Fill(..) => None,
+            Self::Fill(..) | Self::Mask(_) => None,
         }
     }
 }
@@ -310,7 +319,8 @@ impl<D: FloatDType> Decision<D> {
             Effect::Reads | Effect::Reduces | Effect::FindsLargest => true,
             // Activations are pooled in half: FP32 would stay on the tape.
             Effect::Pools => first.is_sigmoid(),
-            // A root may be that of a small number.
+            // A root may be that of a small number. f16 holds its square less well.
+            Effect::Roots => first.is_sum() || first.is_sigmoid(),
             _ => is_inside && first.is_sum(),
         };
         // A configuration may ask for half.
@@ -352,11 +362,19 @@ mod tests {
             let functions = functions.iter();
             functions.fold(list, |list, function| compute(function, list))
         };
-        of.values(all, compute, |list, mask, value| {
-            let places = list.into_iter().zip(mask);
-            places
-                .map(|(x, fill)| if fill { value } else { x })
-                .collect()
+        of.values(all, |list, step| match step {
+            Step::Function(function) => compute(function, list),
+            Step::Fill(mask, value) => {
+                let places = list.into_iter().zip(mask);
+                places
+                    .map(|(x, fill)| if *fill { *value } else { x })
+                    .collect()
+            }
+            Step::Mask(mask) => list
+                .into_iter()
+                .zip(mask)
+                .map(|(x, factor)| x * factor)
+                .collect(),
         })
     }
 
@@ -377,7 +395,14 @@ mod tests {
         let elsewhere = filled.elsewhere(|list| list, |mask| mask);
         assert_eq!(elsewhere.operand, [4.0, 2.0, 1.0]);
         assert_eq!(values(&elsewhere), values(&filled));
-        assert!(filled.is_filled() && !moved.is_filled());
+        let masked = filled.masked(vec![0.0, 1.0, 0.5]);
+        assert_eq!(values(&masked), [0.0, -3.0, -1.0]);
+        let doubled = |list: Vec<f64>| list.into_iter().map(|x| 2.0 * x).collect::<Vec<_>>();
+        assert_eq!(
+            values(&masked.elsewhere(doubled, |mask| mask)),
+            [0.0, -10.0, -3.0]
+        );
+        assert!(filled.has_tensors() && masked.has_tensors() && !moved.has_tensors());
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //! | `FITS_F16`, `FITS_BF16` | fits in this half dtype | unset | all operands, by the column `fits` |
 //! | `CONSTANT`, `ONES`, `WEIGHT` | follows half, is one, is a half weight | unset | all operands |
 //! | `GATE` | is a sigmoid in FP32 that fits in half | unset | all operands |
-//! | `STATE` | is FP32 zeros, or what a recurrence made of them | unset | by the operation |
+//! | `STATE` | is FP32 zeros or infinities, or what a recurrence made of them | unset | by the operation |
 //! | terms | how many gradients a half gradient is the sum of, or how many half values FP32 that fits | more | their sum |
 //!
 //! `BINARY` and `EXACT_*` are known of a new tensor only. What each class passes on stands in [`of_any`] and [`of_all`]. A
@@ -126,7 +126,11 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
                 has_begun() && self.scalars.iter().all(is_within)
             }
             _ if class == Class::PromoteSum => has_begun() && self.operands.iter().all(is_held),
-            Effect::Negates | Effect::Other | Effect::Reshapes | Effect::Transposes => {
+            Effect::Negates
+            | Effect::Other
+            | Effect::Assigns
+            | Effect::Reshapes
+            | Effect::Transposes => {
                 let is_same = matches!(class, Class::Move | Class::Promote | Class::Keep);
                 is_same && self.op.fits() == Fits::WithOperands && self.operands.iter().all(is_held)
             }

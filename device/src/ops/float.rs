@@ -12,7 +12,8 @@ use burn_backend::{
 use burn_std::ops::PadMode;
 
 use super::unrounded::{
-    assigned, compared, filled, functions, moved, moved_ops, sigmoid_in_fp32, two_sigmoids,
+    assigned, compared, filled, functions, masked, moved, moved_ops, sigmoid_in_fp32,
+    two_sigmoids,
 };
 use super::{Call, float_ops, op, own_ops};
 use crate::device::{DeviceState, Session, enter};
@@ -79,9 +80,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
 
     fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let make = |dtype| B::float_ones(shape, device, dtype);
-        let ones = constant(create::<B>("float_ones", device, dtype, make));
-        let flags = ones.flags() | TensorFlags::ONES;
-        ones.with_flags(flags)
+        ones(create::<B>("float_ones", device, dtype, make))
     }
 
     fn float_full(
@@ -92,8 +91,9 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
     ) -> FloatTensor<Self> {
         let make = |dtype| B::float_full(shape, fill_value, device, dtype);
         let made = create::<B>("float_full", device, dtype, make);
-        match fill_value.elem() {
-            0.0 => zeros(made),
+        match fill_value.elem::<f64>() {
+            1.0 => ones(made),
+            value if value == 0.0 || value.is_infinite() => zeros(made),
             value if follows_half::<DType>(value) => constant(made),
             _ => made,
         }
@@ -224,6 +224,7 @@ impl<B: Backend, P: Session> FloatTensorOps<Self> for Amp<B, P> {
             PadMode::Reflect | PadMode::Edge => 0.0,
         };
         let _session = enter::<P>();
+        let tensor = sigmoid_in_fp32(op!(float_pad), tensor);
         let (tensors, operands) = ([&tensor], [tensor.operand()]);
         let call = Call::of(op!(float_pad), &tensors, &operands, &[constant.into()]);
         call.result(B::float_pad(call.operand(tensor), padding, mode))
@@ -260,9 +261,12 @@ fn product<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     }
     let op = op!(float_mul);
     let [lhs, rhs] = two_sigmoids(op, [lhs, rhs]);
+    let unrounded = masked(&lhs, &rhs);
     let call = Call::new(op, [&lhs, &rhs]);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
-    call.result(B::float_mul(lhs, rhs))
+    let out = call.result(B::float_mul(lhs, rhs));
+    let unrounded = unrounded.filter(|_| is_half(out.dtype()));
+    out.with_unrounded(unrounded, op.name)
 }
 
 fn quotient<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
@@ -390,6 +394,7 @@ fn update<B: Backend>(
     values: AmpTensor<B>,
     run: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> AmpTensor<B> {
+    let [tensor, values] = [tensor, values].map(|tensor| sigmoid_in_fp32(op, tensor));
     let call = Call::new(op, [&tensor, &values]);
     let (tensor, values) = (call.operand(tensor), call.operand(values));
     call.result(run(tensor, values))
@@ -429,7 +434,15 @@ pub(super) fn constant<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     }
 }
 
-/// Flags FP32 zeros, with which the state of a recurrence may begin.
+/// Flags ones, with which a product of unknown length may begin.
+fn ones<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
+    let tensor = constant(tensor);
+    let flags = tensor.flags() | TensorFlags::ONES;
+    tensor.with_flags(flags)
+}
+
+/// Flags FP32 zeros, with which the state of a recurrence may begin; or infinities, which are the zeros of a recurrence of
+/// logarithms.
 fn zeros<B: Backend>(tensor: AmpTensor<B>) -> AmpTensor<B> {
     match tensor.dtype() {
         DType::F32 => tensor.with_flags(TensorFlags::CONSTANT | TensorFlags::STATE),

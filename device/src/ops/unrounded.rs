@@ -1,6 +1,6 @@
 //! Functions of one tensor that FP32 computes again, where it reads a half result.
 
-use burn_amp_core::policy::{Function, Op, SMALL, are_sigmoids, is_half};
+use burn_amp_core::policy::{Function, Op, SMALL, TensorFlags, are_sigmoids, is_half};
 
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, DType, Scalar, Slice, TensorMetadata};
@@ -95,8 +95,8 @@ pub(super) fn moved<B: Backend>(
     tensor: AmpTensor<B>,
     to: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Clone + Send + Sync + 'static,
 ) -> AmpTensor<B> {
-    let is_filled = tensor.unrounded().is_some_and(|of| of.is_filled());
-    let tensor = match is_filled {
+    let has_tensors = tensor.unrounded().is_some_and(|of| of.has_tensors());
+    let tensor = match has_tensors {
         true => gate_in_fp32(op, tensor),
         false => tensor,
     };
@@ -107,6 +107,16 @@ pub(super) fn moved<B: Backend>(
     let is_small = |operand: &FloatTensor<B>| elements * SMALL <= operand.shape().num_elements();
     let unrounded = unrounded.map(|unrounded| unrounded.moved(to, is_small));
     out.with_unrounded(unrounded, op.name)
+}
+
+/// How FP32 computes the product of a half tensor that it computes and a mask, or another constant.
+pub(super) fn masked<B: Backend>(lhs: &AmpTensor<B>, rhs: &AmpTensor<B>) -> Option<Unrounded<B>> {
+    let of = |tensor: &AmpTensor<B>, mask: &AmpTensor<B>| {
+        let is_mask = mask.dtype() == DType::F32 && mask.flags().contains(TensorFlags::CONSTANT);
+        let known = tensor.unrounded().filter(|of| is_mask && of.has_room(1));
+        known.map(|known| known.masked(mask.primitive.clone()))
+    };
+    of(lhs, rhs).or_else(|| of(rhs, lhs))
 }
 
 /// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.

@@ -2,7 +2,7 @@
 //! client, so that they take no more memory here.
 
 use burn_amp_core::policy;
-use burn_amp_core::policy::Function;
+use burn_amp_core::policy::{Function, Step};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 
@@ -26,8 +26,10 @@ pub(super) fn wide<B: Backend>(
         let functions = functions.iter();
         functions.fold(wide, |values, of| function(of, values))
     };
-    let values = of.values(computed, function, |values, mask, value| {
-        B::float_mask_fill(values, mask, value.into())
+    let values = of.values(computed, |values, step| match step {
+        Step::Function(of) => function(of, values),
+        Step::Fill(mask, value) => B::float_mask_fill(values, mask.clone(), (*value).into()),
+        Step::Mask(mask) => B::float_mul(values, mask.clone()),
     });
     match dtype {
         DType::F32 => values,
