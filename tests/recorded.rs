@@ -1085,7 +1085,6 @@ everywhere! {
         let positive = x.clone().greater_elem(0.0).float();
         for constant in [
             Tensor::full(shape, 0.5, &device),
-            Tensor::full(shape, f32::NEG_INFINITY, &device),
             Tensor::empty(shape, &device),
             positive,
         ] {
@@ -1096,13 +1095,16 @@ everywhere! {
             // An accumulator stays FP32.
             assert_eq!((constant + x.clone()).dtype(), DType::F32);
         }
-        // And so do a running product and a state.
-        for first in [Tensor::ones(shape, &device), Tensor::zeros(shape, &device)] {
+        // And so do a running product and a state, and a table.
+        let full = |value: f32| Tensor::full(shape, value, &device);
+        for first in [Tensor::ones(shape, &device), full(1.0), full(0.0), full(f32::NEG_INFINITY)] {
             assert_eq!(Tensor::cat(vec![x.clone(), first.clone()], 0).dtype(), half_dtype);
             assert_eq!((x.clone() * first.clone()).dtype(), DType::F32);
         }
-        let ones = Tensor::ones(shape, &device);
-        assert_eq!((ones * x).dtype(), DType::F32);
+        for first in [full(0.0), full(f32::NEG_INFINITY)] {
+            let place = [0..shape[0], 0..shape[1]];
+            assert_eq!(first.slice_assign(place, x.clone()).dtype(), DType::F32);
+        }
     }
 
     a_gated_state_is_fp32<B>(_half_dtype) {

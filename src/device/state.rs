@@ -18,7 +18,7 @@ use crate::{AmpError, GradScaler, Precision};
 
 /// The state of a device, for all threads and for the life of the process. Backends that share the
 /// device share its state.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct DeviceState {
     capabilities: OnceLock<Capabilities>,
     /// The precision that `Auto` selects. Unset until it is first needed.
@@ -31,7 +31,7 @@ pub(crate) struct DeviceState {
     changing: Mutex<()>,
     scaler: GradScaler,
     statistics: CastStatistics,
-    exceptions: Arc<Exceptions>,
+    /// With the exceptions of the device.
     overflow_fallback: Arc<OverflowFallback>,
     /// The calls to be compared with a reference at the end of the pass.
     waiting: Waiting,
@@ -44,29 +44,9 @@ pub(crate) struct DeviceState {
 /// The settings of a device, as far as an operation in FP32 asks for them.
 enum Brief {
     /// None yet, or each operation is watched.
-    Other,
+    Other = 0,
     Half,
     Fp32,
-}
-
-impl Default for DeviceState {
-    fn default() -> Self {
-        let exceptions = Arc::<Exceptions>::default();
-        Self {
-            overflow_fallback: Arc::new(OverflowFallback::of(exceptions.clone())),
-            exceptions,
-            capabilities: OnceLock::default(),
-            auto: OnceLock::default(),
-            in_force: ArcSwapOption::default(),
-            brief: AtomicU8::new(Brief::Other as u8),
-            changing: Mutex::default(),
-            scaler: GradScaler::default(),
-            statistics: CastStatistics::default(),
-            waiting: Waiting::default(),
-            passes: AtomicU64::default(),
-            lost: AtomicBool::default(),
-        }
-    }
 }
 
 /// The states of all devices. Process-wide, because a device outlives every tensor on it, and any
@@ -174,11 +154,11 @@ impl DeviceState {
         let news = {
             let _changing = self.changing.lock();
             self.announce(&settings);
-            let news = self.exceptions.configure(&operations);
+            let news = self.exceptions().configure(&operations);
             self.in_force.store(Some(settings.into()));
             news
         };
-        self.exceptions.publish(news);
+        self.exceptions().publish(news);
     }
 
     pub(crate) fn scaler(&self) -> &GradScaler {
@@ -191,7 +171,7 @@ impl DeviceState {
 
     /// The operations that the device computes in another precision than the table says.
     pub(crate) fn exceptions(&self) -> &Exceptions {
-        &self.exceptions
+        self.overflow_fallback.exceptions()
     }
 
     /// What makes exceptions of operations that overflow f16.

@@ -6,7 +6,7 @@ use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::arithmetic::kept;
 use super::unrounded::{unrounded, with_scalars};
-use crate::autodiff::recorded::{Recomputed, Relu, Sigmoidal, Softmax, SoftmaxKind};
+use crate::autodiff::recorded::{Activation, Recomputed, Softmax, SoftmaxKind};
 use crate::call::{self, Call, float_ops, op, own_ops};
 use crate::policy::{Op, is_half};
 use crate::tensor::{Function, Side, TensorFlags};
@@ -14,7 +14,7 @@ use crate::{Amp, AmpTensor};
 
 impl<B: Backend, S: Side<B>> ActivationOps<Self> for Amp<B, S> {
     own_ops! {
-        relu([tensor]) -> FloatTensor => relu(tensor);
+        relu([tensor]) -> FloatTensor => activated(Call::new(op!(relu), [&tensor]), Activation::Relu, tensor);
         sigmoid([tensor]) -> FloatTensor => sigmoid(tensor);
         softmax([tensor], dim: usize) -> FloatTensor => probabilities(SoftmaxKind::Plain, op!(softmax), tensor, dim, B::softmax);
         log_softmax([tensor], dim: usize) -> FloatTensor => probabilities(SoftmaxKind::Log, op!(log_softmax), tensor, dim, B::log_softmax);
@@ -25,15 +25,6 @@ impl<B: Backend, S: Side<B>> ActivationOps<Self> for Amp<B, S> {
     burn_amp_core::activation_operations! { float_ops }
 }
 
-fn relu<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
-    let call = Call::new(op!(relu), [&tensor]);
-    let tensor = [call.operand(tensor)];
-    call.result(call.run(|| {
-        let recorded = call.record_if(call.decision.records_in.is_some(), Relu, tensor);
-        recorded.unwrap_or_else(|[tensor]| B::relu(tensor))
-    }))
-}
-
 /// A sigmoid. What reads a half one in FP32 computes it again: near 1 it is rounded to 1.
 pub(super) fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     let tensor = tensor.with_room(1);
@@ -42,7 +33,7 @@ pub(super) fn sigmoid<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTen
     let computed = call.decision.operands.unwrap_or(tensor.dtype());
     let half = call.decision.records_in.filter(|_| computed == DType::F32);
     let Some(half) = half.filter(|half| kept(&tensor, *half) == *half) else {
-        return sigmoidal(call, Sigmoidal::Sigmoid, tensor).with_unrounded(unrounded);
+        return activated(call, Activation::Sigmoid, tensor).with_unrounded(unrounded);
     };
     let tensor = [call.operand(tensor)];
     call.result(call.run(|| {
@@ -64,22 +55,24 @@ pub(super) fn tanh<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor
         return tanh(AmpTensor::new(call.operand(tensor), flags));
     }
     let unrounded = unrounded(&call, &tensor, &[Function::Tanh]);
-    sigmoidal(call, Sigmoidal::Tanh, tensor).with_unrounded(unrounded)
+    activated(call, Activation::Tanh, tensor).with_unrounded(unrounded)
 }
 
-/// A sigmoid or a hyperbolic tangent. If the operand is half, the result is kept for the backward pass.
-pub(super) fn sigmoidal<B: Backend, S: Side<B>>(
+/// An activation. The result of a ReLU, and of another activation of a half operand, is kept for the backward pass.
+pub(super) fn activated<B: Backend, S: Side<B>>(
     call: Call<B, S>,
-    step: Sigmoidal,
+    step: Activation,
     tensor: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
     let tensor = [call.operand(tensor)];
-    let records = call.decision.records_in.is_some() && is_half(tensor[0].dtype());
+    let keeps = step == Activation::Relu || is_half(tensor[0].dtype());
+    let records = call.decision.records_in.is_some() && keeps;
     call.result(call.run(|| {
         let recorded = call.record_if(records, step, tensor);
         recorded.unwrap_or_else(|[tensor]| match step {
-            Sigmoidal::Sigmoid => B::sigmoid(tensor),
-            Sigmoidal::Tanh => B::float_tanh(tensor),
+            Activation::Relu => B::relu(tensor),
+            Activation::Sigmoid => B::sigmoid(tensor),
+            Activation::Tanh => B::float_tanh(tensor),
         })
     }))
 }

@@ -4,10 +4,10 @@ use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::tensor::BoolTensor;
 use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
 
-use super::activation::sigmoidal;
+use super::activation::activated;
 use super::arithmetic::{added, kept};
 use crate::AmpTensor;
-use crate::autodiff::recorded::{Sigmoidal, Softmax, SoftmaxKind};
+use crate::autodiff::recorded::{Activation, Softmax, SoftmaxKind};
 use crate::call::{Call, div_scalar, mask_fill, masked_softmax, matmul, mul_scalar, op, transpose};
 use crate::policy::is_half;
 use crate::precision::keep_dtypes;
@@ -68,7 +68,7 @@ fn scaled_dot_product<B: Backend, S: Side<B>>(
         assert!(softcap > 0.0, "softcap must be positive, got {softcap}");
         let scaled = div_scalar(scores, softcap);
         let call = Call::new(op!(float_tanh), [&scaled]);
-        let capped = sigmoidal(call, Sigmoidal::Tanh, scaled);
+        let capped = activated(call, Activation::Tanh, scaled);
         scores = mul_scalar(capped, softcap);
     }
     if let Some(mask) = mask {

@@ -21,7 +21,6 @@ use crate::call::{
     matmul, moved, of_program, op, own_ops, permuted, transpose, zeros,
 };
 use crate::device::DeviceContext;
-use crate::diagnostics::compare::{self, recorded_call};
 use crate::policy::{
     self, HalfSupport, Mode, follows_half, holds, holds_exactly, is_half, largest_within,
 };
@@ -258,6 +257,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_sub([lhs], [rhs]) -> FloatTensor => sum(Sum::Minus, op!(float_sub), lhs, rhs);
         float_mul([lhs], [rhs]) -> FloatTensor => product(Product::Mul, op!(float_mul), lhs, rhs);
         float_div([lhs], [rhs]) -> FloatTensor => product(Product::Div, op!(float_div), lhs, rhs);
+        float_matmul([lhs], [rhs]) -> FloatTensor => matmul(lhs, rhs);
         float_neg([tensor]) -> FloatTensor => with_scalars(op!(float_neg), tensor, &[], &[Function::Neg], B::float_neg);
         float_reshape([tensor], shape: Shape) -> FloatTensor => moved(op!(float_reshape), tensor, move |t| B::float_reshape(t, shape.clone()));
         float_add_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_add_scalar), lhs, rhs, Function::Plus(rhs.elem()), B::float_add_scalar);
@@ -293,19 +293,6 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     }
 
     burn_amp_core::moving_operations! { moved_ops }
-
-    fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        if !half_wanted() {
-            return matmul(lhs, rhs);
-        }
-        recorded_call!(
-            FloatTensor,
-            float_matmul,
-            [Some(&lhs), Some(&rhs)],
-            Self::float_matmul(compare::operand(&lhs), compare::operand(&rhs)),
-            matmul(lhs, rhs)
-        )
-    }
 
     #[inline(never)]
     fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {

@@ -49,6 +49,7 @@ pub struct AmpTensor<B: Backend, S = Below> {
 }
 
 /// State that the clones of a tensor share, dropped with the last clone.
+#[derive(Default)]
 pub(crate) struct Shared<B: Backend> {
     /// The cast cache: half copies of an FP32 tensor and, with autodiff, the FP32 copy of a half one.
     f32: Copied<B>,
@@ -443,14 +444,18 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
     }
 
     fn share(&self) -> &Shared<B> {
-        self.shared.get_or_init(|| Arc::new(Shared::new(None)))
+        self.shared.get_or_init(Arc::default)
     }
 }
 
 impl<B: Backend, S> AmpTensor<B, S> {
     /// Marks the tensor as a scaled loss.
     pub(crate) fn set_scaled(&mut self, scaled: ScaledLoss) {
-        self.shared = OnceLock::from(Arc::new(Shared::new(Some(scaled))));
+        let shared = Shared {
+            scaled: Some(scaled),
+            ..Shared::default()
+        };
+        self.shared = OnceLock::from(Arc::new(shared));
     }
 }
 
@@ -476,21 +481,6 @@ impl<B: Backend, S: Side<B>> Clone for AmpTensor<B, S> {
 }
 
 impl<B: Backend> Shared<B> {
-    fn new(scaled: Option<ScaledLoss>) -> Self {
-        Self {
-            f32: OnceLock::new(),
-            f16: OnceLock::new(),
-            bf16: OnceLock::new(),
-            applied: OnceLock::new(),
-            statistic: OnceLock::new(),
-            source: OnceLock::new(),
-            unrounded: OnceLock::new(),
-            used_in_half: AtomicBool::new(false),
-            half_copies: OnceLock::new(),
-            scaled,
-        }
-    }
-
     /// The cache slot for a cast between FP32 and a half dtype; `None` for any other cast.
     fn copy(&self, from: DType, to: DType) -> Option<&Copied<B>> {
         match (from, to) {

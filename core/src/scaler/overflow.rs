@@ -2,7 +2,7 @@
 //! Independent of tensors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{DynamicLossScale, Listener, LossScaleConfig, RecordedStep, StepOutcome, Transition};
 use crate::exceptions::{Exceptions, News};
@@ -50,10 +50,10 @@ pub enum Overflowed {
 /// where this compiles no kernels: the first calls of each operation alone, since nothing is wrong so far.
 ///
 /// Exceptions begin when the step is recorded: no recomputation of this step sees them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct OverflowFallback {
-    exceptions: Arc<Exceptions>,
-    is_on: AtomicBool,
+    exceptions: Exceptions,
+    is_off: AtomicBool,
     looks: AtomicBool,
     watches: AtomicBool,
     is_look: AtomicBool,
@@ -87,21 +87,14 @@ const ASKED: u32 = 8;
 const LONGEST: u32 = 32;
 
 impl OverflowFallback {
-    /// A fallback that adds to these exceptions.
-    pub fn of(exceptions: Arc<Exceptions>) -> Self {
-        Self {
-            exceptions,
-            is_on: AtomicBool::new(true),
-            looks: AtomicBool::new(false),
-            watches: AtomicBool::new(false),
-            is_look: AtomicBool::new(false),
-            run: Mutex::default(),
-        }
+    /// The exceptions of the device, to which it adds.
+    pub fn exceptions(&self) -> &Exceptions {
+        &self.exceptions
     }
 
     /// Turns it on or off, and begins anew. Whether it `looks`: a watched pass compiles no kernels.
     pub fn set(&self, is_on: bool, looks: bool) {
-        self.is_on.store(is_on, Ordering::Relaxed);
+        self.is_off.store(!is_on, Ordering::Relaxed);
         self.looks.store(looks, Ordering::Relaxed);
         self.watches.store(false, Ordering::Relaxed);
         *self.run() = Run::default();
@@ -224,7 +217,7 @@ impl Listener for OverflowFallback {
         let LossScaleConfig::Dynamic(dynamic) = recorded.after.config() else {
             return;
         };
-        if !recorded.is_scaled || !self.is_on.load(Ordering::Relaxed) {
+        if !recorded.is_scaled || self.is_off.load(Ordering::Relaxed) {
             return;
         }
         let news = {
@@ -242,6 +235,8 @@ impl Listener for OverflowFallback {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::LossScaler;
     use crate::scaler::{Findings, SharedScaler, Watched};
@@ -251,22 +246,16 @@ mod tests {
     /// A scaler with the fallback of its device.
     struct Device {
         scaler: SharedScaler<()>,
-        exceptions: Arc<Exceptions>,
         fallback: Arc<OverflowFallback>,
     }
 
     fn device(config: LossScaleConfig) -> Device {
-        let exceptions = Arc::<Exceptions>::default();
-        let fallback = Arc::new(OverflowFallback::of(exceptions.clone()));
+        let fallback = Arc::<OverflowFallback>::default();
         let scaler = SharedScaler::from(LossScaler::new(config).unwrap());
         for _ in 0..2 {
             scaler.listen(&fallback);
         }
-        Device {
-            scaler,
-            exceptions,
-            fallback,
-        }
+        Device { scaler, fallback }
     }
 
     fn dynamic() -> Device {
@@ -297,7 +286,7 @@ mod tests {
         }
 
         fn listed(&self) -> Vec<String> {
-            let list = self.exceptions.list();
+            let list = self.fallback.exceptions().list();
             list.iter().map(ToString::to_string).collect()
         }
     }
@@ -463,7 +452,7 @@ mod tests {
         let off = dynamic();
         off.fallback.set(false, true);
         let frozen = dynamic();
-        frozen.exceptions.freeze(true);
+        frozen.fallback.exceptions().freeze(true);
         for device in [device(LossScaleConfig::Fixed(8.0)), off, frozen] {
             for _ in 0..20 {
                 assert!(!device.step(NonFiniteLoss, &[MATMUL]));

@@ -2,6 +2,7 @@
 //!
 //! A formula runs on the lower [`Amp`](crate::Amp), whose policy keeps each operation in FP32.
 
+mod activation;
 mod arithmetic;
 mod cast;
 mod dropout;
@@ -12,8 +13,6 @@ mod power;
 mod quotient;
 mod recomputed;
 mod reduction;
-mod relu;
-mod sigmoidal;
 mod softmax;
 mod sum;
 mod tape;
@@ -30,6 +29,7 @@ use crate::tensor::{Checkpoint, Operands, Step, TensorFlags};
 use crate::{Amp, AmpTensor};
 use fused::{fused_max_dim, fused_row_sum, reduces_fused};
 
+pub(crate) use activation::Activation;
 pub(crate) use arithmetic::{Arithmetic, Product};
 pub(super) use cast::{Cast, alias};
 pub(super) use dropout::record_dropout;
@@ -39,8 +39,6 @@ pub(crate) use power::Power;
 pub(crate) use quotient::HalfQuotient;
 pub(crate) use recomputed::{Gated, Recomputed};
 pub(crate) use reduction::{Reduced, Reduction};
-pub(crate) use relu::Relu;
-pub(crate) use sigmoidal::Sigmoidal;
 pub(crate) use softmax::{Softmax, SoftmaxKind};
 pub(crate) use sum::Sum;
 pub(super) use tape::{TapeTensor, record};

@@ -2,8 +2,8 @@
 
 use burn_backend::ops::FloatTensorOps;
 
+use super::activation::tanh_gradient;
 use super::cast::operand_grad;
-use super::sigmoidal::tanh_gradient;
 use super::sum::reduced;
 use super::*;
 use crate::Precision;

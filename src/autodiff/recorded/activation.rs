@@ -1,24 +1,26 @@
-//! A sigmoid or a hyperbolic tangent that keeps its result.
+//! An activation that keeps its result instead of its operand.
 
 use super::cast::operand_grad;
 use super::*;
-use crate::call::{sigmoid, sigmoid_backward, tanh};
+use crate::call::{relu, relu_backward, sigmoid, sigmoid_backward, tanh};
 
-/// The activations whose gradient follows from their result y: y (1 - y) g for the sigmoid, and g - y² g for
-/// the hyperbolic tangent.
+/// The activations whose gradient follows from their result y: g where y is positive for a ReLU, whose result the next layer
+/// keeps, too; y (1 - y) g for the sigmoid; and g - y² g for the hyperbolic tangent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sigmoidal {
+pub(crate) enum Activation {
+    Relu,
     Sigmoid,
     Tanh,
 }
 
-impl<B: Backend> Step<B, 1> for Sigmoidal {
+impl<B: Backend> Step<B, 1> for Activation {
     type Kept = AmpTensor<B>;
 
     const CHECKPOINT: Checkpoint = Checkpoint::Operands;
 
     fn forward(&self, [tensor]: Operands<B, 1>) -> AmpTensor<B> {
         match self {
+            Self::Relu => relu(tensor),
             Self::Sigmoid => sigmoid(tensor),
             Self::Tanh => tanh(tensor),
         }
@@ -29,12 +31,17 @@ impl<B: Backend> Step<B, 1> for Sigmoidal {
         (out.clone(), out)
     }
 
-    fn retrieve(&self, operands: Operands<B, 1>) -> Self::Kept {
-        self.forward(operands)
+    fn retrieve(&self, [operand]: Operands<B, 1>) -> Self::Kept {
+        match self {
+            // It is positive where the result is.
+            Self::Relu => operand,
+            Self::Sigmoid | Self::Tanh => self.forward([operand]),
+        }
     }
 
     fn backward(self, ops: Ops<Self::Kept, 1>, grads: &mut Gradients) {
         unary::<Amp<B>, _>(ops.parents, ops.node, grads, |grad| match self {
+            Self::Relu => relu_backward(ops.state, grad),
             Self::Sigmoid => sigmoid_backward(ops.state, grad),
             Self::Tanh => tanh_backward(ops.state, grad),
         });
