@@ -32,7 +32,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
-use backends::{Choice, on_backend};
+use backends::{Choice, ended, on_backend};
 use data::{Digit, Digits, batch};
 use model::Model;
 
@@ -58,13 +58,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match on_backend!(args.backend, "--example custom_loop", train(&args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(on_backend!(
+        args.backend,
+        "--example custom_loop",
+        train(&args)
+    ))
 }
 
 fn train<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {

@@ -33,7 +33,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
-use backends::{Choice, on_backend};
+use backends::{Choice, ended, on_backend};
 use data::{CLASSES, Digit, Digits, SIDE, batch};
 
 const EPOCHS: usize = 12;
@@ -95,13 +95,11 @@ fn squared_distances<B: Backend>(x: Tensor<B, 2>, c: Tensor<B, 2>) -> Tensor<B, 
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match on_backend!(args.backend, "--example full_precision", compare(&args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(on_backend!(
+        args.backend,
+        "--example full_precision",
+        compare(&args)
+    ))
 }
 
 fn compare<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {

@@ -37,7 +37,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
-use backends::{Choice, on_backend};
+use backends::{Choice, ended, on_backend};
 use data::{Batch, Corpus, WindowBatcher};
 
 const MICRO_BATCH: usize = 16;
@@ -102,13 +102,7 @@ impl<B: Backend> Model<B> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match on_backend!(args.backend, "--example trainer", train(&args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(on_backend!(args.backend, "--example trainer", train(&args)))
 }
 
 fn train<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {

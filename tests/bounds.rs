@@ -77,6 +77,20 @@ fn a_threshold_between_two_half_numbers_divides_them() {
     }
 }
 
+/// What was filled with a scalar that half rounds is found again by a comparison. A bound is no such scalar.
+#[test]
+fn a_bound_of_what_was_filled_is_not_rounded() {
+    for precision in halves() {
+        with_precision(precision, || {
+            let values = half([1.0, 0.5]);
+            let filled = values.clone().mask_fill(values.equal_elem(0.5), 0.1);
+            let bounded = data(filled.clamp(-0.9998, 0.9998));
+            assert_eq!(bounded[0], 0.9998, "{precision}");
+            assert!((bounded[1] - 0.1).abs() < 1e-3, "{precision}: {bounded:?}");
+        });
+    }
+}
+
 /// The bounds of a ReLU to 6 and of a hard tanh: half holds them, and the result stays half.
 #[test]
 fn a_bound_that_half_holds_stays_in_half() {

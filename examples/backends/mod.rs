@@ -1,6 +1,8 @@
 //! The backends of the examples, chosen with `--backend`. Each except Flex is a feature.
 
+use std::error::Error;
 use std::fmt;
+use std::process::ExitCode;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -48,6 +50,17 @@ impl Choice {
             "--backend {self} needs the feature `{self}`:{first}\n    \
              cargo run --release {program} --features {self}{on_a_gpu} -- --backend {self}"
         )
+    }
+}
+
+/// How a program ends: an error is its last line.
+pub fn ended(result: Result<(), Box<dyn Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
     }
 }
 

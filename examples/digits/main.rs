@@ -28,7 +28,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use backends::{Choice, on_backend};
+use backends::{Choice, ended, on_backend};
 use data::Digits;
 use model::Model;
 use train::{Trained, accuracy, step, steps, train};
@@ -74,13 +74,7 @@ struct HalfWeights {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match on_backend!(args.backend, "--example digits", digits(&args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(on_backend!(args.backend, "--example digits", digits(&args)))
 }
 
 fn digits<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {

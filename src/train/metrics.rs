@@ -26,7 +26,8 @@ impl PrecisionMetric {
         device: &B::Device,
         scalers: impl IntoIterator<Item = GradScaler>,
     ) -> Self {
-        Self::of::<B>(device, steps(scalers))
+        let scalers = scalers.into_iter().map(|scaler| scaler.shared);
+        Self::of::<B>(device, StepQueue::follow(scalers))
     }
 
     pub(super) fn of<B: Backend>(device: &B::Device, steps: Arc<StepQueue>) -> Self {
@@ -52,17 +53,6 @@ impl fmt::Debug for PrecisionMetric {
             .field(&self.text())
             .finish()
     }
-}
-
-/// Queues the steps of scalers. Devices that train together skip a step together: it counts once.
-pub(super) fn steps(scalers: impl IntoIterator<Item = GradScaler>) -> Arc<StepQueue> {
-    let scalers: Vec<_> = scalers.into_iter().collect();
-    let followed = scalers.clone();
-    let skipped = move || {
-        let each = followed.iter().map(GradScaler::skipped_steps);
-        each.max().unwrap_or_default()
-    };
-    StepQueue::follow(scalers.iter().map(|scaler| &scaler.shared), skipped)
 }
 
 fn entry(text: String) -> SerializedEntry {

@@ -12,7 +12,7 @@ use burn_train::{
     LearningResult, SupervisedTraining, TrainingStrategy,
 };
 
-use super::metrics::{self, LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
+use super::metrics::{LossScaleMetric, PrecisionMetric, SkippedStepsMetric};
 use super::strategy::{Own, Strategy, devices_of};
 use crate::autodiff::AutodiffInner;
 use crate::scaler::in_scope;
@@ -164,7 +164,9 @@ where
         // The steps of a strategy of the user's own are not known item by item.
         let steps = || match &strategy {
             TrainingStrategy::Default(_) => StepQueue::of_items(),
-            TrainingStrategy::Custom(_) => metrics::steps(scalers.clone()),
+            TrainingStrategy::Custom(_) => {
+                StepQueue::follow(scalers.iter().map(|scaler| scaler.shared.clone()))
+            }
         };
         let shown = [(); 3].map(|()| steps());
         let mut training = self.training;

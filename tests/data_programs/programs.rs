@@ -449,10 +449,7 @@ fn fisher_z() -> (Vec<f32>, Vec<f64>) {
     let bound = 1.0 - 2e-4;
     let bounded = half::<4>([1.0, 0.5, -0.25, -1.0]).clamp(-bound, bound);
     let exact = [bound, 0.5, -0.25, -bound].map(f64::atanh);
-    let filled = half([1.0, 0.5, -0.25, -1.0]).mask_fill(mask([false, true, false, false]), 0.1);
-    let of_filled = [bound, 0.1, -0.25, -bound].map(f64::atanh);
-    let found = [bounded, filled.clamp(-bound, bound)].map(|x| data(x.atanh()));
-    (found.concat(), [exact, of_filled].concat())
+    (data(bounded.atanh()), exact.into())
 }
 
 /// Values that both half dtypes hold.

@@ -33,16 +33,21 @@ pub struct ShownStep {
 const WAITING: usize = 64;
 
 impl StepQueue {
-    /// Follows `scalers`. `skipped` counts the steps that were skipped so far.
-    pub fn follow<'a, L: Default + 'a>(
-        scalers: impl IntoIterator<Item = &'a SharedScaler<L>>,
-        skipped: impl Fn() -> u64 + Send + Sync + 'static,
+    /// Follows `scalers`. Devices that train together skip a step together: it counts once.
+    pub fn follow<L: Default + Send + 'static>(
+        scalers: impl IntoIterator<Item = SharedScaler<L>>,
     ) -> Arc<Self> {
+        let scalers: Vec<_> = scalers.into_iter().collect();
+        let followed = scalers.clone();
+        let skipped = move || {
+            let each = followed.iter().map(|of| of.lock().scaler.skipped_steps());
+            each.max().unwrap_or_default()
+        };
         let queue = Arc::new(Self {
             skipped: Box::new(skipped),
             steps: Mutex::default(),
         });
-        scalers.into_iter().for_each(|scaler| scaler.listen(&queue));
+        scalers.iter().for_each(|scaler| scaler.listen(&queue));
         queue
     }
 
@@ -108,9 +113,8 @@ impl std::fmt::Debug for StepQueue {
 }
 
 /// The numeric metrics of loss scaling. They need `GradScaler`, `Metric`, `Numeric` and the types of their
-/// signatures in scope, and a function `steps` that returns the queue of scalers. The two blocks contain the
-/// methods of these traits that differ between versions of Burn. They can use `self.0`, the queue, and
-/// `self.shown()`, the value.
+/// signatures in scope. The two blocks contain the methods of these traits that differ between versions of Burn. They can
+/// use `self.0`, the queue, and `self.shown()`, the value.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! scaler_metrics {
@@ -142,7 +146,8 @@ macro_rules! scaler_metrics {
         impl $name {
             /// Follows these scalers: those of the training devices.
             pub fn new(scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-                Self(steps(scalers))
+                let scalers = scalers.into_iter();
+                Self($crate::StepQueue::follow(scalers.map(|scaler| scaler.shared)))
             }
 
             fn shown(&self) -> f64 {
@@ -192,9 +197,7 @@ mod tests {
     #[test]
     fn each_item_shows_its_own_step_and_the_newest_after_many() {
         let scaler = scaler();
-        let counted = scaler.clone();
-        let skipped = move || counted.lock().scaler.skipped_steps();
-        let queue = StepQueue::follow([&scaler], skipped);
+        let queue = StepQueue::follow([scaler.clone()]);
         assert_eq!(queue.text("bf16"), "bf16");
         let pass = |outcome| {
             scaler.record(Some(8.0), outcome, Findings::default());

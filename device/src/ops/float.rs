@@ -12,8 +12,7 @@ use burn_backend::{
 use burn_std::ops::PadMode;
 
 use super::unrounded::{
-    assigned, compared, filled, functions, masked, moved, moved_ops, sigmoid_in_fp32,
-    two_sigmoids,
+    assigned, compared, filled, functions, masked, moved, moved_ops, sigmoid_in_fp32, two_sigmoids,
 };
 use super::{Call, float_ops, op, own_ops};
 use crate::device::{DeviceState, Session, enter};

@@ -50,7 +50,8 @@ impl PrecisionMetric {
     /// Shows the precision of a device, and follows these scalers: those of the training devices. The
     /// precision of a device on another machine is not available here.
     pub fn new(device: &Device, scalers: impl IntoIterator<Item = GradScaler>) -> Self {
-        Self::of(device, steps(scalers))
+        let scalers = scalers.into_iter().map(|scaler| scaler.shared);
+        Self::of(device, StepQueue::follow(scalers))
     }
 
     fn of(device: &Device, steps: Arc<StepQueue>) -> Self {
@@ -65,15 +66,6 @@ impl PrecisionMetric {
     fn entry(&self) -> SerializedEntry {
         entry(self.steps.text(&self.precision))
     }
-}
-
-fn steps(scalers: impl IntoIterator<Item = GradScaler>) -> Arc<StepQueue> {
-    let scalers: Vec<_> = scalers.into_iter().collect();
-    let followed = scalers.clone();
-    let skipped = move || followed.iter().map(GradScaler::skipped_steps).max();
-    StepQueue::follow(scalers.iter().map(|scaler| &scaler.shared), move || {
-        skipped().unwrap_or(0)
-    })
 }
 
 fn entry(text: String) -> SerializedEntry {

@@ -34,7 +34,7 @@ use burn_amp::{AmpAutodiff, AmpConfig, AmpError, GradScaler, Precision};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use backends::{Choice, on_backend};
+use backends::{Choice, ended, on_backend};
 use corpus::Corpus;
 use model::{Classifier, WordGuesser};
 use train::{Plan, accuracy, classify, pretrain};
@@ -64,13 +64,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match on_backend!(args.backend, "-p fine_tune", run(&args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(on_backend!(args.backend, "-p fine_tune", run(&args)))
 }
 
 fn run<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {

@@ -28,7 +28,7 @@ use burn_amp::{AmpAutodiff, AmpConfig, Precision};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use backends::{Choice, on_backend};
+use backends::{Choice, ended, on_backend};
 use data::Digits;
 use train::{Trained, steps, train};
 
@@ -54,13 +54,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match on_backend!(args.backend, "-p gan", gan(&args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(on_backend!(args.backend, "-p gan", gan(&args)))
 }
 
 fn gan<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {

@@ -62,7 +62,7 @@ use clap::Parser;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use backends::{Choice, on_backend};
+use backends::{Choice, ended, on_backend};
 use data::{Batch, Corpus, WindowBatcher};
 use epoch_lines::EpochLines;
 use model::Model;
@@ -126,13 +126,11 @@ impl fmt::Display for Settings {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match on_backend!(args.settings.backend, "-p learner", learn(&args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(on_backend!(
+        args.settings.backend,
+        "-p learner",
+        learn(&args)
+    ))
 }
 
 fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {

@@ -48,7 +48,7 @@ use burn_amp::{
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 
-use backends::{Choice, on_backend};
+use backends::{Choice, ended, on_backend};
 use digits::Digits;
 use epoch_lines::EpochLines;
 use model::Model;
@@ -113,13 +113,11 @@ impl fmt::Display for Settings {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match on_backend!(args.settings.backend, "-p resnet", learn(&args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(on_backend!(
+        args.settings.backend,
+        "-p resnet",
+        learn(&args)
+    ))
 }
 
 fn learn<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {

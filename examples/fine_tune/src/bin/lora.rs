@@ -53,7 +53,7 @@ use burn_amp::{
 };
 use clap::Parser;
 
-use backends::{Choice, on_backend};
+use backends::{Choice, ended, on_backend};
 use corpus::{Corpus, Verse};
 use data::Labelled;
 use model::{Classifier, Encoder, WordGuesser, mean};
@@ -236,13 +236,11 @@ unsafe impl GlobalAlloc for Counting {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match on_backend!(args.backend, "-p fine_tune --bin lora", run(&args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(on_backend!(
+        args.backend,
+        "-p fine_tune --bin lora",
+        run(&args)
+    ))
 }
 
 fn run<B: Backend>(args: &Args) -> Result<(), Box<dyn Error>> {
