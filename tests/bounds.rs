@@ -83,11 +83,53 @@ fn a_bound_of_what_was_filled_is_not_rounded() {
     for precision in halves() {
         with_precision(precision, || {
             let values = half([1.0, 0.5]);
+            let masked = values
+                .clone()
+                .mask_fill(values.clone().equal_elem(0.5), -10_001.0);
+            let found = masked
+                .clamp_min(-10_001.0)
+                .equal_elem(-10_001.0)
+                .into_data();
+            assert_eq!(
+                found.iter::<bool>().collect::<Vec<_>>(),
+                [false, true],
+                "{precision}"
+            );
             let filled = values.clone().mask_fill(values.equal_elem(0.5), 0.1);
             let bounded = data(filled.clamp(-0.9998, 0.9998));
             assert_eq!(bounded[0], 0.9998, "{precision}");
             assert!((bounded[1] - 0.1).abs() < 1e-3, "{precision}: {bounded:?}");
         });
+    }
+}
+
+/// A teacher's probability that requires no gradient ends the tape, also where FP32 computes it again.
+#[test]
+fn what_requires_no_gradient_has_none() {
+    for precision in halves() {
+        unscaled(precision);
+        let w = Tensor::<B, 2>::from_data([[0.0]], &Default::default()).require_grad();
+        let z = activation(Tensor::<B, 2>::ones([1, 1], &Default::default())).matmul(w.clone());
+        let teacher = sigmoid(z.clone()).set_require_grad(false);
+        let grads = (teacher.log() + z).sum().backward();
+        let grad = data(Tensor::from_inner(w.grad(&grads).unwrap()));
+        assert_eq!(grad, [1.0], "{precision}");
+    }
+}
+
+/// Random numbers have the gradients of the numbers that the forward pass has multiplied.
+#[test]
+fn a_factor_of_random_numbers_is_its_gradient() {
+    for precision in halves() {
+        unscaled(precision);
+        let like = half([0.5; 64]);
+        let noise = like.random_like(burn::tensor::Distribution::Normal(0.0, 1.0));
+        let noise = noise.cast(DType::F32);
+        let std = Tensor::<B, 2>::ones([1, 64], &Default::default()).require_grad();
+        let product = noise * std.clone();
+        let grads = product.clone().sum().backward();
+        let grad = data(Tensor::from_inner(std.grad(&grads).unwrap()));
+        assert_eq!(grad, data(product), "{precision}");
     }
 }
 

@@ -1102,8 +1102,12 @@ everywhere! {
             assert_eq!((x.clone() * first.clone()).dtype(), DType::F32);
         }
         for first in [full(0.0), full(f32::NEG_INFINITY)] {
+            let row = x.clone().slice([0..1]);
+            let table = first.clone().slice_assign([0..1, 0..shape[1]], row);
+            assert_eq!(table.dtype(), DType::F32);
+            // Padding is no table.
             let place = [0..shape[0], 0..shape[1]];
-            assert_eq!(first.slice_assign(place, x.clone()).dtype(), DType::F32);
+            assert_eq!(first.slice_assign(place, x.clone()).dtype(), half_dtype);
         }
     }
 

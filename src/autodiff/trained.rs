@@ -35,10 +35,7 @@ pub(crate) fn trained<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTen
         return tensor;
     }
     log_once::<B>(from, &device);
-    let tensor = match tensor.unrounded() {
-        Some(_) => B::float_detach(tensor.computed_in_fp32().into_primitive()),
-        None => tensor.into_primitive(),
-    };
+    let tensor = tensor.computed_in_fp32().into_primitive();
     // The result of casting a leaf is not a leaf.
     let tensor = if B::float_is_require_grad(&tensor) {
         B::float_set_require_grad(tensor, false)

@@ -67,9 +67,9 @@ pub(super) fn product<B: Backend, S: Side<B>>(
         return state;
     }
     let [lhs, rhs] = two_sigmoids([lhs, rhs]);
-    let unrounded = match kind {
-        Product::Mul => masked(&lhs, &rhs),
-        Product::Div => None,
+    let ([lhs, rhs], unrounded) = match kind {
+        Product::Mul => masked(lhs, rhs),
+        Product::Div => ([lhs, rhs], None),
     };
     let mut call = Call::new(op, [&lhs, &rhs]);
     if kind == Product::Div && rhs.unrounded().is_some() {

@@ -70,10 +70,11 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             Some(largest) => below::<B, S, _>(|| B::float_clamp_max(drawn.clone(), largest.into())),
             None => drawn.clone(),
         };
-        let half = converted::<B, S>(within, asked);
-        AmpTensor::created(half)
-            .and(flags)
-            .with_wide(Some(drawn).filter(|_| !by_policy.is_empty()))
+        let half = AmpTensor::created(converted::<B, S>(within, asked)).and(flags);
+        match by_policy.is_empty() {
+            true => half,
+            false => half.and(TensorFlags::DRAWN).with_wide(Some(drawn)),
+        }
     }
 
     fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -185,6 +186,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         if dtype == FloatDType::F32
             && policy::is_half(half)
             && !is_unrounded
+            && !tensor.flags().contains(TensorFlags::DRAWN)
             && !keeps_dtypes()
             && DeviceContext::of::<B>(&tensor.device()).mode == Mode::On(half)
         {
@@ -209,9 +211,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let wanted = B::float_is_require_grad(&tensor.primitive);
-        // Burn's detached leaf is a leaf.
-        let detach = |operand| B::float_set_require_grad(B::float_detach(operand), false);
-        let unrounded = tensor.unrounded().map(|of| of.map(detach));
+        let unrounded = tensor.unrounded().map(|of| of.map(detached::<B>));
         let detached = tensor.map(B::float_detach).with_unrounded(unrounded);
         if wanted {
             S::remember(&detached);
@@ -230,7 +230,8 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         }
         let is_used_in_half = tensor.flags().contains(TensorFlags::USED_IN_HALF);
         // A parameter in FP32 is data.
-        let unrounded = tensor.unrounded().cloned();
+        // A leaf, and what is none, ends the tape.
+        let unrounded = tensor.unrounded().map(|of| of.map(detached::<B>));
         let kept = match is_half(tensor.dtype()) {
             true => TensorFlags::DEMOTED | TensorFlags::WEIGHT,
             false => TensorFlags::WEIGHT,
@@ -313,6 +314,11 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
     }
 
     burn_amp_core::float_operations! { float_ops }
+}
+
+/// A tensor apart from the tape. Burn's detached leaf is a leaf.
+fn detached<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_set_require_grad(B::float_detach(tensor), false)
 }
 
 /// A lower bound. Warns of the bound that Burn's cross entropy of probabilities takes from the dtype of the

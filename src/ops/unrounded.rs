@@ -80,17 +80,31 @@ pub(super) fn one_less<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTe
     with_scalar(op, negative, 1.into(), plus, B::float_add_scalar)
 }
 
-/// How FP32 computes the product of a half tensor that it computes and a mask, or another constant.
+/// The factors of a product, and how FP32 computes it, if one is a half tensor that it computes and the other is a mask, or
+/// another constant.
 pub(super) fn masked<B: Backend, S: Side<B>>(
-    lhs: &AmpTensor<B, S>,
-    rhs: &AmpTensor<B, S>,
-) -> Option<Unrounded<B>> {
+    lhs: AmpTensor<B, S>,
+    rhs: AmpTensor<B, S>,
+) -> ([AmpTensor<B, S>; 2], Option<Unrounded<B>>) {
+    let [is_lhs, is_rhs] = [&lhs, &rhs].map(|tensor| {
+        tensor.dtype() == DType::F32 && tensor.flags().contains(TensorFlags::CONSTANT)
+    });
     let of = |tensor: &AmpTensor<B, S>, mask: &AmpTensor<B, S>| {
-        let is_mask = mask.dtype() == DType::F32 && mask.flags().contains(TensorFlags::CONSTANT);
-        let known = tensor.unrounded().filter(|of| is_mask && of.has_room(1));
-        known.map(|known| known.masked(mask.primitive.clone()))
+        Some(tensor.unrounded()?.masked(mask.primitive.clone()))
     };
-    of(lhs, rhs).or_else(|| of(rhs, lhs))
+    match (is_lhs, is_rhs) {
+        (true, false) => {
+            let rhs = rhs.with_room(1);
+            let unrounded = of(&rhs, &lhs);
+            ([lhs, rhs], unrounded)
+        }
+        (false, true) => {
+            let lhs = lhs.with_room(1);
+            let unrounded = of(&lhs, &rhs);
+            ([lhs, rhs], unrounded)
+        }
+        _ => ([lhs, rhs], None),
+    }
 }
 
 /// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.
@@ -130,7 +144,10 @@ pub(super) fn gated<B: Backend, S: Side<B>>(
         return None;
     }
     let (operand, functions) = match gate.unrounded() {
-        Some(known) => known.of_operand()?,
+        // Behind a mask, the gate is kept in FP32.
+        Some(known) => known
+            .of_operand()
+            .unwrap_or_else(|| (S::into_dtype(gate.clone(), DType::F32), Vec::new())),
         // Both half dtypes hold a constant.
         None if is_constant => (S::into_dtype(gate.clone(), half), Vec::new()),
         None => (gate.primitive.clone(), Vec::new()),

@@ -135,9 +135,11 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Case::InexactScalar => {
                 let first = self.operands[0];
                 let holds = |scalar: &f64| holds(first.dtype, *scalar);
-                // A comparison finds what was filled. A bound is no such scalar.
-                let is_filled = first.has(TensorFlags::FILLED) && self.scalars.iter().all(holds);
-                let finds = is_filled && self.op.effect == Effect::Reads;
+                // A comparison finds what was filled. A bound near 1 is no such scalar.
+                let is_large = |scalar: &f64| scalar.abs() >= 1.0;
+                let finds = first.has(TensorFlags::FILLED)
+                    && self.scalars.iter().all(holds)
+                    && (self.op.effect == Effect::Reads || self.scalars.iter().all(is_large));
                 !finds && self.operands.iter().any(|o| o.is_demoted()) && is_beyond()
             }
             Case::OnlyContracts => self.by_class(class).only_contracts(class),
@@ -292,11 +294,13 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         self.operands.iter().all(holds).then_some(half)
     }
 
-    /// Whether a program begins to fill a table of zeros, from whose rows it may compute the next. Where autodiff runs elsewhere,
-    /// the gradient of a slice is such a table.
+    /// Whether a program begins to fill a table of zeros, from whose rows it may compute the next. A larger part of the table is
+    /// a tensor that is padded. Where autodiff runs elsewhere, the gradient of a slice is such a table.
     fn begins_table(&self) -> bool {
-        let is_table = self.op.effect == Effect::Assigns && self.operands[0].is_state();
-        is_table && self.site.is_tracked(0).is_some()
+        self.op.effect == Effect::Assigns
+            && self.operands[0].is_state()
+            && self.site.is_tracked(0).is_some()
+            && self.site.elements(1) * 2 <= self.site.elements(0)
     }
 
     /// The casts of this call, derived from the casts of the class.

@@ -58,6 +58,8 @@ bitflags! {
         /// factor or a gate times a state, its sum with a half tensor, or a table whose rows are written. What half rounds at
         /// each step would add up.
         const STATE = 1 << 17;
+        /// Random numbers in half, beside the FP32 numbers that were drawn: the half ones are not their exact values.
+        const DRAWN = 1 << 18;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()

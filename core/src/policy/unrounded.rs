@@ -327,7 +327,9 @@ impl<D: FloatDType> Decision<D> {
         let is_asked = self.rounded.or(self.operands).is_some_and(is_half);
         if reads && self.is_in_half && !is_asked {
             self.operands = Some(D::F32);
-            self.result = is_inside.then_some(dtype);
+            // The root of a small sigmoid may be below f16.
+            let is_small = op.effect == Effect::Roots && first.is_sigmoid();
+            self.result = (is_inside && !is_small).then_some(dtype);
         }
         self
     }

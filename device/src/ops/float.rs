@@ -260,7 +260,7 @@ fn product<B: Backend>(lhs: AmpTensor<B>, rhs: AmpTensor<B>) -> AmpTensor<B> {
     }
     let op = op!(float_mul);
     let [lhs, rhs] = two_sigmoids(op, [lhs, rhs]);
-    let unrounded = masked(&lhs, &rhs);
+    let ([lhs, rhs], unrounded) = masked(op, lhs, rhs);
     let call = Call::new(op, [&lhs, &rhs]);
     let (lhs, rhs) = (call.operand(lhs), call.operand(rhs));
     let out = call.result(B::float_mul(lhs, rhs));

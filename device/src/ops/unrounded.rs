@@ -109,14 +109,32 @@ pub(super) fn moved<B: Backend>(
     out.with_unrounded(unrounded, op.name)
 }
 
-/// How FP32 computes the product of a half tensor that it computes and a mask, or another constant.
-pub(super) fn masked<B: Backend>(lhs: &AmpTensor<B>, rhs: &AmpTensor<B>) -> Option<Unrounded<B>> {
+/// The factors of a product, and how FP32 computes it, if one is a half tensor that it computes and the other is a mask, or
+/// another constant.
+pub(super) fn masked<B: Backend>(
+    op: Op,
+    lhs: AmpTensor<B>,
+    rhs: AmpTensor<B>,
+) -> ([AmpTensor<B>; 2], Option<Unrounded<B>>) {
+    let [is_lhs, is_rhs] = [&lhs, &rhs].map(|tensor| {
+        tensor.dtype() == DType::F32 && tensor.flags().contains(TensorFlags::CONSTANT)
+    });
     let of = |tensor: &AmpTensor<B>, mask: &AmpTensor<B>| {
-        let is_mask = mask.dtype() == DType::F32 && mask.flags().contains(TensorFlags::CONSTANT);
-        let known = tensor.unrounded().filter(|of| is_mask && of.has_room(1));
-        known.map(|known| known.masked(mask.primitive.clone()))
+        Some(tensor.unrounded()?.masked(mask.primitive.clone()))
     };
-    of(lhs, rhs).or_else(|| of(rhs, lhs))
+    match (is_lhs, is_rhs) {
+        (true, false) => {
+            let rhs = with_room(op, rhs, 1);
+            let unrounded = of(&rhs, &lhs);
+            ([lhs, rhs], unrounded)
+        }
+        (false, true) => {
+            let lhs = with_room(op, lhs, 1);
+            let unrounded = of(&lhs, &rhs);
+            ([lhs, rhs], unrounded)
+        }
+        _ => ([lhs, rhs], None),
+    }
 }
 
 /// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.

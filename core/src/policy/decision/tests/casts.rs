@@ -29,6 +29,8 @@ fn a_bound_that_half_does_not_hold_exactly_is_fp32() {
             // A comparison finds what was filled with a rounded scalar.
             let filled = of(&by_policy(TensorFlags::FILLED), 0.999).0;
             assert_eq!(filled, (name == "float_clamp_min").then_some(F32));
+            let filled = of(&by_policy(TensorFlags::FILLED), -12_345.0).0;
+            assert_eq!(filled, None);
             assert_eq!(of(&plain(&[F32]), 0.999).0, None);
         }
     }
@@ -220,14 +222,16 @@ fn constants_follow_a_half_tensor_and_nothing_else() {
     }
     // The next row may be computed from the first. Where autodiff runs elsewhere, this may be the gradient of a slice.
     let zeros = with(F32, TensorFlags::CONSTANT | TensorFlags::STATE);
-    let elsewhere = Here {
-        sizes: [(1, None); 2],
+    let of_two = |tracked| Here {
+        sizes: [(2, tracked), (1, tracked)],
         ..ON
     };
     for (first, here, expected) in [
-        (zeros, ON, F32),
-        (zeros, elsewhere, F16),
-        (constant, ON, F16),
+        (zeros, of_two(Some(false)), F32),
+        (zeros, of_two(None), F16),
+        (constant, of_two(Some(false)), F16),
+        // Padding.
+        (zeros, ON, F16),
     ] {
         let operands = [first, plain(&[F16])[0]];
         assert_eq!(
