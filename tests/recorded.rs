@@ -1102,7 +1102,7 @@ everywhere! {
             assert_eq!((x.clone() * first.clone()).dtype(), DType::F32);
         }
         for first in [full(0.0), full(f32::NEG_INFINITY)] {
-            let row = x.clone().slice([0..1]);
+            let row = x.clone().slice([0..1, 0..shape[1]]);
             let table = first.clone().slice_assign([0..1, 0..shape[1]], row);
             assert_eq!(table.dtype(), DType::F32);
             // Padding is no table.
