@@ -295,12 +295,12 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
     }
 
     /// Whether a program begins to fill a table of zeros, from whose rows it may compute the next. A larger part of the table is
-    /// a tensor that is padded. Where autodiff runs elsewhere, the gradient of a slice is such a table.
+    /// a tensor that is padded, and fewer rows add up fewer roundings. Where autodiff runs elsewhere, the gradient of a slice is such a table.
     fn begins_table(&self) -> bool {
         self.op.effect == Effect::Assigns
             && self.operands[0].is_state()
             && self.site.is_tracked(0).is_some()
-            && self.site.elements(1) * 2 <= self.site.elements(0)
+            && self.is_small(1, 0)
     }
 
     /// The casts of this call, derived from the casts of the class.

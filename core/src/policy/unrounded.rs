@@ -327,9 +327,12 @@ impl<D: FloatDType> Decision<D> {
         let is_asked = self.rounded.or(self.operands).is_some_and(is_half);
         if reads && self.is_in_half && !is_asked {
             self.operands = Some(D::F32);
-            // The root of a small sigmoid may be below f16.
+            // The root of a small sigmoid may be below f16. As a factor, it follows half.
             let is_small = op.effect == Effect::Roots && first.is_sigmoid();
             self.result = (is_inside && !is_small).then_some(dtype);
+            if is_small {
+                self.flags |= first.flags(dtype);
+            }
         }
         self
     }

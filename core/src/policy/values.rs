@@ -197,7 +197,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
     }
 
     /// Whether an operand is small beside another one, by their places.
-    fn is_small(&self, operand: usize, beside: usize) -> bool {
+    pub(super) fn is_small(&self, operand: usize, beside: usize) -> bool {
         self.site.elements(operand) * SMALL <= self.site.elements(beside)
     }
 

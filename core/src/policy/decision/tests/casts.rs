@@ -223,7 +223,7 @@ fn constants_follow_a_half_tensor_and_nothing_else() {
     // The next row may be computed from the first. Where autodiff runs elsewhere, this may be the gradient of a slice.
     let zeros = with(F32, TensorFlags::CONSTANT | TensorFlags::STATE);
     let of_two = |tracked| Here {
-        sizes: [(2, tracked), (1, tracked)],
+        sizes: [(16, tracked), (1, tracked)],
         ..ON
     };
     for (first, here, expected) in [
