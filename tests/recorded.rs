@@ -1097,7 +1097,9 @@ everywhere! {
         }
         // And so do a running product and a state, and a table.
         let full = |value: f32| Tensor::full(shape, value, &device);
-        for first in [Tensor::ones(shape, &device), full(1.0), full(0.0), full(f32::NEG_INFINITY)] {
+        let ones = Tensor::ones(shape, &device);
+        let zeros = Tensor::zeros(shape, &device);
+        for first in [ones.clone(), zeros, full(1.0), full(0.0), full(f32::NEG_INFINITY)] {
             assert_eq!(Tensor::cat(vec![x.clone(), first.clone()], 0).dtype(), half_dtype);
             assert_eq!((x.clone() * first.clone()).dtype(), DType::F32);
         }
@@ -1109,6 +1111,7 @@ everywhere! {
             let place = [0..shape[0], 0..shape[1]];
             assert_eq!(first.slice_assign(place, x.clone()).dtype(), half_dtype);
         }
+        assert_eq!((ones * x).dtype(), DType::F32);
     }
 
     a_gated_state_is_fp32<B>(_half_dtype) {

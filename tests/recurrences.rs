@@ -168,17 +168,6 @@ fn roundings_of_gradients_do_not_add_up() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The last cell of an LSTM whose state is data.
-fn from_data<B: Backend>() -> Vec<f32> {
-    const STEPS: usize = 256;
-    let _alone = seeded::<B>();
-    let zeros = TensorData::zeros::<f32, _>([BATCH, WIDTH]);
-    let zeros = Tensor::<B, 2>::from_data(zeros, &Default::default());
-    let state = LstmState::new(zeros.clone(), zeros);
-    let input = values([BATCH, STEPS, WIDTH], 1);
-    data(lstm_of(input, Some(state), None))
-}
-
 /// A mean that forgets, of 1 and then of 1.25. It begins with the first value, as it is or in FP32.
 fn mean_from<B: Backend>(begin: fn(Tensor<B, 2>) -> Tensor<B, 2>) -> f64 {
     let x = |value: f32| activation(Tensor::<B, 2>::from_data([[value]], &Default::default()));
@@ -230,6 +219,17 @@ fn a_table_that_begins_with_zeros_is_right_in_its_last_row() {
             }
         }
     }
+}
+
+/// The last cell of an LSTM whose state is data.
+fn from_data<B: Backend>() -> Vec<f32> {
+    const STEPS: usize = 256;
+    let _alone = seeded::<B>();
+    let zeros = TensorData::zeros::<f32, _>([BATCH, WIDTH]);
+    let zeros = Tensor::<B, 2>::from_data(zeros, &Default::default());
+    let state = LstmState::new(zeros.clone(), zeros);
+    let input = values([BATCH, STEPS, WIDTH], 1);
+    data(lstm_of(input, Some(state), None))
 }
 
 #[test]

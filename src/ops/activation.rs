@@ -5,7 +5,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Scalar, TensorMetadata};
 
 use super::arithmetic::kept;
-use super::unrounded::{unrounded, with_scalars};
+use super::unrounded::{negative, unrounded};
 use crate::autodiff::recorded::{Activation, Recomputed, Softmax, SoftmaxKind};
 use crate::call::{self, Call, float_ops, op, own_ops};
 use crate::policy::{Op, is_half};
@@ -80,9 +80,8 @@ pub(super) fn activated<B: Backend, S: Side<B>>(
 fn softmin<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>, dim: usize) -> AmpTensor<B, S> {
     let call = Call::new(op!(softmin), [&tensor]);
     if call.decision.records_in.is_some() {
-        let functions = [Function::Neg];
-        let negative = with_scalars(op!(float_neg), tensor, &[], &functions, B::float_neg);
-        return probabilities(SoftmaxKind::Plain, op!(softmin), negative, dim, B::softmax);
+        let (kind, negative) = (SoftmaxKind::Plain, negative(tensor));
+        return probabilities(kind, op!(softmin), negative, dim, B::softmax);
     }
     let tensor = call.operand(tensor);
     call.result(call.run(|| B::softmin(tensor, dim)))

@@ -13,7 +13,7 @@ use burn_backend::{
 use super::activation::tanh;
 use super::arithmetic::{power, product, reduction, sum};
 use super::leaving::Leaving;
-use super::unrounded::{assigned, moved_ops, sigmoid_in_fp32, with_scalar, with_scalars};
+use super::unrounded::{assigned, moved_ops, negative, sigmoid_in_fp32, with_scalar, with_scalars};
 use crate::autodiff::recorded::{Product, Reduced, Sum};
 use crate::autodiff::{seed, trained};
 use crate::call::{
@@ -229,9 +229,9 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
             return tensor.and(TensorFlags::LEARNED);
         }
         let is_used_in_half = tensor.flags().contains(TensorFlags::USED_IN_HALF);
-        // A parameter in FP32 is data.
-        // A leaf, and what is none, ends the tape.
+        // The result is not on the tape: no value that FP32 computes for it is, either.
         let unrounded = tensor.unrounded().map(|of| of.map(detached::<B>));
+        // A parameter in FP32 is data.
         let kept = match is_half(tensor.dtype()) {
             true => TensorFlags::DEMOTED | TensorFlags::WEIGHT,
             false => TensorFlags::WEIGHT,
@@ -259,7 +259,7 @@ impl<B: Backend, S: Side<B>> FloatTensorOps<Self> for Amp<B, S> {
         float_mul([lhs], [rhs]) -> FloatTensor => product(Product::Mul, op!(float_mul), lhs, rhs);
         float_div([lhs], [rhs]) -> FloatTensor => product(Product::Div, op!(float_div), lhs, rhs);
         float_matmul([lhs], [rhs]) -> FloatTensor => matmul(lhs, rhs);
-        float_neg([tensor]) -> FloatTensor => with_scalars(op!(float_neg), tensor, &[], &[Function::Neg], B::float_neg);
+        float_neg([tensor]) -> FloatTensor => negative(tensor);
         float_reshape([tensor], shape: Shape) -> FloatTensor => moved(op!(float_reshape), tensor, move |t| B::float_reshape(t, shape.clone()));
         float_add_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_add_scalar), lhs, rhs, Function::Plus(rhs.elem()), B::float_add_scalar);
         float_sub_scalar([lhs], {rhs}) -> FloatTensor => with_scalar(op!(float_sub_scalar), lhs, rhs, Function::Plus(-rhs.elem::<f64>()), B::float_sub_scalar);

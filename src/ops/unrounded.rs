@@ -76,8 +76,12 @@ pub(super) fn is_one_less<B: Backend, S: Side<B>>(
 /// One less a tensor, as Burn computes it with the number 1.
 pub(super) fn one_less<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
     let (op, plus) = (op!(float_add_scalar), Function::Plus(1.0));
-    let negative = with_scalars(op!(float_neg), tensor, &[], &[Function::Neg], B::float_neg);
-    with_scalar(op, negative, 1.into(), plus, B::float_add_scalar)
+    with_scalar(op, negative(tensor), 1.into(), plus, B::float_add_scalar)
+}
+
+/// The negative.
+pub(super) fn negative<B: Backend, S: Side<B>>(tensor: AmpTensor<B, S>) -> AmpTensor<B, S> {
+    with_scalars(op!(float_neg), tensor, &[], &[Function::Neg], B::float_neg)
 }
 
 /// The factors of a product, and how FP32 computes it, if one is a half tensor that it computes and the other is a mask, or
@@ -86,25 +90,18 @@ pub(super) fn masked<B: Backend, S: Side<B>>(
     lhs: AmpTensor<B, S>,
     rhs: AmpTensor<B, S>,
 ) -> ([AmpTensor<B, S>; 2], Option<Unrounded<B>>) {
-    let [is_lhs, is_rhs] = [&lhs, &rhs].map(|tensor| {
-        tensor.dtype() == DType::F32 && tensor.flags().contains(TensorFlags::CONSTANT)
-    });
-    let of = |tensor: &AmpTensor<B, S>, mask: &AmpTensor<B, S>| {
-        Some(tensor.unrounded()?.masked(mask.primitive.clone()))
+    let beside = |tensor: AmpTensor<B, S>, mask: &AmpTensor<B, S>| {
+        if mask.dtype() != DType::F32 || !mask.flags().contains(TensorFlags::CONSTANT) {
+            return (tensor, None);
+        }
+        let tensor = tensor.with_room(1);
+        let known = tensor.unrounded();
+        let masked = known.map(|known| known.masked(mask.primitive.clone()));
+        (tensor, masked)
     };
-    match (is_lhs, is_rhs) {
-        (true, false) => {
-            let rhs = rhs.with_room(1);
-            let unrounded = of(&rhs, &lhs);
-            ([lhs, rhs], unrounded)
-        }
-        (false, true) => {
-            let lhs = lhs.with_room(1);
-            let unrounded = of(&lhs, &rhs);
-            ([lhs, rhs], unrounded)
-        }
-        _ => ([lhs, rhs], None),
-    }
+    let (lhs, of_lhs) = beside(lhs, &rhs);
+    let (rhs, of_rhs) = beside(rhs, &lhs);
+    ([lhs, rhs], of_lhs.or(of_rhs))
 }
 
 /// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.

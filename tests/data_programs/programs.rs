@@ -47,7 +47,7 @@ pub fn of_bounds() -> Vec<OfBounds> {
         filled ignored odds bins kept_largest floored_twice halves capped
         guarded quotients thresholds box_areas ordinal_likelihood
         parts guarded_quotients peaks_of_data joined gated_twice remembered
-            by_hand masked perturbed]
+        by_hand masked perturbed]
 }
 
 /// The values that are further from the exact ones than half precision with this roundoff allows.

@@ -135,7 +135,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Case::InexactScalar => {
                 let first = self.operands[0];
                 let holds = |scalar: &f64| holds(first.dtype, *scalar);
-                // A comparison finds what was filled. A bound near 1 is no such scalar.
+                // A comparison finds what was filled, also behind a bound. A small bound is no scalar of a fill.
                 let is_large = |scalar: &f64| scalar.abs() >= 1.0;
                 let finds = first.has(TensorFlags::FILLED)
                     && self.scalars.iter().all(holds)
@@ -294,8 +294,8 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         self.operands.iter().all(holds).then_some(half)
     }
 
-    /// Whether a program begins to fill a table of zeros, from whose rows it may compute the next. A larger part of the table is
-    /// a tensor that is padded, and fewer rows add up fewer roundings. Where autodiff runs elsewhere, the gradient of a slice is such a table.
+    /// Whether a program begins to fill a table of zeros. It may compute each row from the row before. A write to more than a
+    /// small part of the zeros pads a tensor. Where autodiff runs elsewhere, the write may be the gradient of a slice.
     fn begins_table(&self) -> bool {
         self.op.effect == Effect::Assigns
             && self.operands[0].is_state()

@@ -98,7 +98,8 @@ pub enum Case {
     UnheldScalar,
     /// The half dtype that the operation takes or computes in does not hold a scalar exactly: the operation
     /// compares with the scalar, or its result may be the scalar. In bf16, 1 - 1e-6 would be 1. The user's own half
-    /// tensors stay half, and a tensor [filled](TensorFlags::FILLED) with a rounded scalar is compared in half, but bounded in FP32.
+    /// tensors stay half, and a tensor [filled](TensorFlags::FILLED) with a rounded scalar is compared in half. So it is
+    /// bounded, unless a bound lies between -1 and 1.
     InexactScalar,
     /// The device computes only contractions in half, and the operation is not a contraction.
     OnlyContracts,

@@ -116,25 +116,18 @@ pub(super) fn masked<B: Backend>(
     lhs: AmpTensor<B>,
     rhs: AmpTensor<B>,
 ) -> ([AmpTensor<B>; 2], Option<Unrounded<B>>) {
-    let [is_lhs, is_rhs] = [&lhs, &rhs].map(|tensor| {
-        tensor.dtype() == DType::F32 && tensor.flags().contains(TensorFlags::CONSTANT)
-    });
-    let of = |tensor: &AmpTensor<B>, mask: &AmpTensor<B>| {
-        Some(tensor.unrounded()?.masked(mask.primitive.clone()))
+    let beside = |tensor: AmpTensor<B>, mask: &AmpTensor<B>| {
+        if mask.dtype() != DType::F32 || !mask.flags().contains(TensorFlags::CONSTANT) {
+            return (tensor, None);
+        }
+        let tensor = with_room(op, tensor, 1);
+        let known = tensor.unrounded();
+        let masked = known.map(|known| known.masked(mask.primitive.clone()));
+        (tensor, masked)
     };
-    match (is_lhs, is_rhs) {
-        (true, false) => {
-            let rhs = with_room(op, rhs, 1);
-            let unrounded = of(&rhs, &lhs);
-            ([lhs, rhs], unrounded)
-        }
-        (false, true) => {
-            let lhs = with_room(op, lhs, 1);
-            let unrounded = of(&lhs, &rhs);
-            ([lhs, rhs], unrounded)
-        }
-        _ => ([lhs, rhs], None),
-    }
+    let (lhs, of_lhs) = beside(lhs, &rhs);
+    let (rhs, of_rhs) = beside(rhs, &lhs);
+    ([lhs, rhs], of_lhs.or(of_rhs))
 }
 
 /// Two half sigmoids, or what was computed of them, in FP32. As a factor of a half tensor, a sum follows half.
