@@ -5,7 +5,7 @@ mod common;
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn::tensor::activation::sigmoid;
-use burn_amp::{AmpAutodiff, AmpConfig, LossScaleConfig, Precision, with_precision};
+use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
 
 use common::{Inner, activation, halves};
 
@@ -22,36 +22,34 @@ fn data(tensor: Tensor<B, 2>) -> Vec<f32> {
     tensor.into_data().to_vec().unwrap()
 }
 
-fn unscaled(precision: Precision) {
-    let config = AmpConfig::new().with_precision(precision);
-    let config = match precision.scales_loss() {
-        true => config.with_loss_scale(LossScaleConfig::Fixed(1.0)),
-        false => config,
-    };
-    config.apply::<B>(&Default::default()).unwrap();
+/// Runs `f` in a precision, without a scale of the loss. The device, which other tests use, stays as it is.
+fn unscaled(precision: Precision, f: impl FnOnce()) {
+    let scaler = GradScaler::new(LossScaleConfig::Fixed(1.0)).unwrap();
+    scaler.scope(|| with_precision(precision, f));
 }
 
 /// A public segmentation program: in bf16, 1 - 1e-6 is 1, and the gradient was 0 times minus infinity.
 #[test]
 fn a_guarded_logarithm_is_finite() {
     for precision in [vec![Precision::F32], halves()].concat() {
-        unscaled(precision);
-        let device = Default::default();
-        let x = Tensor::<B, 2>::from_data([[9.0, -0.5]], &device).require_grad();
-        let layer = Tensor::<B, 2>::eye(2, &device).require_grad();
-        let tiny = 1e-6;
-        let p = sigmoid(x.clone().matmul(layer)).clamp(tiny, 1.0 - tiny);
-        assert_eq!(p.dtype(), DType::F32, "{precision}");
-        let target = Tensor::<B, 2>::from_data([[1.0, 0.0]], &device);
-        let rest = (target.ones_like() - target) * (p.ones_like() - p).log();
-        let grads = rest.sum().neg().backward();
-        let grad = data(Tensor::from_inner(x.grad(&grads).unwrap()));
-        // The gradient of the second is its sigmoid.
-        let second = 1.0 / (1.0 + 0.5f32.exp());
-        assert!(
-            grad[0] == 0.0 && (grad[1] / second - 1.0).abs() < 0.02,
-            "{precision}: {grad:?}"
-        );
+        unscaled(precision, || {
+            let device = Default::default();
+            let x = Tensor::<B, 2>::from_data([[9.0, -0.5]], &device).require_grad();
+            let layer = Tensor::<B, 2>::eye(2, &device).require_grad();
+            let tiny = 1e-6;
+            let p = sigmoid(x.clone().matmul(layer)).clamp(tiny, 1.0 - tiny);
+            assert_eq!(p.dtype(), DType::F32, "{precision}");
+            let target = Tensor::<B, 2>::from_data([[1.0, 0.0]], &device);
+            let rest = (target.ones_like() - target) * (p.ones_like() - p).log();
+            let grads = rest.sum().neg().backward();
+            let grad = data(Tensor::from_inner(x.grad(&grads).unwrap()));
+            // The gradient of the second is its sigmoid.
+            let second = 1.0 / (1.0 + 0.5f32.exp());
+            assert!(
+                grad[0] == 0.0 && (grad[1] / second - 1.0).abs() < 0.02,
+                "{precision}: {grad:?}"
+            );
+        });
     }
 }
 
@@ -107,13 +105,14 @@ fn a_bound_of_what_was_filled_is_not_rounded() {
 #[test]
 fn what_requires_no_gradient_has_none() {
     for precision in halves() {
-        unscaled(precision);
-        let w = Tensor::<B, 2>::from_data([[0.0]], &Default::default()).require_grad();
-        let z = activation(Tensor::<B, 2>::ones([1, 1], &Default::default())).matmul(w.clone());
-        let teacher = sigmoid(z.clone()).set_require_grad(false);
-        let grads = (teacher.log() + z).sum().backward();
-        let grad = data(Tensor::from_inner(w.grad(&grads).unwrap()));
-        assert_eq!(grad, [1.0], "{precision}");
+        unscaled(precision, || {
+            let w = Tensor::<B, 2>::from_data([[0.0]], &Default::default()).require_grad();
+            let z = activation(Tensor::<B, 2>::ones([1, 1], &Default::default())).matmul(w.clone());
+            let teacher = sigmoid(z.clone()).set_require_grad(false);
+            let grads = (teacher.log() + z).sum().backward();
+            let grad = data(Tensor::from_inner(w.grad(&grads).unwrap()));
+            assert_eq!(grad, [1.0], "{precision}");
+        });
     }
 }
 
@@ -121,15 +120,16 @@ fn what_requires_no_gradient_has_none() {
 #[test]
 fn a_factor_of_random_numbers_is_its_gradient() {
     for precision in halves() {
-        unscaled(precision);
-        let like = half([0.5; 64]);
-        let noise = like.random_like(burn::tensor::Distribution::Normal(0.0, 1.0));
-        let noise = noise.cast(DType::F32);
-        let std = Tensor::<B, 2>::ones([1, 64], &Default::default()).require_grad();
-        let product = noise * std.clone();
-        let grads = product.clone().sum().backward();
-        let grad = data(Tensor::from_inner(std.grad(&grads).unwrap()));
-        assert_eq!(grad, data(product), "{precision}");
+        unscaled(precision, || {
+            let like = half([0.5; 64]);
+            let noise = like.random_like(burn::tensor::Distribution::Normal(0.0, 1.0));
+            let noise = noise.cast(DType::F32);
+            let std = Tensor::<B, 2>::ones([1, 64], &Default::default()).require_grad();
+            let product = noise * std.clone();
+            let grads = product.clone().sum().backward();
+            let grad = data(Tensor::from_inner(std.grad(&grads).unwrap()));
+            assert_eq!(grad, data(product), "{precision}");
+        });
     }
 }
 
