@@ -10,8 +10,9 @@
 //!
 //! This crate is for Burn 0.21, from Rust 1.92; for later versions of Burn there is `burn-amp-device`.
 //!
-//! Contractions run in bf16 or f16, sensitive operations run in FP32, and parameters, gradients and
-//! files stay FP32. In f16 the loss is scaled, and a step whose gradients overflow is skipped.
+//! Matrix products, convolutions and attention (contractions) run in bf16 or f16 if a parameter takes part, or
+//! something computed from one; products of data stay FP32. Sensitive operations run in FP32, and parameters,
+//! gradients and files stay FP32. In f16 the loss is scaled, and a step whose gradients overflow is skipped.
 //!
 //! - [`Precision`] and [`AmpConfig`]: the precision of a device; [`with_precision`] and
 //!   [`full_precision`]: the precision of a piece of code.

@@ -42,9 +42,10 @@ pub use burn_amp_core::{
 };
 #[cfg(feature = "remote")]
 pub use client::connect;
+pub use device::OpCasts;
 #[doc(hidden)]
 pub use device::configure;
-pub use device::{OpCasts, precision_of};
+
 pub use diagnostics::AmpReport;
 pub use error::Error;
 pub use local::*;

@@ -5,7 +5,7 @@ include!("../src/burn.rs");
 mod common;
 
 use burn_amp_device::policy::{Class, OpPrecision};
-use burn_amp_device::{AmpReport, Precision, configure, policy, precision_of};
+use burn_amp_device::{AmpReport, Precision, configure, policy};
 use burn_backend::ops::{ConvOptions, FloatTensorOps, ModuleOps};
 use burn_backend::{Backend, DType, FloatDType};
 use burn_dispatch::{backends::Flex, devices::FlexDevice};
@@ -16,7 +16,7 @@ fn configure_returns_the_precision_in_force() {
     let _alone = on(Precision::F16);
     for precision in [Precision::F16, Precision::Bf16, Precision::F32] {
         assert_eq!(configure::<Flex>(&FlexDevice, precision), Ok(precision));
-        assert_eq!(precision_of::<Flex>(&FlexDevice), precision);
+        assert_eq!(AmpReport::of::<Flex>(&FlexDevice).precision, precision);
     }
     // Flex computes in the half dtypes, and accelerates none of them.
     assert_eq!(

@@ -191,12 +191,13 @@ impl AmpConfig {
     /// Sets whether an operation that overflows f16 at any loss scale computes in FP32 from then on. Default on. Without
     /// it, as in PyTorch, every step of such a run is skipped: a loss scale mends gradients, and no forward pass.
     ///
-    /// With a dynamic loss scale alone. After a step whose loss is not finite, after a scale that has fallen by 2^6
-    /// since it last grew, the next step is watched as by [anomaly detection](Self::with_anomaly_detection), at its
-    /// cost. On Flex and LibTorch so are the first 32 calls of each operation after 8, 64, 512, .. steps. An operation
+    /// With a dynamic loss scale alone. After a step whose loss is not finite, and after an overflow at a scale that has
+    /// fallen by 2^6, or to its minimum, since it last grew, the next passes are watched as by [anomaly
+    /// detection](Self::with_anomaly_detection), at its cost: 1 pass, then 2, 4, .. 32. On Flex and LibTorch so are the first 32 calls of each operation after 8, 64, 512, .. steps. An operation
     /// whose finite operands give a result that is not finite becomes an [exception](crate::exceptions()) of the
     /// device: its calls that sum as many products, or have the same last dimension, run in FP32; after a second such
-    /// number, all of its calls. So does one whose gradient overflows down to a scale of 16. What is not finite in FP32
+    /// number, all of its calls. So does one whose gradient alone overflows, after 8 such steps at a scale of 16 or less, or at
+    /// the minimum scale. What is not finite in FP32
     /// either is the program's own, and such steps are skipped as before. The passes of a loss are watched on its
     /// device.
     pub fn with_overflow_fallback(mut self, overflow_fallback: bool) -> Self {

@@ -81,8 +81,9 @@ pub struct AmpReport {
     /// Contractions that stayed FP32 because nothing learned took part, since the device was configured. See
     /// [`AmpConfig::with_data_in_half`](crate::AmpConfig::with_data_in_half).
     pub contractions_of_data: u64,
-    /// How often a check of gradients or losses was read back since the device was configured. The
-    /// host waits for the device at each read-back.
+    /// How often burn-amp itself read values back since the device was configured: to check gradients and losses, to
+    /// compare kernels, and for anomaly detection. The host waits for the device each time. Reads of the program, and
+    /// of a trainer's losses, are not counted.
     pub read_backs: u64,
 }
 

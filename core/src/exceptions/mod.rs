@@ -357,8 +357,8 @@ impl Exceptions {
         self.keep();
     }
 
-    /// Whether nothing is tried any more: an operation that is not known yet computes as the policy's table says, and
-    /// one that overflows does so again. A configuration still changes operations.
+    /// `true` keeps what is known and finds nothing new: no operation is tried or compared, and one that overflows stays
+    /// half. `false`, the default, goes on. A configuration still changes operations.
     pub fn freeze(&self, freeze: bool) {
         self.is_frozen.store(freeze, Ordering::Relaxed);
     }

@@ -466,7 +466,8 @@ macro_rules! scaler_handle {
             }
 
             /// The result of the last step, from `step` on; `None` before the first step. Before `update`, a step
-            /// of several optimizers is as far as it is known. Where nothing is scaled, no step is recorded.
+            /// of several optimizers is as far as it is known. Where gradients are not checked, no step is recorded: in bf16 and
+            /// FP32, unless `AmpConfig::with_finite_check` of burn-amp is on.
             pub fn last_step(&self) -> Option<$crate::LastStep> {
                 self.shared.last_step()
             }

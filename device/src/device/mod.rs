@@ -51,12 +51,6 @@ pub fn configure<B: Backend>(
     Ok(in_force.precision)
 }
 
-/// The precision in force on a device of `B`, the backend inside [`Amp<B>`](crate::Amp): never
-/// [`Auto`](Precision::Auto).
-pub fn precision_of<B: Backend>(device: &B::Device) -> Precision {
-    DeviceState::of::<B>(device).in_force::<B>(device).precision
-}
-
 /// The backend's name and the device.
 pub(crate) fn name<B: Backend>(device: &B::Device) -> String {
     format!("{} on {device:?}", B::name(device))

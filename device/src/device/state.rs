@@ -158,7 +158,7 @@ mod tests {
     use burn_dispatch::{backends::Flex, devices::FlexDevice};
 
     use super::*;
-    use crate::{Amp, configure, precision_of};
+    use crate::{Amp, AmpReport, configure};
 
     #[test]
     fn a_precision_that_the_device_lacks_leaves_it_unchanged() {
@@ -181,6 +181,9 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!(precision_of::<Alone>(&FlexDevice), Precision::F32);
+        assert_eq!(
+            AmpReport::of::<Alone>(&FlexDevice).precision,
+            Precision::F32
+        );
     }
 }

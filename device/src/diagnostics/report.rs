@@ -9,21 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{self, DeviceState, OpCasts};
 
-/// A snapshot of a device's precision, casts and trials. `Display` prints a short table; serde keeps every
-/// field.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/burn.rs"));
-/// # fn main() -> Result<(), burn_amp_device::AmpError> {
-/// use burn_amp_device::{AmpReport, Precision, configure};
-/// use burn_dispatch::{backends::Flex, devices::FlexDevice};
-///
-/// configure::<Flex>(&FlexDevice, Precision::F16)?;
-/// let report = AmpReport::of::<Flex>(&FlexDevice);
-/// assert!(report.to_string().contains("precision   f16: asked for"));
-/// # Ok(())
-/// # }
-/// ```
+/// A snapshot of a device's precision, casts and trials: see [`of_device`](Self::of_device). `Display` prints a short
+/// table; serde keeps every field.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AmpReport {
@@ -45,6 +32,7 @@ const SHOWN: usize = 8;
 
 impl AmpReport {
     /// The report of a device of `B`, the backend inside [`Amp<B>`](crate::Amp).
+    #[doc(hidden)]
     pub fn of<B: Backend>(device: &B::Device) -> Self {
         let in_force = DeviceState::of::<B>(device).in_force::<B>(device);
         Self::in_force::<B>(device, in_force)
