@@ -754,15 +754,22 @@ fn a_part_of_the_gradients_may_be_unscaled_before_the_step() {
     assert_eq!(all(&optimizer, &model), expected);
 }
 
-/// Whether a step is taken with the gradients of a first loss, which are unscaled, and of a second.
-fn is_taken_with<B: AutodiffBackend>(second: impl Fn(&Net<B>) -> Tensor<B, 1>) -> bool {
+/// Whether a step is taken with the gradients of a first loss, which are unscaled, and of a second, which is scaled
+/// before them or after.
+fn is_taken_with<B: AutodiffBackend>(
+    scaled_before: bool,
+    second: impl Fn(&Net<B>) -> Tensor<B, 1>,
+) -> bool {
     let (scaler, mut optimizer, model) = (scaler(1024.0), adam(), Net::<B>::new());
     let before = all(&optimizer, &model);
     let mut window = GradientsAccumulator::new();
-    let mut grads = scaler.backward(model.loss(), &model);
+    let backward = |loss: Tensor<B, 1>| GradientsParams::from_grads(loss.backward(), &model);
+    let scaled = || scaler.scale(second(&model));
+    let before_them = scaled_before.then(scaled);
+    let mut grads = backward(scaler.scale(model.loss()));
     scaler.unscale(&model, &mut grads).unwrap();
     window.accumulate(&model, grads);
-    window.accumulate(&model, scaler.backward(second(&model), &model));
+    window.accumulate(&model, backward(before_them.unwrap_or_else(scaled)));
     let (model, taken) = unwrapped(scaler.step(&mut optimizer, 1e-2, model, window.grads()));
     scaler.update().unwrap();
     assert_eq!(all(&optimizer, &model) != before, taken);
@@ -774,14 +781,16 @@ fn is_taken_with<B: AutodiffBackend>(second: impl Fn(&Net<B>) -> Tensor<B, 1>) -
 #[test]
 fn gradients_that_are_added_after_unscale_are_checked_again() {
     with_precision(Precision::F16, || {
-        assert!(is_taken_with::<A>(Net::loss));
-        assert!(!is_taken_with::<A>(Net::planted_loss));
-        assert!(!is_taken_with::<A>(|model| model.loss() * 1e7));
-        assert!(!is_taken_with::<A>(|model| model.loss() * f32::NAN));
+        for before in [false, true] {
+            assert!(is_taken_with::<A>(before, Net::loss));
+            assert!(!is_taken_with::<A>(before, Net::planted_loss));
+            assert!(!is_taken_with::<A>(before, |model| model.loss() * 1e7));
+            assert!(!is_taken_with::<A>(before, |model| model.loss() * f32::NAN));
+        }
     });
-    assert!(is_taken_with::<Plain>(Net::loss));
-    assert!(!is_taken_with::<Plain>(Net::planted_loss));
-    assert!(!is_taken_with::<Plain>(|model| model.loss() * f32::NAN));
+    assert!(is_taken_with::<Plain>(false, Net::loss));
+    assert!(!is_taken_with::<Plain>(false, Net::planted_loss));
+    assert!(!is_taken_with::<Plain>(false, |model| model.loss() * f32::NAN));
 }
 
 /// A generator and a discriminator, each with an optimizer and a scaler. `overflows` selects, for each

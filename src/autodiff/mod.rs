@@ -43,6 +43,8 @@ use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::{Mode, is_half};
 use crate::precision::{half_wanted, in_kernel};
 use crate::scaler;
+#[cfg(feature = "train")]
+use crate::scaler::is_in_loop;
 #[cfg(feature = "distributed")]
 use crate::tensor::Side;
 use crate::tensor::{Above, Node, TensorFlags};
@@ -279,6 +281,12 @@ fn pass<B: AutodiffInner, C: CheckpointStrategy>(
         scaler.shared.listen(fallback);
     }
     match explicit {
+        // In the `TrainStep` of a `Learner`, whose loop takes no step of a protocol.
+        #[cfg(feature = "train")]
+        Some(scaled) if is_in_loop() => {
+            let scale = scales.then_some(scaled.scale);
+            checked_backward::<B, C>(loss, &scaler, scale)
+        }
         #[cfg(feature = "train")]
         Some(scaled) => {
             let value = AmpAutodiff::<B, C>::inner(loss.clone());

@@ -164,14 +164,20 @@ impl GradScaler {
         })
     }
 
-    /// Whether a training loop has this scaler in force here: its passes scale their loss, and check it.
-    pub(crate) fn is_of_loop(&self) -> bool {
-        IN_SCOPE.with_borrow(|scopes| {
-            let innermost = scopes[precision::scopes()].last();
-            innermost
-                .is_some_and(|scope| scope.passes.is_some() && scope.scaler.shared.is(&self.shared))
-        })
+    /// Whether this scaler is in force here: that of the innermost scope.
+    pub(crate) fn is_in_force(&self) -> bool {
+        in_scope().is_some_and(|scaler| scaler.shared.is(&self.shared))
     }
+}
+
+/// Whether a training loop runs here, as in the `TrainStep` of a `Learner`: each backward pass checks its gradients, and
+/// the loop takes the step if all of them are finite.
+#[cfg(feature = "train")]
+pub(crate) fn is_in_loop() -> bool {
+    IN_SCOPE.with_borrow(|scopes| {
+        let mut scopes = scopes[precision::scopes()].iter();
+        scopes.any(|scope| scope.passes.is_some())
+    })
 }
 
 fn within<T>(scope: InScope, f: impl FnOnce() -> T) -> T {

@@ -15,7 +15,7 @@ use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
 use crate::policy::Mode;
 use crate::precision::in_step;
-use crate::scaler::ScaledLoss;
+use crate::scaler::{ScaledLoss, is_in_loop};
 use crate::{AmpError, GradScaler, LastStep, Precision, Transition, full_precision};
 
 impl GradScaler {
@@ -41,22 +41,28 @@ impl GradScaler {
     /// - On an `AmpAutodiff` with a checkpointing strategy that is not one of Burn's.
     /// - With every 1,000th loss of one step, where [`unscale`](GradScaler::unscale) panics.
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
-        if is_amp::<B>() && self.is_of_loop() {
-            // In the `TrainStep` of a `Learner`, whose loop has this scaler in force.
-            return loss;
-        }
         let device = loss.device();
+        let marked = |loss: Tensor<B, D>, scale| {
+            let scaler = self.clone();
+            let mut loss = loss.into_primitive().tensor();
+            set_scaled::<B>(&mut loss, ScaledLoss { scaler, scale })
+                .expect("an AmpAutodiff with one of Burn's checkpointing strategies");
+            Tensor::from_primitive(TensorPrimitive::Float(loss))
+        };
+        if is_amp::<B>() && is_in_loop() {
+            // In the `TrainStep` of a `Learner`: no step of this protocol, which the loop would not take.
+            return match self.is_in_force() {
+                true => loss,
+                false => marked(loss, self.state().scale()),
+            };
+        }
         // One scale for the whole accumulation window, even if the scale is set within it.
         let (_, scale) = self.shared.count_loss();
         if self.shared.has_many_losses() {
             self.read_losses();
         }
         if is_amp::<B>() {
-            let scaler = self.clone();
-            let mut loss = loss.into_primitive().tensor();
-            set_scaled::<B>(&mut loss, ScaledLoss { scaler, scale })
-                .expect("an AmpAutodiff with one of Burn's checkpointing strategies");
-            return Tensor::from_primitive(TensorPrimitive::Float(loss));
+            return marked(loss, scale);
         }
         if !self.state().is_enabled() {
             return loss;
@@ -122,6 +128,12 @@ impl GradScaler {
     /// and each keeps its shape, dtype and device. Costs the step's one read-back, plus a second
     /// one after an overflow. The counterpart of PyTorch's `GradScaler.unscale_`.
     ///
+    /// What [`step`](GradScaler::step) is given has to be what was unscaled, or its sum with the gradients of later backward passes: the
+    /// gradients of an earlier pass that is added afterwards are not checked.
+    ///
+    /// In the `TrainStep` of a `Learner` with `.to_fp16()` or `.with_amp(..)`, gradients are unscaled and checked already: nothing
+    /// is done.
+    ///
     /// # Errors
     ///
     /// - [`AmpError::NothingScaled`] when no loss was scaled since the last update.
@@ -140,6 +152,9 @@ impl GradScaler {
         model: &M,
         grads: &mut GradientsParams,
     ) -> Result<(), AmpError> {
+        if is_amp::<B>() && is_in_loop() {
+            return Ok(());
+        }
         let found = gradients::found::<B, M>(model, grads);
         let given = grads.len();
         self.shared

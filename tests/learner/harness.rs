@@ -28,7 +28,7 @@ use burn::train::{
     InferenceStep, LearningComponentsMarker, RegressionOutput, SupervisedTraining, TrainOutput,
     TrainStep,
 };
-use burn_amp::{AmpAutodiff, GradScaler};
+use burn_amp::{AmpAutodiff, GradScaler, clip_grad_norm};
 
 use crate::common::mlp::{Mlp, numbers};
 
@@ -109,10 +109,14 @@ pub enum By {
     Backward,
     /// With the scaler of its device, as burn-amp-device wants it.
     Scaled,
+    /// With a scaler of its own.
+    ScaledBy(GradScaler),
     /// With a scaler of its own in force.
     Scope(GradScaler),
     /// With a term of the loss that is beyond f16, and small.
     Beyond,
+    /// Clips to this norm, with the scaler of its device, as a loop of its own does.
+    Clipped(f32),
     /// Panics on the device of this name.
     Panic(String),
 }
@@ -134,11 +138,12 @@ impl<B: Backend> Model<B> {
         B: AutodiffBackend,
     {
         match &self.by {
-            By::Backward | By::Beyond => loss.backward(),
+            By::Backward | By::Beyond | By::Clipped(_) => loss.backward(),
             By::Scaled => {
                 let scaler = GradScaler::of::<B>(&loss.device());
                 scaler.scale(loss).backward()
             }
+            By::ScaledBy(scaler) => scaler.scale(loss).backward(),
             By::Scope(scaler) => scaler.scope(|| loss.backward()),
             By::Panic(on) => {
                 assert_ne!(format!("{:?}", loss.device()), *on, "planted");
@@ -174,6 +179,16 @@ impl<B: AutodiffBackend> TrainStep for Model<B> {
             }
             _ => loss,
         };
+        if let By::Clipped(norm) = self.by {
+            let scaler = GradScaler::of::<B>(&loss.device());
+            let mut grads = GradientsParams::from_grads(scaler.scale(loss).backward(), self);
+            scaler.unscale(self, &mut grads).unwrap();
+            clip_grad_norm(self, &mut grads, norm).unwrap();
+            return TrainOutput {
+                grads,
+                item: output,
+            };
+        }
         TrainOutput::new(self, self.backward(loss), output)
     }
 }

@@ -189,12 +189,14 @@ fn a_window_is_taken_whole_or_not_at_all() {
 #[test]
 fn a_step_is_whole_however_its_passes_scale_their_losses() {
     let _alone = alone();
-    for own in [false, true] {
-        let mine = GradScaler::new(LossScaleConfig::default()).unwrap();
-        let by = match own {
-            false => By::Scaled,
-            true => By::Scope(mine.clone()),
-        };
+    let mine = || GradScaler::new(LossScaleConfig::default()).unwrap();
+    let [first, second] = [mine(), mine()];
+    for (by, own) in [
+        (By::Scaled, None),
+        (By::Scope(first.clone()), Some(first)),
+        (By::ScaledBy(second.clone()), Some(second)),
+    ] {
+        let case = format!("{by:?}");
         let spy = Spy::new(sgd());
         let steps = spy.steps();
         let training: Training<A, f64, Spy<Sgd>> = training(&folder("launch-by"), samples(9, &[4]));
@@ -203,16 +205,48 @@ fn a_step_is_whole_however_its_passes_scale_their_losses() {
             .to_fp16()
             .launch(Learner::new(Model::by(by), spy, 0.1))
             .unwrap();
-        assert_eq!(steps.all().len(), 2, "of three windows, own: {own}");
+        assert_eq!(steps.all().len(), 2, "of three windows, {case}");
         let devices = GradScaler::of::<A>(&Default::default());
         let counts = |scaler: &GradScaler| (scaler.taken_steps(), scaler.skipped_steps());
         // A scaler of the step's own decides pass by pass.
-        let expected = if own {
-            [(0, 0), (8, 1)]
-        } else {
-            [(2, 1), (0, 0)]
-        };
-        assert_eq!([counts(&devices), counts(&mine)], expected, "own: {own}");
+        match &own {
+            Some(own) => assert_eq!([counts(&devices), counts(own)], [(0, 0), (8, 1)], "{case}"),
+            None => assert_eq!(counts(&devices), (2, 1), "{case}"),
+        }
+    }
+}
+
+/// The scaler of the device is then not the training's.
+#[test]
+fn a_step_that_scales_with_its_device_is_checked_in_a_scope_too() {
+    let _alone = alone();
+    let mine = GradScaler::new(LossScaleConfig::default()).unwrap();
+    let spy = Spy::new(sgd());
+    let steps = spy.steps();
+    let training: Training<A, f64, Spy<Sgd>> = training(&folder("launch-two"), samples(5, &[2]));
+    let learner = Learner::new(Model::by(By::Scaled), spy, 0.1);
+    mine.scope(|| training.to_fp16().launch(learner)).unwrap();
+    assert_eq!(steps.all().len(), 4, "of five");
+    let devices = GradScaler::of::<A>(&Default::default());
+    assert_eq!((devices.taken_steps(), devices.skipped_steps()), (4, 1));
+}
+
+/// The lines of the explicit protocol in a `TrainStep`: the loop has scaled, and checks.
+#[test]
+fn a_step_may_clip_as_a_loop_of_its_own_does() {
+    let _alone = alone();
+    for skipped in [&[][..], &[2]] {
+        let spy = Spy::new(sgd());
+        let steps = spy.steps();
+        let training: Training<A, f64, Spy<Sgd>> =
+            training(&folder("launch-clip"), samples(5, skipped));
+        let learner = Learner::new(Model::by(By::Clipped(1e-3)), spy, 0.1);
+        let before = loss_of(&learner.model());
+        let learned = training.to_fp16().launch(learner).unwrap();
+        assert_eq!(steps.all().len(), 5 - skipped.len());
+        // So little as the norm allows.
+        let change = (loss_of(&learned.model) / before - 1.0).abs();
+        assert!(change > 0.0 && change < 1e-2, "{change}");
     }
 }
 

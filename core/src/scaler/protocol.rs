@@ -28,7 +28,7 @@ pub(super) const MANY_LOSSES: u32 = 1000;
 /// step(grads):      NothingScaled, ForeignGradients as above
 ///                   AlreadyStepped    if one of them is
 ///                   unscale those that are left
-///                   check those again that were unscaled before the last loss, which may be in them
+///                   check those again that were unscaled before the last loss's backward pass, which may be in them
 ///                   take the step if every loss and each finite[id] of these is finite
 /// update():         NothingStepped    if there was no step
 ///                   if gradients were checked, update the scaler with
@@ -47,6 +47,8 @@ pub struct PendingStep<L> {
     losses_given: u32,
     /// The scale of these losses, where they are scaled. Set by the first loss.
     scale: Option<f32>,
+    /// How many of these losses were scaled or are checked, as far as their backward passes ran.
+    passes: u32,
     /// Whether any loss was scaled. If so, the gradients of the step are checked.
     scaled: bool,
     /// Whether the gradients of the step are checked though no loss was scaled.
@@ -72,8 +74,8 @@ pub struct PendingStep<L> {
 struct Checked {
     /// Whether it is finite, here and on all replicas.
     finite: bool,
-    /// How many losses had been given.
-    losses: u32,
+    /// How many backward passes had run.
+    passes: u32,
     /// Where it stands in `parameters`.
     named: usize,
 }
@@ -85,7 +87,7 @@ pub struct ToCheck<'a> {
     pub scale: f32,
     /// To unscale and to check.
     pub left: Vec<&'a Parameter>,
-    /// To check again: they were unscaled before the last loss.
+    /// To check again: they were unscaled before the last backward pass.
     pub again: Vec<&'a Parameter>,
 }
 
@@ -126,14 +128,16 @@ impl<L: Default> PendingStep<L> {
         (self.factor().is_some() && given.is_multiple_of(MANY_LOSSES)).then_some(given)
     }
 
-    /// Notes that a loss was multiplied by the scale.
+    /// Notes that a loss was multiplied by the scale: in its backward pass, or before it.
     pub fn set_scaled(&mut self) {
         self.scaled = true;
+        self.passes = self.passes.saturating_add(1);
     }
 
-    /// Notes that the gradients are checked where no loss is scaled.
+    /// Notes that the gradients are checked where no loss is scaled, as [`set_scaled`](PendingStep::set_scaled).
     pub fn set_checked(&mut self) {
         self.checked = true;
+        self.passes = self.passes.saturating_add(1);
     }
 
     /// Whether a loss was multiplied by the scale.
@@ -214,7 +218,7 @@ impl<L: Default> PendingStep<L> {
     pub fn to_check<'a>(&self, parameters: &'a [Parameter]) -> Option<ToCheck<'a>> {
         let is_checked = |(id, _): &&Parameter| self.finite.contains_key(id);
         let (checked, left): (Vec<_>, Vec<_>) = parameters.iter().partition(is_checked);
-        let is_older = |(id, _): &&Parameter| self.finite[id].losses < self.losses_given;
+        let is_older = |(id, _): &&Parameter| self.finite[id].passes < self.passes;
         let again: Vec<_> = checked.into_iter().filter(is_older).collect();
         self.factor()
             .filter(|_| !left.is_empty() || !again.is_empty())
@@ -245,12 +249,12 @@ impl<L: Default> PendingStep<L> {
                 self.parameters.push((path.clone(), finite));
                 Checked {
                     finite: true,
-                    losses: 0,
+                    passes: 0,
                     named: self.parameters.len() - 1,
                 }
             });
             checked.finite &= finite && !elsewhere;
-            checked.losses = self.losses_given;
+            checked.passes = self.passes;
             self.parameters[checked.named].1 &= finite;
         }
     }
@@ -439,12 +443,14 @@ mod tests {
         );
     }
 
-    /// Their loop may have added that loss's gradients.
+    /// Their loop may have added that pass's gradients.
     #[test]
-    fn gradients_that_were_unscaled_before_the_last_loss_are_checked_again() {
+    fn gradients_that_were_unscaled_before_the_last_pass_are_checked_again() {
         let (mut step, all) = (scaled(), model([1, 2]));
+        step.scale(&fixed(8.0)); // its backward pass runs later
         unscale(&mut step, &all[..1], &[true, true]);
-        step.scale(&fixed(8.0));
+        assert!(step.to_check(&all[..1]).is_none());
+        step.set_scaled();
         let to_check = step.to_check(&all).unwrap();
         assert_eq!(
             (to_check.left, to_check.again),
