@@ -58,6 +58,17 @@ pub enum Error {
         most: usize,
     },
 
+    /// A device on which several workers of one training would scale their losses.
+    #[cfg(feature = "train")]
+    #[error(
+        "{device} was given to `with_devices` more than once: expected different devices where losses are scaled. Give it \
+         once, and add up the gradients of several batches with `grads_accumulation`"
+    )]
+    RepeatedDevice {
+        /// The device that was given.
+        device: String,
+    },
+
     /// A weight that its device cannot store in half.
     #[error(
         "the weight {parameter} is on {device}: expected a device of burn-amp-device in {precision}, \

@@ -346,6 +346,26 @@ fn on_two(name: &str, optim: MultiDeviceOptim, halves: &[f32]) -> f32 {
     weight(&result)
 }
 
+/// Both workers would scale their losses with one scaler.
+#[test]
+fn a_device_that_is_given_twice_is_an_error_in_f16() {
+    let _alone = alone();
+    for (precision, is_refused) in [(Precision::F16, true), (Precision::Bf16, false)] {
+        let device = flex(precision).unwrap().autodiff();
+        let launched = training("twice", &[0.25, 0.25])
+            .with_amp()
+            .with_devices([device.clone(), device], MultiDeviceOptim::OptimMainDevice)
+            .launch(learner());
+        match launched {
+            Err(Error::RepeatedDevice { device }) => {
+                assert!(is_refused && device.contains("in f16"), "{device}");
+            }
+            Err(error) => panic!("{error}"),
+            Ok(_) => assert!(!is_refused),
+        }
+    }
+}
+
 #[test]
 fn several_devices_step_together_or_not_at_all() {
     let _alone = alone();

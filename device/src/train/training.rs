@@ -176,7 +176,8 @@ impl<M: LearnerModel> AmpTraining<M> {
     ///
     /// - the errors of [`mixed_precision`], when a device does not support the precision;
     /// - [`AmpError::LossScaleWithoutF16`] when a loss scale is given, and no loss is scaled;
-    /// - [`AmpError::InvalidLossScale`] when a setting of the loss scale is out of its range.
+    /// - [`AmpError::InvalidLossScale`] when a setting of the loss scale is out of its range;
+    /// - [`Error::RepeatedDevice`] when a device is given twice, and losses are scaled.
     ///
     /// After a step. The model is then lost, except for its checkpoints:
     ///
@@ -215,10 +216,18 @@ impl<M: LearnerModel> AmpTraining<M> {
             }
         }
 
+        let scales = scaled.iter().any(|scaler| scaler.state().is_enabled());
+        let is_repeated =
+            |&i: &usize| GradScaler::scales_on(&devices[i]) && devices[..i].contains(&devices[i]);
+        if scales && let Some(repeated) = (0..devices.len()).find(is_repeated) {
+            let device = local::described(&devices[repeated]);
+            return Err(Error::RepeatedDevice { device });
+        }
+
         let metrics = ItemMetrics::new(&devices[0]);
         let shown = metrics.queues();
         let mut training = self.training;
-        if scaled.iter().any(|scaler| scaler.state().is_enabled()) {
+        if scales {
             training = training
                 .metric_train_numeric(metrics.scale)
                 .metric_train_numeric(metrics.skipped);
