@@ -109,8 +109,8 @@ pub enum By {
     Backward,
     /// With the scaler of its device, as burn-amp-device wants it.
     Scaled,
-    /// With a scaler of its own.
-    ScaledBy(GradScaler),
+    /// With a scaler of its own, as the explicit protocol has it.
+    Own(GradScaler),
     /// With a scaler of its own in force.
     Scope(GradScaler),
     /// With a term of the loss that is beyond f16, and small.
@@ -143,7 +143,7 @@ impl<B: Backend> Model<B> {
                 let scaler = GradScaler::of::<B>(&loss.device());
                 scaler.scale(loss).backward()
             }
-            By::ScaledBy(scaler) => scaler.scale(loss).backward(),
+            By::Own(scaler) => scaler.scale(loss).backward(),
             By::Scope(scaler) => scaler.scope(|| loss.backward()),
             By::Panic(on) => {
                 assert_ne!(format!("{:?}", loss.device()), *on, "planted");

@@ -194,7 +194,7 @@ fn a_step_is_whole_however_its_passes_scale_their_losses() {
     for (by, own) in [
         (By::Scaled, None),
         (By::Scope(first.clone()), Some(first)),
-        (By::ScaledBy(second.clone()), Some(second)),
+        (By::Own(second.clone()), Some(second)),
     ] {
         let case = format!("{by:?}");
         let spy = Spy::new(sgd());
