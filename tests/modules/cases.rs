@@ -1,6 +1,7 @@
 //! A case, and the comparison of its results on two backends. Independent of the release of Burn.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use burn_amp::Precision;
 
@@ -69,7 +70,7 @@ macro_rules! cases {
 }
 
 /// The input of a module.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Feed {
     /// The FP32 leaf itself, as the first layer of a model gets it.
     Leaf,
@@ -95,7 +96,7 @@ pub struct Seen {
 /// The results of a case on plain Burn and under AMP, in one way to run it.
 pub struct Comparison {
     pub what: String,
-    pub burn: Vec<Seen>,
+    pub burn: Arc<[Seen]>,
     pub amp: Vec<Seen>,
     pub trains: bool,
     /// In roundoffs.
@@ -117,7 +118,7 @@ impl Comparison {
             "names are not unique: {names:?}"
         );
         assert_eq!(self.largest_gradient() > 0.0, self.trains, "gradients");
-        self.amp.iter().zip(&self.burn).filter_map(|(amp, burn)| {
+        self.amp.iter().zip(&*self.burn).filter_map(|(amp, burn)| {
             let what = format!("{}, {}", self.what, burn.name);
             Some((what, burn, amp.values.as_deref()?, burn.values.as_deref()?))
         })

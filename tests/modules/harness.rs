@@ -1,6 +1,6 @@
 //! How a case is run on each backend.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
@@ -371,16 +371,16 @@ const ROUNDED: f64 = 0.5;
 /// A case on plain Burn in FP32: on the reference, `R`, if AMP demotes some of its operations and it draws no
 /// random numbers; otherwise on the backend under test, `B`. Two backends may have other formulas: on Vulkan, the
 /// gradient of Burn's own GELU is a roundoff of f16 from Flex's.
-fn run_plain<C: Case, B: Run, R: Run>(feed: Feed, precision: Precision) -> Vec<Seen> {
+fn run_plain<C: Case, B: Run, R: Run>(feed: Feed, precision: Precision) -> Arc<[Seen]> {
     let [on_fp32, _] = C::ROUNDOFFS;
     if precision != Precision::F32 && on_fp32 >= ROUNDED {
         let mut lab = Lab::<R>::new(feed, DType::F32);
         C::run(&mut lab);
         if lab.seeded.is_none() {
-            return lab.finish();
+            return lab.finish().into();
         }
     }
-    run::<C, B>(feed, DType::F32)
+    run::<C, B>(feed, DType::F32).into()
 }
 
 /// Cases on which plain Burn panics with LibTorch too: these always, and PReLU in inference, where Burn

@@ -1,8 +1,10 @@
 //! Runs a case on each device.
 
+use std::any::type_name;
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::net::{Ipv4Addr, TcpListener};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::prelude::*;
@@ -372,6 +374,21 @@ fn run<C: Case, B: Run>(device: Device, feed: Feed, scale: f32) -> Vec<Seen> {
     lab.finish()
 }
 
+/// A case on plain Burn, run once for all precisions.
+fn run_plain<C: Case, B: Run>(feed: Feed) -> Arc<[Seen]> {
+    type Runs = BTreeMap<(&'static str, Feed), Arc<OnceLock<Arc<[Seen]>>>>;
+    static RUNS: Mutex<Runs> = Mutex::new(BTreeMap::new());
+
+    let this = {
+        let mut runs = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
+        runs.entry((type_name::<(C, B)>(), feed))
+            .or_default()
+            .clone()
+    };
+    let of_plain = || run::<C, B>(plain(), feed, 1.0).into();
+    this.get_or_init(of_plain).clone()
+}
+
 /// A case on plain Burn and under AMP, for each feed: in inference, and in training with and
 /// without checkpointing.
 pub fn comparisons<C: Case>(precision: Precision) -> Vec<Comparison> {
@@ -397,7 +414,7 @@ fn compared<C: Case, B: Run>(feed: Feed, precision: Precision, tolerance: f64) -
     let amp = burn_amp::flex(precision).unwrap();
     Comparison {
         what: format!("{feed:?}, {}", B::NAME),
-        burn: run::<C, B>(plain(), feed, 1.0),
+        burn: run_plain::<C, B>(feed),
         amp: run::<C, B>(amp, feed, scale),
         trains: B::TRAINS,
         tolerance,
