@@ -10,6 +10,7 @@ use burn_amp::{
     Amp, AmpAutodiff, AmpConfig, AmpError, DynamicLossScale, GradScaler, LossScaleConfig,
     Precision, precision_of, with_precision,
 };
+use shared as _; // with what it instantiates
 
 type Cpu = AmpAutodiff<NdArray>;
 

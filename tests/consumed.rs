@@ -9,6 +9,7 @@ use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
+use shared as _; // with what it instantiates
 
 thread_local! {
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };

@@ -4,6 +4,7 @@ use burn::backend::Flex;
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Tensor, Tolerance};
 use burn_amp::{Amp, Precision, half_weights};
+use shared as _; // with what it instantiates
 
 #[test]
 fn operations_cast_the_weights_back() {

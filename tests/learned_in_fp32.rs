@@ -6,6 +6,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::{DType, activation};
 use burn_amp::{Amp, AmpAutodiff, Precision, with_precision};
+use shared as _; // with what it instantiates
 
 fn computed<B: Backend>(layer: &Linear<B>) -> Vec<Tensor<B, 2>> {
     let device = Default::default();

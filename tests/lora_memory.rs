@@ -13,6 +13,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn_amp::{AmpAutodiff, Precision, half_weights, with_precision};
+use shared as _; // with what it instantiates
 
 use live::LIVE;
 

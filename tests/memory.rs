@@ -15,6 +15,7 @@ use burn::prelude::*;
 use burn::tensor::activation;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{AmpAutodiff, GradScaler, LossScaleConfig, Precision, with_precision};
+use shared as _; // with what it instantiates
 
 use live::LIVE;
 

@@ -21,6 +21,7 @@ use burn_amp::{
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use shared as _; // with what it instantiates
 use tempfile::{TempDir, tempdir};
 
 use StepOutcome::{Finite, NonFiniteLoss, Overflow};

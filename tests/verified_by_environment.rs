@@ -5,6 +5,7 @@ mod checked;
 
 use burn::tensor::Tensor;
 use burn_amp::{Amp, AmpConfig, Precision};
+use shared as _; // with what it instantiates
 
 use checked::{Checked, CheckedDevice};
 

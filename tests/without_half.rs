@@ -5,6 +5,7 @@ use burn::backend::{Autodiff, Flex};
 use burn::prelude::*;
 use burn::tensor::{DType, TensorData};
 use burn_amp::{Amp, AmpAutodiff};
+use shared as _; // with what it instantiates
 
 /// Values of tensors that f16 holds in few digits or not at all, beside tensors in f16.
 fn own_half<B: Backend>() -> Vec<TensorData> {

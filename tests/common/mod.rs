@@ -1,14 +1,12 @@
 //! Shared by the tests: the backend, precisions, tolerances and comparisons.
 #![allow(dead_code, unused_imports)]
 
-mod close;
-pub mod mlp;
-
 use burn::tensor::Tensor;
 use burn_amp::{Precision, precision_of, with_precision};
 use burn_backend::{Backend, DType, DTypeUsage};
 
-pub use close::{HALVES, assert_close, relative_error, roundoff};
+pub use shared::close::{HALVES, assert_close, relative_error, roundoff};
+pub use shared::mlp;
 
 /// The backend that the behaviour is tested on: Flex, or the one whose feature is on.
 #[cfg(feature = "cuda")]

@@ -1,6 +1,6 @@
 //! The items of `common` that the shared files use.
 
-#[path = "../../../tests/common/close.rs"]
+#[path = "../../../tests/shared/src/close.rs"]
 #[allow(dead_code)]
 mod close;
 

@@ -1,13 +1,6 @@
 //! `Amp` behind a server of Burn's, over loopback: both are processes of their own, so that one can
 //! die. Client and server are those of the example.
 
-#[allow(dead_code)]
-#[path = "../../../tests/common/close.rs"]
-mod close;
-#[allow(dead_code)]
-#[path = "../../../tests/common/mlp.rs"]
-mod mlp;
-
 use std::env;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, ExitStatus, Stdio};
@@ -23,12 +16,12 @@ use burn_amp::{AmpAutodiff, AmpConfig, Precision, with_precision};
 use burn_remote::server::start_websocket;
 use burn_remote::{RemoteBackend, RemoteDevice};
 
-use close::{HALVES, relative_error, roundoff};
-use mlp::{data as read, scaler, values};
 use remote_server::client::Remote;
 use remote_server::data::Digits;
 use remote_server::server::{Server, free_port, serve};
 use remote_server::train;
+use shared::close::{HALVES, relative_error, roundoff};
+use shared::mlp::{data as read, scaler, values};
 
 type B = Autodiff<RemoteBackend>;
 

@@ -1,13 +1,6 @@
 //! Peers that reduce their gradients, each with its own thread, model and scaler. All peers step or all
 //! skip, whatever happens on one of them, and no peer is left waiting.
 
-#[allow(dead_code)]
-#[path = "../../common/close.rs"]
-mod close;
-#[allow(dead_code)]
-#[path = "../../common/mlp.rs"]
-mod mlp;
-
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -23,8 +16,8 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Amp, AmpAutodiff, LossScaler, Precision, StepOutcome, with_precision};
 use burn_collective::{CollectiveConfig, PeerId, ReduceOperation};
 
-use close::{HALVES, assert_close};
-use mlp::{Mlp, parameters, scaler, state};
+use shared::close::{HALVES, assert_close};
+use shared::mlp::{self, Mlp, parameters, scaler, state};
 
 type A = AmpAutodiff<Flex>;
 type Plain = Autodiff<Flex>;

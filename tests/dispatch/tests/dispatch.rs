@@ -1,12 +1,5 @@
 //! `Dispatch`, Burn's choice of a backend at run time, below `AmpAutodiff`.
 
-#[allow(dead_code)]
-#[path = "../../common/close.rs"]
-mod close;
-#[allow(dead_code)]
-#[path = "../../common/mlp.rs"]
-mod mlp;
-
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::Distribution;
@@ -14,8 +7,8 @@ use burn::{Dispatch, DispatchDevice};
 use burn_amp::policy::OpPrecision;
 use burn_amp::{Amp, AmpAutodiff, AmpConfig, AmpReport, Precision, precision_of};
 
-use close::HALVES;
-use mlp::{Mlp, parameters};
+use shared::close::HALVES;
+use shared::mlp::{self, Mlp, parameters};
 
 type B = AmpAutodiff<Dispatch>;
 

@@ -2,14 +2,22 @@
 //!
 //! Replicas wait for each other. A test that would wait for ever fails instead.
 
-#[path = "../common/checked/mod.rs"]
+#[path = "../../../common/checked/mod.rs"]
 mod checked;
-#[path = "../common/mod.rs"]
-mod common;
 #[allow(dead_code)]
-#[path = "../learner/harness.rs"]
+#[path = "../../../shared/src/close.rs"]
+mod close;
+#[allow(dead_code)]
+#[path = "../../../learner/harness.rs"]
 mod harness;
+#[allow(dead_code)]
+#[path = "../../../shared/src/mlp.rs"]
+mod mlp;
 mod reducing;
+/// As the harness names it. The package `shared` itself instantiates Burn's autodiff for backends that it does not take here.
+mod common {
+    pub(crate) use crate::mlp;
+}
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,9 +43,9 @@ use burn_backend::distributed::{
 };
 
 use checked::{Checked, CheckedDevice};
-use common::mlp::{Mlp, parameters, values};
-use common::{HALVES, assert_close};
+use close::{HALVES, assert_close};
 use harness::{By, Given, Model, Spy, Training, Watch, alone, folder, samples, training};
+use mlp::{Mlp, parameters, values};
 
 type B = AmpAutodiff<Checked>;
 
