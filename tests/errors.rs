@@ -214,7 +214,7 @@ fn stuck() {
         let optimizer = SgdConfig::new().init();
         let mut trainer = MixedPrecisionTrainerConfig::new()
             .with_precision(Precision::F16)
-            .with_loss_scale(loss_scale)
+            .with_loss_scale(Some(loss_scale))
             .with_when_stuck(WhenStuck::Stop)
             .init(model, optimizer, 1e-3)
             .unwrap();

@@ -199,6 +199,23 @@ fn the_explicit_protocol_skips_such_a_step() {
     }
 }
 
+/// Unless its own configuration says how.
+#[test]
+fn a_trainer_scales_as_its_device_does() {
+    let device = device(Precision::F16, LossScaleConfig::Fixed(32.0), false);
+    for (own, expected) in [
+        (None, 32.0),
+        (Some(LossScaleConfig::Fixed(8.0)), 8.0),
+        (Some(LossScaleConfig::Disabled), 1.0),
+    ] {
+        let trainer = MixedPrecisionTrainerConfig::new()
+            .with_loss_scale(own)
+            .init(Mlp::<A>::new().fork(&device), SgdConfig::new().init(), 0.1)
+            .unwrap();
+        assert_eq!(trainer.loss_scale(), expected, "{own:?}");
+    }
+}
+
 /// A trainer skips the whole window, and says so when its run cannot go on.
 #[test]
 fn a_trainer_skips_such_a_window() {

@@ -53,7 +53,7 @@ fn dynamic(init_scale: f32) -> LossScaleConfig {
 fn config(precision: Precision, loss_scale: LossScaleConfig) -> MixedPrecisionTrainerConfig {
     MixedPrecisionTrainerConfig::new()
         .with_precision(precision)
-        .with_loss_scale(loss_scale)
+        .with_loss_scale(Some(loss_scale))
 }
 
 /// In f16, with a dynamic loss scale that starts at `init_scale`.

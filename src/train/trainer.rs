@@ -33,10 +33,10 @@ pub struct MixedPrecisionTrainerConfig {
     /// device's, from its [`AmpConfig`](crate::AmpConfig) or what the hardware does best.
     #[config(default = "Precision::Auto")]
     pub precision: Precision,
-    /// How the loss is scaled in f16. In bf16 and FP32 no loss is scaled: the only other value is then
-    /// [`Disabled`](LossScaleConfig::Disabled). Default [`LossScaleConfig::default`].
-    #[config(default = "LossScaleConfig::default()")]
-    pub loss_scale: LossScaleConfig,
+    /// How the loss is scaled in f16. In bf16 and FP32 no loss is scaled: the only value is then
+    /// [`Disabled`](LossScaleConfig::Disabled). Default `None`: as the [`AmpConfig`](crate::AmpConfig) of the model's first
+    /// device says.
+    pub loss_scale: Option<LossScaleConfig>,
     /// Batches for each optimizer step, which is on the mean of their losses. Default 1.
     #[config(default = 1)]
     pub grads_accumulation: usize,
@@ -58,8 +58,7 @@ impl MixedPrecisionTrainerConfig {
     /// - [`AmpError::InvalidTrainer`] when `grads_accumulation` is 0, or `grad_clipping_norm` is not
     ///   positive.
     /// - [`AmpError::InvalidLossScale`] when a setting of `loss_scale` is out of its range.
-    /// - [`AmpError::LossScaleWithoutF16`] when `loss_scale` is neither the default nor disabled,
-    ///   with bf16 or FP32.
+    /// - [`AmpError::LossScaleWithoutF16`] when `loss_scale` is given and not disabled, with bf16 or FP32.
     /// - [`AmpError::UnsupportedPrecision`] when a device of the model cannot do the precision.
     pub fn init<B, M, O, S>(
         &self,
@@ -89,11 +88,13 @@ impl MixedPrecisionTrainerConfig {
                 B::name(device)
             );
         }
-        let scaler = GradScaler::new(self.loss_scale)?;
-        let scaler = match self.loss_scale == LossScaleConfig::default() {
-            true if !precision.scales_loss() && precision != Precision::Auto => None,
-            _ => Some(scaler),
+        let of_device = || match devices.first().filter(|_| is_amp::<B>()) {
+            Some(device) => *GradScaler::of::<B>(device).state().config(),
+            None => LossScaleConfig::default(),
         };
+        let may_scale = precision.scales_loss() || precision == Precision::Auto;
+        let config = self.loss_scale.or_else(|| may_scale.then(of_device));
+        let scaler = config.map(GradScaler::new).transpose()?;
         Ok(MixedPrecisionTrainer {
             model: Some(in_precision(precision, || gradients::in_f32(model).0)),
             optimizer,
