@@ -1,7 +1,5 @@
 //! `compare`: half precision beside FP32, operation by operation.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 mod common;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,9 +16,9 @@ use burn_amp::{
     AmpAutodiff, AmpConfig, AmpError, Comparison, GradScaler, Precision, compare, with_precision,
 };
 
-use checked::{Checked, CheckedDevice};
 use common::mlp::{Fill, Mlp, parameters, values};
 use common::{HALVES, roundoff};
+use shared::checked::{Checked, CheckedDevice};
 
 type A = AmpAutodiff<Flex>;
 

@@ -1,8 +1,6 @@
 //! A user's own operations, from the example: the kernels get the dtypes of their classes, and the
 //! gradients are right.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 mod common;
 #[path = "../examples/custom_op/ops.rs"]
 mod ops;
@@ -15,10 +13,10 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Amp, AmpAutodiff, AnomalyPass, GradScaler, Precision, with_precision};
 use burn_backend::DType;
 
-use checked::{Checked, CheckedDevice};
 use common::mlp::{scaler, values};
 use common::{HALVES, assert_close};
 use ops::{MyOps, gated_linear, log_cosh};
+use shared::checked::{self, Checked, CheckedDevice};
 
 impl MyOps for Checked {}
 

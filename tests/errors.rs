@@ -1,8 +1,6 @@
 //! Every error as a user reads it: each is caused by the mistake that it is about, and its whole
 //! text is here.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 mod common;
 #[allow(dead_code)]
 use burn::backend::{Autodiff, Flex, NdArray};
@@ -17,8 +15,8 @@ use burn_amp::{
 };
 use burn_backend::{DTypeUsage, DTypeUsageSet};
 
-use checked::{Checked, CheckedDevice};
 use common::mlp::{Mlp, scaler, values};
+use shared::checked::{Checked, CheckedDevice};
 
 type Plain = Autodiff<Flex>;
 

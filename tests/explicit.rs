@@ -1,8 +1,6 @@
 //! The explicit protocol of `GradScaler`, on `AmpAutodiff` and on plain `Autodiff`: its values, skipped
 //! steps, reports and errors. Also `MixedPrecision` and `ConvertFloat`, which are made for it.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,9 +19,9 @@ use burn_amp::{
     with_precision,
 };
 
-use checked::{Checked, CheckedDevice};
 use common::mlp::{self, Fill, Mlp, data, in_scope, parameters, scaler, state, values};
 use common::{assert_close, relative_error};
+use shared::checked::{self, Checked, CheckedDevice};
 
 type A = AmpAutodiff<Flex>;
 type Plain = Autodiff<Flex>;

@@ -1,7 +1,5 @@
 //! `AmpConfig::with_finite_check`: steps are checked where no loss is scaled, too.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 mod common;
 
 use burn::backend::{Autodiff, Flex};
@@ -13,8 +11,8 @@ use burn_amp::{
     with_precision,
 };
 
-use checked::{Checked, CheckedDevice};
 use common::mlp::{Mlp, parameters, values};
+use shared::checked::{Checked, CheckedDevice};
 
 type A = AmpAutodiff<Checked>;
 

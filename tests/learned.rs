@@ -1,7 +1,5 @@
 //! What is learned is half: a parameter, frozen or not, a leaf, and what is computed from one. Data is not.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 mod common;
 
 use burn::backend::{Autodiff, Flex};
@@ -15,9 +13,9 @@ use burn::tensor::module::conv1d;
 use burn::tensor::ops::ConvOptions;
 use burn_amp::{Amp, AmpAutodiff, AmpConfig, AmpReport, Precision, half_weights, with_precision};
 
-use checked::{Checked, CheckedDevice};
 use common::HALVES;
 use common::mlp::{data, values};
+use shared::checked::{self, Checked, CheckedDevice};
 
 type B = AmpAutodiff<Flex>;
 type I = Amp<Flex>;

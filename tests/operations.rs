@@ -1,8 +1,6 @@
 //! Operations whose precision a configuration changes: values and gradients against plain Burn in FP32,
 //! and the cases in which no change applies.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 mod common;
 
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
@@ -17,9 +15,9 @@ use burn_amp::policy::OpPrecision::{self, F32, Half};
 use burn_amp::{Amp, AmpAutodiff, AmpError, Precision, full_precision, with_precision};
 use burn_backend::{DTypeUsage, DTypeUsageSet};
 
-use checked::{Checked, CheckedDevice};
 use common::mlp::{Fill, parameters, values};
 use common::{HALVES, assert_close};
+use shared::checked::{self, Checked, CheckedDevice};
 
 type Plain = Autodiff<Flex>;
 type Kept = AmpAutodiff<Checked, NoCheckpointing>;

@@ -1,7 +1,5 @@
 //! Programs that are right in FP32 and overflow f16 at any loss scale. PyTorch skips each of their steps, for ever.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 mod common;
 
 use std::fs;
@@ -20,8 +18,8 @@ use burn_amp::{
     MixedPrecisionTrainerConfig, Precision, exceptions, full_precision,
 };
 
-use checked::{Checked, CheckedDevice};
 use common::mlp::{Fill, values};
+use shared::checked::{Checked, CheckedDevice};
 
 type A = AmpAutodiff<Checked>;
 type Recomputing = AmpAutodiff<Checked, BalancedCheckpointing>;

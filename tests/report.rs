@@ -1,7 +1,5 @@
 //! A report states what happened, in the words that a user reads.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 #[path = "common/mod.rs"]
 mod common;
 
@@ -14,8 +12,8 @@ use burn_amp::{
 };
 use burn_backend::DType;
 
-use checked::{Checked, CheckedDevice};
 use common::HALVES;
+use shared::checked::{self, Checked, CheckedDevice};
 
 type B = AmpAutodiff<Checked>;
 

@@ -1,7 +1,5 @@
 //! Operations that a device is not exact in are found, and compute in FP32.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 mod common;
 
 use std::fs;
@@ -18,7 +16,7 @@ use burn_amp::{
 };
 use burn_backend::{DType, DTypeUsage, DTypeUsageSet, Shape};
 
-use checked::{Checked, CheckedDevice, Wrong};
+use shared::checked::{self, Checked, CheckedDevice, Wrong};
 
 type B = AmpAutodiff<Flex>;
 

@@ -1,7 +1,5 @@
 //! Contractions in half are compared with sums on the host, at the shapes that a program uses.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
 mod common;
 
 use burn::backend::Flex;
@@ -15,8 +13,8 @@ use burn_amp::policy::{OpPrecision, Reason};
 use burn_amp::{AmpAutodiff, AmpReport, LossScaleConfig, Precision, exceptions, with_precision};
 use burn_backend::{Backend, DType};
 
-use checked::{CONTRACTIONS, Checked, CheckedDevice, Fault, Wrong};
 use common::HALVES;
+use shared::checked::{self, CONTRACTIONS, Checked, CheckedDevice, Fault, Wrong};
 
 type B = AmpAutodiff<Checked>;
 

@@ -1,13 +1,10 @@
 //! `BURN_AMP_VERIFY=1` verifies on a backend that does not by itself. A process of its own: the variable is read once.
 
-#[path = "common/checked/mod.rs"]
-mod checked;
-
 use burn::tensor::Tensor;
 use burn_amp::{Amp, AmpConfig, Precision};
 use shared as _; // with what it instantiates
 
-use checked::{Checked, CheckedDevice};
+use shared::checked::{self, Checked, CheckedDevice};
 
 #[test]
 fn the_environment_sets_the_default_and_a_configuration_decides() {

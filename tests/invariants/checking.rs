@@ -5,8 +5,8 @@ use burn::tensor::{DType, Tensor};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::{DTypeUsage, DTypeUsageSet};
 
-use crate::checked::{Casts, Checked, CheckedDevice};
 use crate::steps::input;
+use shared::checked::{Casts, Checked, CheckedDevice};
 
 /// A tensor in `dtype` on a device that only contracts in bf16 and has no f16.
 fn tensor(dtype: DType) -> Tensor<Checked, 2> {

@@ -8,10 +8,10 @@ use burn::tensor::{DType, Tensor};
 use burn_amp::{Amp, Precision};
 use burn_backend::Backend;
 
-use crate::checked::{Casts, Checked, CheckedDevice, Reads};
 use crate::common::HALVES;
 use crate::device_in;
 use crate::steps::{KINDS, Keeping, Ready, Step, input, param, step};
+use shared::checked::{Casts, Checked, CheckedDevice, Reads};
 
 /// Three projections of one tensor and a fourth whose weight is the first's.
 fn projections<B: Backend<Device = CheckedDevice>>(device: &CheckedDevice) -> [Linear<B>; 4] {

@@ -11,12 +11,12 @@ use burn_amp::{
 use burn_amp_core::policy::{Class, class};
 use burn_backend::{Backend, DTypeUsage, DTypeUsageSet, TensorPrimitive};
 
-use crate::checked::{Checked, CheckedDevice, Counts, is_contraction};
 use crate::common::{HALVES, assert_close};
 use crate::mixed::{self, Gives};
 use crate::steps::{KINDS, Keeping, Recomputing, input, read};
 use crate::training::assert_like;
 use crate::{configured, device_in};
+use shared::checked::{Checked, CheckedDevice, Counts, is_contraction};
 
 fn none() -> DTypeUsageSet {
     DTypeUsageSet::empty()
@@ -139,7 +139,7 @@ fn auto_takes_what_the_device_accelerates() {
             precision_of::<Checked>(&device),
             precision_of::<Amp<Checked>>(&device),
             precision_of::<Keeping>(&device),
-            crate::checked::config().apply::<Keeping>(&device),
+            shared::checked::config().apply::<Keeping>(&device),
         ];
         for precision in precisions {
             assert_eq!(
@@ -270,7 +270,7 @@ fn a_model_that_moves_between_steps_trains_as_each_device_is_configured() {
         growth_interval: 2,
         ..DynamicLossScale::default()
     };
-    let config = crate::checked::config().with_precision(Precision::F16);
+    let config = shared::checked::config().with_precision(Precision::F16);
     let config = config.with_loss_scale(LossScaleConfig::Dynamic(dynamic));
     config.apply::<Checked>(&home).expect("f16");
 

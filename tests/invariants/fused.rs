@@ -11,11 +11,11 @@ use burn::tensor::{DType, Distribution, Tensor, TensorData, Tolerance};
 use burn_amp::{Amp, AmpAutodiff, GradScaler, LossScaleConfig, Precision, full_precision};
 use burn_backend::Backend;
 
-use crate::checked::{self, Checked, CheckedDevice};
 use crate::common::{HALVES, assert_close};
 use crate::configured;
 use crate::steps::{KINDS, input};
 use crate::training::assert_like;
+use shared::checked::{self, Checked, CheckedDevice};
 
 type Trained = AmpAutodiff<Checked>;
 

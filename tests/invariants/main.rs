@@ -2,8 +2,6 @@
 //! of different float dtypes, none gets a dtype that its device does not support, and nothing is cast
 //! or read back without need.
 
-#[path = "../common/checked/mod.rs"]
-mod checked;
 #[path = "../common/mod.rs"]
 mod common;
 
@@ -18,7 +16,7 @@ mod training;
 
 use burn_amp::{LossScaleConfig, Precision};
 
-use checked::{Checked, CheckedDevice};
+use shared::checked::{self, Checked, CheckedDevice};
 
 /// A device of one's own that computes in `precision`.
 fn device_in(precision: Precision) -> CheckedDevice {

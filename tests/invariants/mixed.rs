@@ -16,10 +16,10 @@ use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, TensorPrimi
 use burn_amp::{Amp, Precision};
 use burn_backend::Backend;
 
-use crate::checked::{Checked, CheckedDevice};
 use crate::common::{HALVES, relative_error, roundoff};
 use crate::device_in;
 use crate::steps::{Keeping, Recomputing, input, values};
+use shared::checked::{Checked, CheckedDevice};
 
 pub type Pair<B> = fn(Tensor<B, 2>, Tensor<B, 2>) -> Tensor<B, 2>;
 

@@ -7,12 +7,12 @@ use burn::tensor::{DType, Tensor};
 use burn_amp::{Amp, GradScaler, LossScaleConfig, Precision, full_precision, with_precision};
 use burn_amp_core::policy::{Class, class};
 
-use crate::checked::{Checked, CheckedDevice, Counts};
 use crate::common::{HALVES, activation};
 use crate::device_in;
 use crate::mixed::{flat, operations};
 use crate::steps::{KINDS, Keeping, input, param, step};
 use crate::training::assert_like;
+use shared::checked::{Checked, CheckedDevice, Counts};
 
 /// Asserts that nothing was computed in half: half tensors may only be moved, and cast to FP32.
 #[track_caller]

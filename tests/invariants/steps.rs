@@ -36,7 +36,7 @@ use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor, TensorData};
 use burn_amp::AmpAutodiff;
 use burn_backend::Backend;
 
-use crate::checked::{Checked, CheckedDevice, Counts};
+use shared::checked::{Checked, CheckedDevice, Counts};
 
 /// Plain Burn.
 pub type Plain = Autodiff<Checked>;

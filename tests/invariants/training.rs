@@ -8,10 +8,10 @@ use burn::tensor::{DType, Tensor};
 use burn_amp::policy::{self, Class};
 use burn_amp::{Amp, Precision};
 
-use crate::checked::{Checked, CheckedDevice, Counts, is_contraction};
 use crate::common::{HALVES, assert_close, roundoff};
 use crate::device_in;
 use crate::steps::{KINDS, Kind, Step, input};
+use shared::checked::{Checked, CheckedDevice, Counts, is_contraction};
 
 fn kind(name: &str) -> &'static Kind {
     KINDS.iter().find(|kind| kind.name == name).expect("a kind")

@@ -8,13 +8,13 @@ use burn::optim::Optimizer;
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim};
 use burn_amp::{AmpAutodiff, AmpTrainingExt, GradScaler, Precision};
 
-use crate::checked::{Checked, CheckedDevice};
 use crate::common::assert_close;
 use crate::common::mlp::parameters;
 use crate::harness::{
     AdamOf, BATCH, By, Model, Sample, Spy, Training, Watch, adam, alone, folder, recorder, samples,
     training,
 };
+use shared::checked::{Checked, CheckedDevice};
 
 type B = AmpAutodiff<Checked>;
 

@@ -17,13 +17,13 @@ use burn::train::{
 };
 use burn_amp::{AmpAutodiff, AmpTrainingExt, Precision};
 
-use crate::checked::{Checked, CheckedDevice};
 use crate::common::assert_close;
 use crate::common::mlp::parameters;
 use crate::harness::{
     AdamOf, Model, Training, adam, alone, checkpoints, folder, recorder, samples, training,
 };
 use crate::resume::Before;
+use shared::checked::{Checked, CheckedDevice};
 
 type B = AmpAutodiff<Checked>;
 

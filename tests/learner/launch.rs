@@ -18,12 +18,12 @@ use burn_amp::{
 };
 use burn_backend::DTypeUsageSet;
 
-use crate::checked::{Checked, CheckedDevice};
 use crate::common::mlp::parameters;
 use crate::harness::{
     A, By, Model, SgdOf, Spy, Training, Watch, alone, folder, loss_of, samples, sgd, training,
 };
 use crate::unchanged::EachBatchTwice;
+use shared::checked::{Checked, CheckedDevice};
 
 type Sgd = SgdOf<A>;
 type CheckedA = AmpAutodiff<Checked>;

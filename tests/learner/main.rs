@@ -1,7 +1,5 @@
 //! Burn's `Learner` on `AmpAutodiff`: all that it does on any backend, and what burn-amp adds.
 
-#[path = "../common/checked/mod.rs"]
-mod checked;
 #[path = "../common/mod.rs"]
 mod common;
 mod harness;

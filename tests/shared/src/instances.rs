@@ -13,6 +13,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, module};
 use burn_amp::{Amp, AmpAutodiff, GradScaler, MixedPrecisionTrainerConfig};
 
+use crate::checked::Checked;
 use crate::mlp::{Mlp, data, gradients, parameters, scaler, state};
 
 /// Where the code is instantiated.
@@ -21,6 +22,7 @@ pub fn all() {
     training::<AmpAutodiff<Flex>>();
     training::<AmpAutodiff<Flex, BalancedCheckpointing>>();
     training::<AmpAutodiff<NdArray>>();
+    training::<AmpAutodiff<Checked>>();
     inference::<Flex>();
     inference::<Amp<Flex>>();
 }

@@ -17,6 +17,7 @@ pub struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
+    #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         let device = Default::default();
         let model = Self {

@@ -4,7 +4,8 @@ mod alloc;
 pub mod backend;
 mod bounds;
 mod casts;
-#[path = "../../../tests/common/checked/mod.rs"]
+#[allow(dead_code, unused_imports)]
+#[path = "../../../tests/shared/src/checked/mod.rs"]
 mod checked;
 mod convergence;
 mod first;

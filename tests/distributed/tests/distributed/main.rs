@@ -2,7 +2,8 @@
 //!
 //! Replicas wait for each other. A test that would wait for ever fails instead.
 
-#[path = "../../../common/checked/mod.rs"]
+#[allow(dead_code, unused_imports)]
+#[path = "../../../shared/src/checked/mod.rs"]
 mod checked;
 #[allow(dead_code)]
 #[path = "../../../shared/src/close.rs"]

@@ -1,8 +1,6 @@
 //! `Checked`: a backend over another one, Flex by default, that checks each operation: its operands
 //! must have one device and one float dtype, which the device must support for that operation. It
 //! counts operations by dtype, casts, and reads of data.
-// Each test uses a part of it.
-#![allow(dead_code, unused_imports)]
 
 mod call;
 mod ops;
