@@ -37,7 +37,8 @@
 //!   backends, for the ready-made types of the [`prelude`]. [`Amp`] and [`AmpAutodiff`] take any
 //!   backend without these features. With `tch`, mixed precision on LibTorch calls
 //!   LibTorch where Burn composes operations: a half linear layer with a bias, the backward pass of
-//!   a half ReLU, a softmax's backward pass in FP32, and the mask of a dropout as bytes.
+//!   a half ReLU, a softmax's backward pass in FP32, and the mask of a dropout as bytes. With `cuda`, [`Precision::Auto`]
+//!   knows the GPUs that have no matrix units for bf16.
 //! - `fusion`, `autotune`: the same features of the enabled backends.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -791,6 +791,25 @@ fn gradients_that_are_added_after_unscale_are_checked_again() {
     assert!(!is_taken_with::<Plain>(false, |model| model.loss() * f32::NAN));
 }
 
+/// A pass in FP32 scales nothing, and checks nothing by itself.
+#[test]
+fn gradients_of_fp32_that_are_added_after_unscale_are_checked_too() {
+    for factor in [1.0, f32::NAN] {
+        let (scaler, mut optimizer, model) = (scaler(1024.0), adam(), Net::<A>::new());
+        let mut window = GradientsAccumulator::new();
+        let taken = with_precision(Precision::F16, || {
+            let mut grads = scaler.backward(model.loss(), &model);
+            scaler.unscale(&model, &mut grads).unwrap();
+            window.accumulate(&model, grads);
+            let in_fp32 = || scaler.scale(model.loss() * factor).backward();
+            let grads = GradientsParams::from_grads(full_precision(in_fp32), &model);
+            window.accumulate(&model, grads);
+            scaler.step(&mut optimizer, 1e-2, model, window.grads()).1
+        });
+        assert_eq!(taken, Ok(factor == 1.0));
+    }
+}
+
 /// A generator and a discriminator, each with an optimizer and a scaler. `overflows` selects, for each
 /// step, the losses that are multiplied so that their gradients overflow. Returns which models changed.
 fn gan(overflows: &[[bool; 2]]) -> (Vec<[bool; 2]>, [LossScaler; 2]) {

@@ -45,7 +45,6 @@ pub use client::connect;
 pub use device::OpCasts;
 #[doc(hidden)]
 pub use device::configure;
-
 pub use diagnostics::AmpReport;
 pub use error::Error;
 pub use local::*;

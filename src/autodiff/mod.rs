@@ -43,8 +43,6 @@ use crate::diagnostics::{FiniteCheck, anomaly};
 use crate::policy::{Mode, is_half};
 use crate::precision::{half_wanted, in_kernel};
 use crate::scaler;
-#[cfg(feature = "train")]
-use crate::scaler::is_in_loop;
 #[cfg(feature = "distributed")]
 use crate::tensor::Side;
 use crate::tensor::{Above, Node, TensorFlags};
@@ -252,6 +250,10 @@ fn pass<B: AutodiffInner, C: CheckpointStrategy>(
         Some(scaled) => scaled.scaler.clone(),
         None => scaler::in_scope().unwrap_or_else(|| GradScaler::of::<B>(&device)),
     };
+    #[cfg(feature = "train")]
+    if explicit.is_some() {
+        scaler.tell_loop();
+    }
     let scales = f16 && scaler.state().is_enabled();
     if !tracked || !(scales || context.in_force.checked) {
         let loss = loss.into_primitive();
@@ -271,6 +273,10 @@ fn pass<B: AutodiffInner, C: CheckpointStrategy>(
         // Of the device and not of the region: this pass may be in FP32 within a step in f16.
         let in_f16 = context.in_force.precision == Precision::F16;
         anomaly::end_unreported(in_f16 && scaler.state().is_enabled());
+        #[cfg(feature = "train")]
+        if explicit.is_some() {
+            scaler.shared.pending().note_pass();
+        }
         return AmpGradients {
             tape: Some(tape),
             ready: of_leaves::<B>(copied, None),
@@ -281,12 +287,6 @@ fn pass<B: AutodiffInner, C: CheckpointStrategy>(
         scaler.shared.listen(fallback);
     }
     match explicit {
-        // In the `TrainStep` of a `Learner`, whose loop takes no step of a protocol.
-        #[cfg(feature = "train")]
-        Some(scaled) if is_in_loop() => {
-            let scale = scales.then_some(scaled.scale);
-            checked_backward::<B, C>(loss, &scaler, scale)
-        }
         #[cfg(feature = "train")]
         Some(scaled) => {
             let value = AmpAutodiff::<B, C>::inner(loss.clone());

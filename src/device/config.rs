@@ -196,8 +196,8 @@ impl AmpConfig {
     /// detection](Self::with_anomaly_detection), at its cost: 1 pass, then 2, 4, .. 32. On Flex and LibTorch so are the first 32 calls of each operation after 8, 64, 512, .. steps. An operation
     /// whose finite operands give a result that is not finite becomes an [exception](crate::exceptions()) of the
     /// device: its calls that sum as many products, or have the same last dimension, run in FP32; after a second such
-    /// number, all of its calls. So does one whose gradient alone overflows, after 8 such steps at a scale of 16 or less, or at
-    /// the minimum scale. What is not finite in FP32
+    /// number, all of its calls. So does one whose gradient alone overflows in 8 such steps, once the
+    /// scale is at most 16, or at the minimum scale. What is not finite in FP32
     /// either is the program's own, and such steps are skipped as before. The passes of a loss are watched on its
     /// device.
     pub fn with_overflow_fallback(mut self, overflow_fallback: bool) -> Self {

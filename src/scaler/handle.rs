@@ -90,6 +90,8 @@ pub(crate) struct Passes {
     pub own: Vec<Pass>,
     /// Whether one with another scaler was skipped.
     pub other_skipped: bool,
+    /// The scalers that the program gave losses to.
+    pub scaled_by: Vec<GradScaler>,
 }
 
 #[cfg(feature = "train")]
@@ -164,20 +166,30 @@ impl GradScaler {
         })
     }
 
-    /// Whether this scaler is in force here: that of the innermost scope.
-    pub(crate) fn is_in_force(&self) -> bool {
-        in_scope().is_some_and(|scaler| scaler.shared.is(&self.shared))
+    /// Whether a training loop has this scaler in force here: its passes scale their loss, and check it.
+    pub(crate) fn is_of_loop(&self) -> bool {
+        IN_SCOPE.with_borrow(|scopes| {
+            let innermost = scopes[precision::scopes()].last();
+            innermost
+                .is_some_and(|scope| scope.passes.is_some() && scope.scaler.shared.is(&self.shared))
+        })
     }
-}
 
-/// Whether a training loop runs here, as in the `TrainStep` of a `Learner`: each backward pass checks its gradients, and
-/// the loop takes the step if all of them are finite.
-#[cfg(feature = "train")]
-pub(crate) fn is_in_loop() -> bool {
-    IN_SCOPE.with_borrow(|scopes| {
-        let mut scopes = scopes[precision::scopes()].iter();
-        scopes.any(|scope| scope.passes.is_some())
-    })
+    /// Tells the loop that runs here of a backward pass of a loss that this scaler has scaled. The loop ends the step, unless
+    /// the program does.
+    pub(crate) fn tell_loop(&self) {
+        IN_SCOPE.with_borrow_mut(|scopes| {
+            let mut loops = scopes[precision::scopes()].iter_mut().rev();
+            if let Some(passes) = loops.find_map(|scope| scope.passes.as_mut())
+                && !passes
+                    .scaled_by
+                    .iter()
+                    .any(|own| own.shared.is(&self.shared))
+            {
+                passes.scaled_by.push(self.clone());
+            }
+        });
+    }
 }
 
 fn within<T>(scope: InScope, f: impl FnOnce() -> T) -> T {

@@ -15,7 +15,7 @@ use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
 use crate::policy::Mode;
 use crate::precision::in_step;
-use crate::scaler::{ScaledLoss, is_in_loop};
+use crate::scaler::ScaledLoss;
 use crate::{AmpError, GradScaler, LastStep, Precision, Transition, full_precision};
 
 impl GradScaler {
@@ -41,28 +41,22 @@ impl GradScaler {
     /// - On an `AmpAutodiff` with a checkpointing strategy that is not one of Burn's.
     /// - With every 1,000th loss of one step, where [`unscale`](GradScaler::unscale) panics.
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
-        let device = loss.device();
-        let marked = |loss: Tensor<B, D>, scale| {
-            let scaler = self.clone();
-            let mut loss = loss.into_primitive().tensor();
-            set_scaled::<B>(&mut loss, ScaledLoss { scaler, scale })
-                .expect("an AmpAutodiff with one of Burn's checkpointing strategies");
-            Tensor::from_primitive(TensorPrimitive::Float(loss))
-        };
-        if is_amp::<B>() && is_in_loop() {
-            // In the `TrainStep` of a `Learner`: no step of this protocol, which the loop would not take.
-            return match self.is_in_force() {
-                true => loss,
-                false => marked(loss, self.state().scale()),
-            };
+        if is_amp::<B>() && self.is_of_loop() {
+            // In the `TrainStep` of a `Learner`, whose loop has this scaler in force.
+            return loss;
         }
+        let device = loss.device();
         // One scale for the whole accumulation window, even if the scale is set within it.
         let (_, scale) = self.shared.count_loss();
         if self.shared.has_many_losses() {
             self.read_losses();
         }
         if is_amp::<B>() {
-            return marked(loss, scale);
+            let scaler = self.clone();
+            let mut loss = loss.into_primitive().tensor();
+            set_scaled::<B>(&mut loss, ScaledLoss { scaler, scale })
+                .expect("an AmpAutodiff with one of Burn's checkpointing strategies");
+            return Tensor::from_primitive(TensorPrimitive::Float(loss));
         }
         if !self.state().is_enabled() {
             return loss;
@@ -131,8 +125,8 @@ impl GradScaler {
     /// What [`step`](GradScaler::step) is given has to be what was unscaled, or its sum with the gradients of later backward passes: the
     /// gradients of an earlier pass that is added afterwards are not checked.
     ///
-    /// In the `TrainStep` of a `Learner` with `.to_fp16()` or `.with_amp(..)`, gradients are unscaled and checked already: nothing
-    /// is done.
+    /// In the `TrainStep` of a `Learner` with `.to_fp16()` or `.with_amp(..)`, and one of Burn's strategies, this does nothing: the
+    /// loop's scaler has unscaled and checked the gradients.
     ///
     /// # Errors
     ///
@@ -152,7 +146,7 @@ impl GradScaler {
         model: &M,
         grads: &mut GradientsParams,
     ) -> Result<(), AmpError> {
-        if is_amp::<B>() && is_in_loop() {
+        if is_amp::<B>() && self.is_of_loop() {
             return Ok(());
         }
         let found = gradients::found::<B, M>(model, grads);
@@ -277,6 +271,23 @@ impl GradScaler {
         // matrices would do so in half precision.
         let model = in_step(|| optimizer.step(lr, model, grads));
         (model, Ok(true))
+    }
+
+    /// Ends the step of this scaler's losses for a loop that takes the step with these gradients, unless the program has
+    /// taken one. Returns whether the losses and the gradients are finite.
+    pub(super) fn finish<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        model: &M,
+        grads: &mut GradientsParams,
+    ) -> bool {
+        let found = gradients::found::<B, M>(model, grads);
+        if found.parameters.is_empty() || !self.shared.pending().is_unfinished() {
+            return true;
+        }
+        self.unscale_found::<B, M>(model, grads, &found);
+        let are_finite = self.shared.pending().step(&found.parameters);
+        self.shared.update().expect("a step has begun");
+        are_finite
     }
 
     /// Ends the step. The scale grows, stays or backs off according to all steps since the last

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use super::mixed_precision::in_precision;
 use super::{MixedPrecision, gradients};
 use crate::autodiff::generic::is_amp;
+use crate::device::DeviceState;
 use crate::{
     AmpError, GradScaler, LossScaleConfig, LossScaler, Precision, StepMetrics, StepProgress,
     Transition, WhenStuck, precision_of,
@@ -35,7 +36,7 @@ pub struct MixedPrecisionTrainerConfig {
     pub precision: Precision,
     /// How the loss is scaled in f16. In bf16 and FP32 no loss is scaled: the only value is then
     /// [`Disabled`](LossScaleConfig::Disabled). Default `None`: as the [`AmpConfig`](crate::AmpConfig) of the model's first
-    /// device says.
+    /// device says, if the device computes in f16.
     pub loss_scale: Option<LossScaleConfig>,
     /// Batches for each optimizer step, which is on the mean of their losses. Default 1.
     #[config(default = 1)]
@@ -88,7 +89,12 @@ impl MixedPrecisionTrainerConfig {
                 B::name(device)
             );
         }
-        let of_device = || match devices.first().filter(|_| is_amp::<B>()) {
+        // Where the device does not compute in f16, its configuration is for no loss.
+        let in_f16 = |device: &&B::Device| {
+            is_amp::<B>()
+                && DeviceState::of::<B>(device).in_force::<B>(device).precision == Precision::F16
+        };
+        let of_device = || match devices.first().filter(in_f16) {
             Some(device) => *GradScaler::of::<B>(device).state().config(),
             None => LossScaleConfig::default(),
         };

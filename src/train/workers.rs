@@ -56,7 +56,10 @@ impl<LC: LearningComponentsTypes + 'static> Workers<LC> {
     ) -> (Vec<Passed>, Vec<Item<LC>>) {
         let outputs: Vec<(usize, Output<LC>)> = match self {
             Self::Single(scaler) => {
-                let pass = |(of, batch)| (of, scaler.pass(|| learner.train_step(batch)));
+                let pass = |(of, batch)| {
+                    let step = || learner.train_step(batch);
+                    (of, run::<LC>(scaler, &learner.model(), step))
+                };
                 batches.map(pass).collect()
             }
             Self::Several(workers) => {
@@ -92,7 +95,8 @@ impl<LC: LearningComponentsTypes + 'static> Worker<LC> {
         let (passed, outputs) = channel();
         threads.spawn(move || {
             for (batch, model) in given {
-                let output = scaler.pass(|| model.fork(&device).step(batch));
+                let model = model.fork(&device);
+                let output = run::<LC>(&scaler, &model, || model.step(batch));
                 if passed.send(output).is_err() {
                     break;
                 }
@@ -100,4 +104,17 @@ impl<LC: LearningComponentsTypes + 'static> Worker<LC> {
         });
         Self { batches, outputs }
     }
+}
+
+/// Runs a forward and backward pass. The losses of another scaler than the loop's are checked here: the loop takes the step.
+fn run<LC: LearningComponentsTypes>(
+    scaler: &GradScaler,
+    model: &TrainingModel<LC>,
+    step: impl FnOnce() -> TrainOutput<Item<LC>>,
+) -> Output<LC> {
+    let (mut output, mut passes) = scaler.pass(step);
+    for own in &passes.scaled_by {
+        passes.other_skipped |= !own.finish(model, &mut output.grads);
+    }
+    (output, passes)
 }

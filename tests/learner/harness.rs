@@ -113,6 +113,8 @@ pub enum By {
     Own(GradScaler),
     /// With a scaler of its own in force.
     Scope(GradScaler),
+    /// After a whole step of another model, with a scaler of its own.
+    After(GradScaler),
     /// With a term of the loss that is beyond f16, and small.
     Beyond,
     /// Clips to this norm, with the scaler of its device, as a loop of its own does.
@@ -144,6 +146,13 @@ impl<B: Backend> Model<B> {
                 scaler.scale(loss).backward()
             }
             By::Own(scaler) => scaler.scale(loss).backward(),
+            By::After(scaler) => {
+                let (critic, mut optimizer) = (Mlp::<B>::new(), SgdConfig::new().init());
+                let grads = scaler.backward(critic.loss(1), &critic);
+                assert!(scaler.step(&mut optimizer, 0.1, critic, grads).1.unwrap());
+                scaler.update().unwrap();
+                loss.backward()
+            }
             By::Scope(scaler) => scaler.scope(|| loss.backward()),
             By::Panic(on) => {
                 assert_ne!(format!("{:?}", loss.device()), *on, "planted");

@@ -47,7 +47,7 @@ pub struct PendingStep<L> {
     losses_given: u32,
     /// The scale of these losses, where they are scaled. Set by the first loss.
     scale: Option<f32>,
-    /// How many of these losses were scaled or are checked, as far as their backward passes ran.
+    /// The backward passes of these losses; where the loss itself is multiplied, the losses.
     passes: u32,
     /// Whether any loss was scaled. If so, the gradients of the step are checked.
     scaled: bool,
@@ -131,12 +131,17 @@ impl<L: Default> PendingStep<L> {
     /// Notes that a loss was multiplied by the scale: in its backward pass, or before it.
     pub fn set_scaled(&mut self) {
         self.scaled = true;
-        self.passes = self.passes.saturating_add(1);
+        self.note_pass();
     }
 
     /// Notes that the gradients are checked where no loss is scaled, as [`set_scaled`](PendingStep::set_scaled).
     pub fn set_checked(&mut self) {
         self.checked = true;
+        self.note_pass();
+    }
+
+    /// Notes the backward pass of a loss that is neither scaled nor checked, as in FP32.
+    pub fn note_pass(&mut self) {
         self.passes = self.passes.saturating_add(1);
     }
 
@@ -163,6 +168,11 @@ impl<L: Default> PendingStep<L> {
     /// Notes whether the losses that were checked before the gradients are finite.
     pub fn set_losses(&mut self, are_finite: bool) {
         self.non_finite_loss |= !are_finite;
+    }
+
+    /// Whether losses were given and no step was taken or skipped with their gradients.
+    pub fn is_unfinished(&self) -> bool {
+        self.losses_given > 0 && self.stepped.is_empty()
     }
 
     /// Whether `unscale` may be called with `given` gradients. `parameters` lists the model's parameters

@@ -205,6 +205,17 @@ impl<M: LearnerModel> AmpTraining<M> {
             .filter(|device| GradScaler::scales_on(device))
             .map(GradScaler::of)
             .collect();
+        let will_scale = |device: &Device| {
+            let configured = || *GradScaler::of(device).state().config();
+            let config = self.loss_scale.unwrap_or_else(configured);
+            GradScaler::scales_on(device) && config != LossScaleConfig::Disabled
+        };
+        let is_repeated =
+            |&i: &usize| will_scale(&devices[i]) && devices[..i].contains(&devices[i]);
+        if let Some(repeated) = (0..devices.len()).find(is_repeated) {
+            let device = local::described(&devices[repeated]);
+            return Err(Error::RepeatedDevice { device });
+        }
         if let Some(config) = self.loss_scale {
             if scaled.is_empty() {
                 let here = local::below(&devices[0].clone().without_autodiff());
@@ -216,18 +227,10 @@ impl<M: LearnerModel> AmpTraining<M> {
             }
         }
 
-        let scales = scaled.iter().any(|scaler| scaler.state().is_enabled());
-        let is_repeated =
-            |&i: &usize| GradScaler::scales_on(&devices[i]) && devices[..i].contains(&devices[i]);
-        if scales && let Some(repeated) = (0..devices.len()).find(is_repeated) {
-            let device = local::described(&devices[repeated]);
-            return Err(Error::RepeatedDevice { device });
-        }
-
         let metrics = ItemMetrics::new(&devices[0]);
         let shown = metrics.queues();
         let mut training = self.training;
-        if scales {
+        if scaled.iter().any(|scaler| scaler.state().is_enabled()) {
             training = training
                 .metric_train_numeric(metrics.scale)
                 .metric_train_numeric(metrics.skipped);
