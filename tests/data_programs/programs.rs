@@ -31,7 +31,7 @@ pub fn of_data() -> Vec<OfData> {
     table![odometer rotary_angles shuffled_ids row_totals counted covariance mel_bank prefix_sums
         confusion smoothed_times window_variances structural_similarity moved_boxes
         normal_equations spectrum map_distances paths invoice net_worth luma interpolated calibrated
-        neighbours histogram]
+        neighbours histogram picked]
 }
 
 /// The products of these have an inner dimension of 1.
@@ -47,7 +47,7 @@ pub fn of_bounds() -> Vec<OfBounds> {
         filled ignored odds bins kept_largest floored_twice halves capped
         guarded quotients thresholds box_areas ordinal_likelihood
         parts guarded_quotients peaks_of_data joined gated_twice remembered
-        by_hand masked perturbed]
+        by_hand masked perturbed denormalized nearly_one]
 }
 
 /// The values that are further from the exact ones than half precision with this roundoff allows.
@@ -320,6 +320,14 @@ fn histogram() -> Vec<f32> {
     let bins = one_hot((0..600).map(|i| i * i % 6), 6);
     let weights = tensor([600, 1], |i| 61.3 + (i * 7 % 13) as f64);
     data(bins.transpose().matmul(weights))
+}
+
+/// An id that a mask in the dtype of half scores picks.
+fn picked() -> Vec<f32> {
+    let scores = half([0.5, -1.0, 2.0, -3.0]);
+    let chosen = scores.clone().greater_elem(1.0);
+    let pick = scores.zeros_like().mask_fill(chosen, 1.0);
+    data(pick.matmul(tensor([4, 1], |i| (40_063 + i) as f64)))
 }
 
 // Bounds, thresholds and dtypes.
@@ -950,6 +958,21 @@ fn perturbed() -> (Vec<f32>, Vec<f64>) {
     let largest = uniform.log().neg().log().neg().max();
     // Of all draws, one in 200,000 has no number above this bound.
     (data((largest / 8.3).clamp(0.0, 1.0)), vec![1.0])
+}
+
+/// Prices from what a model was trained to give: less their mean, and in units of their deviation.
+fn denormalized() -> (Vec<f32>, Vec<f64>) {
+    let prices = half([2.0, 3.5, -1.0]) * 40_000.0 + 180_000.0;
+    (data(prices), vec![260_000.0, 320_000.0, 140_000.0])
+}
+
+/// A factor that keeps correlations from 1.
+fn nearly_one() -> (Vec<f32>, Vec<f64>) {
+    let correlations = [1.0, 0.5, -0.25, -1.0];
+    let inside = half(correlations) * (1.0 - 1e-4);
+    let rest = inside.square().neg() + 1.0;
+    let exact = correlations.map(|x| (1.0 - (x * (1.0 - 1e-4)).powi(2)).ln());
+    (data(rest.log()), exact.to_vec())
 }
 
 /// Functions of half values, which need digits that half rounds away. Their gradients do, too.

@@ -229,6 +229,13 @@ def histogram():
     return bins.T @ tensor([600, 1], lambda i: 61.3 + i * 7 % 13)
 
 
+def picked():
+    """An id that a mask in the dtype of half scores picks."""
+    scores = learned(torch.tensor([[0.5, -1.0, 2.0, -3.0]]))
+    pick = torch.zeros_like(scores).masked_fill(scores > 1.0, 1.0)
+    return pick @ tensor([4, 1], lambda i: 40_063 + i)
+
+
 # Bounds, thresholds and dtypes. Each returns its values and the exact ones.
 
 
@@ -703,11 +710,24 @@ def perturbed():
     return ((-(-uniform.log()).log()).max() / 8.3).clamp(0, 1).reshape(1), [1]
 
 
+def denormalized():
+    """Prices from what a model was trained to give: less their mean, and in units of their deviation."""
+    return learned(torch.tensor([[2.0, 3.5, -1.0]])) * 40_000 + 180_000, [260_000, 320_000, 140_000]
+
+
+def nearly_one():
+    """A factor that keeps correlations from 1."""
+    correlations = [1.0, 0.5, -0.25, -1.0]
+    inside = learned(torch.tensor([correlations])) * (1 - 1e-4)
+    exact = [math.log(1 - (x * (1 - 1e-4)) ** 2) for x in correlations]
+    return (1 - inside.square()).log(), exact
+
+
 DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
     normal_equations, spectrum, map_distances, paths, invoice, net_worth, luma, interpolated,
-    calibrated, neighbours, histogram,
+    calibrated, neighbours, histogram, picked,
 ]  # fmt: skip
 BOUNDS = [
     guarded_log, confident, masked_places, masked_softmax, padded_places, peaks, survival,
@@ -716,7 +736,8 @@ BOUNDS = [
     squashed, entropy, straight_through, cumulative, leaving_a_region, shifted_scores, ranked, corners, roots,
     inverse_sigmoid, moved, filled, ignored, odds, halves, bins, kept_largest, floored_twice, capped,
     guarded, quotients, thresholds, box_areas, ordinal_likelihood, parts, guarded_quotients,
-    peaks_of_data, joined, gated_twice, remembered, by_hand, masked, perturbed,
+    peaks_of_data, joined, gated_twice, remembered, by_hand, masked, perturbed, denormalized,
+    nearly_one,
 ]  # fmt: skip
 
 

@@ -35,14 +35,24 @@ impl Function {
     /// A scalar up to this is an epsilon: beside it, no digits of a number are lost that matter.
     const EPSILON: f64 = 1e-3;
 
-    /// Whether half may round away what is left of a small number.
+    /// A factor from this on may take a number beyond f16.
+    const LARGE: f64 = 128.0;
+
+    /// A factor so near to 1 may be 1 in bf16.
+    const NEAR: f64 = 1.0 / 256.0;
+
+    /// Whether half may round away what is left of a small number, or make it infinite.
     pub fn rounds(self) -> bool {
+        let takes = |factor: f64| {
+            let factor = factor.abs();
+            factor >= Self::LARGE || factor != 1.0 && (factor - 1.0).abs() < Self::NEAR
+        };
         match self {
             Self::Sigmoid | Self::Tanh => true,
             Self::Plus(scalar) => scalar.abs() > Self::EPSILON,
-            Self::Times(_) | Self::Over(_) | Self::Neg | Self::AtLeast(_) | Self::AtMost(_) => {
-                false
-            }
+            Self::Times(factor) => takes(factor),
+            Self::Over(divisor) => takes(divisor.recip()),
+            Self::Neg | Self::AtLeast(_) | Self::AtMost(_) => false,
         }
     }
 }
@@ -445,13 +455,23 @@ mod tests {
         ] {
             assert!(!Functions([Function::Sigmoid, large].iter()).is_gate());
         }
-        let functions = [Function::Sigmoid, Function::Tanh, Function::Plus(-0.25)];
+        let functions = [
+            Function::Sigmoid,
+            Function::Tanh,
+            Function::Plus(-0.25),
+            Function::Times(40_000.0),
+            Function::Times(1.0 - 1e-4),
+            Function::Over(-1e-3),
+            Function::Over(1.001),
+        ];
         assert!(functions.into_iter().all(Function::rounds));
         // An epsilon, a factor, a change of sign and a bound lose nothing that half held.
         let others = [
             Function::Plus(1e-6),
             Function::Times(2.0),
+            Function::Times(-1.0),
             Function::Over(3.0),
+            Function::Over(1000.0),
             Function::Neg,
             Function::AtLeast(0.0),
             Function::AtMost(1.0),
