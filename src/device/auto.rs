@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use burn_amp_core::{Capabilities, Chosen};
+use burn_amp_core::{Capabilities, Chosen, DTypeUses};
 use burn_backend::{Backend, DeviceOps, FloatDType, Shape};
 
 use super::BackendKind;
@@ -19,8 +19,40 @@ pub(super) fn select<B: Backend>(device: &B::Device, capabilities: Capabilities)
     if BackendKind::of::<B>(device).is_libtorch {
         by_times(capabilities, times::<B>(device.inner()))
     } else {
-        capabilities.auto()
+        accelerated::<B>(device, capabilities).auto()
     }
+}
+
+/// What a device accelerates. CubeCL reports bf16 for all NVIDIA GPUs from compute capability 7.0 on; those before 8.0, such as
+/// V100 and T4, have no matrix units for it.
+///
+/// Until: CubeCL 0.11, which Burn 0.22 uses.
+fn accelerated<B: Backend>(device: &B::Device, reported: Capabilities) -> Capabilities {
+    if !is_cuda_before_8_0::<B>(device) {
+        return reported;
+    }
+    let bf16 = DTypeUses {
+        accelerated: false,
+        ..reported.bf16
+    };
+    Capabilities { bf16, ..reported }
+}
+
+/// Whether a device is CUDA's, without the asynchronous copies of compute capability 8.0.
+#[cfg(feature = "cuda")]
+fn is_cuda_before_8_0<B: Backend>(device: &B::Device) -> bool {
+    use cubecl::Runtime;
+    use cubecl::cuda::{CudaDevice, CudaRuntime};
+
+    let device: &dyn std::any::Any = device.inner();
+    device
+        .downcast_ref::<CudaDevice>()
+        .is_some_and(|device| !CudaRuntime::client(device).properties().features.copy_async)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn is_cuda_before_8_0<B: Backend>(_device: &B::Device) -> bool {
+    false
 }
 
 /// How long a product of matrices takes on a device.
@@ -119,8 +151,6 @@ fn product<B: Backend>(device: &B::Device, size: usize, dtype: FloatDType) -> Op
 
 #[cfg(test)]
 mod tests {
-    use burn_amp_core::DTypeUses;
-
     use super::*;
 
     #[test]

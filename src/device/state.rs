@@ -14,7 +14,6 @@ use super::waiting::Waiting;
 use super::{AmpConfig, CastStatistics, DeviceKey, Settings, key, name};
 use crate::policy::{Exceptions, OpPrecisions, Support};
 use crate::precision::{in_kernel, is_in_region, want_half};
-use crate::workarounds::cubecl::accelerated;
 use crate::{AmpError, GradScaler, Precision};
 
 /// The state of a device, for all threads and for the life of the process. Backends that share the
@@ -73,9 +72,7 @@ impl DeviceState {
 
     fn capabilities<B: Backend>(&self, device: &B::Device) -> Capabilities {
         let reported = || burn_amp_core::capabilities!(B, device.inner());
-        *self
-            .capabilities
-            .get_or_init(|| accelerated::<B>(device, reported()))
+        *self.capabilities.get_or_init(reported)
     }
 
     pub(super) fn support<B: Backend>(&self, device: &B::Device) -> Support {
