@@ -252,7 +252,7 @@ fn pass<B: AutodiffInner, C: CheckpointStrategy>(
     };
     #[cfg(feature = "train")]
     if explicit.is_some() {
-        scaler.tell_loop();
+        scaler::other_scaled();
     }
     let scales = f16 && scaler.state().is_enabled();
     if !tracked || !(scales || context.in_force.checked) {

@@ -90,8 +90,8 @@ pub(crate) struct Passes {
     pub own: Vec<Pass>,
     /// Whether one with another scaler was skipped.
     pub other_skipped: bool,
-    /// The scalers that the program gave losses to.
-    pub scaled_by: Vec<GradScaler>,
+    /// Whether the program scaled a loss with another scaler: its protocol checks the gradients, if the program follows it.
+    pub other_scaled: bool,
 }
 
 #[cfg(feature = "train")]
@@ -149,47 +149,34 @@ impl GradScaler {
 
     /// Gives a pass to the loop that runs it. Returns the pass if its scaler is not the loop's.
     fn given_to_loop(&self, pass: Pass) -> Option<Pass> {
-        IN_SCOPE.with_borrow_mut(|scopes| {
-            let loops = scopes[precision::scopes()].iter_mut();
-            let mut loops = loops.filter_map(|scope| Some((&scope.scaler, scope.passes.as_mut()?)));
-            match loops.next_back() {
-                Some((scaler, passes)) if scaler.shared.is(&self.shared) => {
-                    passes.own.push(pass);
-                    None
-                }
-                Some((_, passes)) => {
-                    passes.other_skipped |= pass.outcome != StepOutcome::Finite;
-                    Some(pass)
-                }
-                None => Some(pass),
-            }
-        })
-    }
-
-    /// Whether a training loop has this scaler in force here: its passes scale their loss, and check it.
-    pub(crate) fn is_of_loop(&self) -> bool {
-        IN_SCOPE.with_borrow(|scopes| {
-            let innermost = scopes[precision::scopes()].last();
-            innermost
-                .is_some_and(|scope| scope.passes.is_some() && scope.scaler.shared.is(&self.shared))
-        })
-    }
-
-    /// Tells the loop that runs here of a backward pass of a loss that this scaler has scaled. The loop ends the step, unless
-    /// the program does.
-    pub(crate) fn tell_loop(&self) {
-        IN_SCOPE.with_borrow_mut(|scopes| {
-            let mut loops = scopes[precision::scopes()].iter_mut().rev();
-            if let Some(passes) = loops.find_map(|scope| scope.passes.as_mut())
-                && !passes
-                    .scaled_by
-                    .iter()
-                    .any(|own| own.shared.is(&self.shared))
-            {
-                passes.scaled_by.push(self.clone());
-            }
+        let (outcome, mut pass) = (pass.outcome, Some(pass));
+        in_loop(|scaler, passes| match scaler.shared.is(&self.shared) {
+            true => passes.own.extend(pass.take()),
+            false => passes.other_skipped |= outcome != StepOutcome::Finite,
         });
+        pass
     }
+}
+
+/// Tells the training loop that runs here, as in the `TrainStep` of a `Learner`, that the program has scaled a loss.
+#[cfg(feature = "train")]
+pub(crate) fn other_scaled() {
+    in_loop(|_, passes| passes.other_scaled = true);
+}
+
+/// The scaler of the training loop that runs here.
+#[cfg(feature = "train")]
+pub(crate) fn of_loop() -> Option<GradScaler> {
+    in_loop(|scaler, _| scaler.clone())
+}
+
+#[cfg(feature = "train")]
+fn in_loop<T>(f: impl FnOnce(&GradScaler, &mut Passes) -> T) -> Option<T> {
+    IN_SCOPE.with_borrow_mut(|scopes| {
+        let scopes = scopes[precision::scopes()].iter_mut().rev();
+        let mut loops = scopes.filter_map(|scope| Some((&scope.scaler, scope.passes.as_mut()?)));
+        loops.next().map(|(scaler, passes)| f(scaler, passes))
+    })
 }
 
 fn within<T>(scope: InScope, f: impl FnOnce() -> T) -> T {

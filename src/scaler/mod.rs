@@ -7,7 +7,7 @@ mod losses;
 pub use handle::GradScaler;
 
 #[cfg(feature = "train")]
-pub(crate) use handle::{Pass, Passes};
+pub(crate) use handle::{Pass, Passes, of_loop, other_scaled};
 pub(crate) use handle::{ScaledLoss, in_scope};
 #[cfg(feature = "train")]
 pub(crate) use losses::{LossCheck, Losses};

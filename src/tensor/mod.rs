@@ -363,8 +363,12 @@ impl<B: Backend, S: Side<B>> AmpTensor<B, S> {
         let Some(unrounded) = self.unrounded() else {
             return self;
         };
-        // A sigmoid that is 0 in f16 may divide.
-        let flags = match unrounded.functions().is_sigmoid() {
+        let is_beyond = {
+            let functions = unrounded.functions();
+            // A sigmoid that is 0 in f16 may divide.
+            functions.is_sigmoid() || self.dtype() == DType::F16 && functions.leave_f16()
+        };
+        let flags = match is_beyond {
             true => self.flags - TensorFlags::FITS,
             false => self.flags | TensorFlags::fits(self.dtype()),
         };

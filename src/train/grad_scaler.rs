@@ -15,7 +15,7 @@ use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
 use crate::policy::Mode;
 use crate::precision::in_step;
-use crate::scaler::ScaledLoss;
+use crate::scaler::{self, ScaledLoss};
 use crate::{AmpError, GradScaler, LastStep, Precision, Transition, full_precision};
 
 impl GradScaler {
@@ -41,11 +41,10 @@ impl GradScaler {
     /// - On an `AmpAutodiff` with a checkpointing strategy that is not one of Burn's.
     /// - With every 1,000th loss of one step, where [`unscale`](GradScaler::unscale) panics.
     pub fn scale<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
-        if is_amp::<B>() && self.is_of_loop() {
-            // In the `TrainStep` of a `Learner`, whose loop has this scaler in force.
+        let device = loss.device();
+        if self.is_of_loop::<B>(&device) {
             return loss;
         }
-        let device = loss.device();
         // One scale for the whole accumulation window, even if the scale is set within it.
         let (_, scale) = self.shared.count_loss();
         if self.shared.has_many_losses() {
@@ -146,10 +145,10 @@ impl GradScaler {
         model: &M,
         grads: &mut GradientsParams,
     ) -> Result<(), AmpError> {
-        if is_amp::<B>() && self.is_of_loop() {
+        let found = gradients::found::<B, M>(model, grads);
+        if self.is_of_loop::<B>(&found.device) {
             return Ok(());
         }
-        let found = gradients::found::<B, M>(model, grads);
         let given = grads.len();
         self.shared
             .pending()
@@ -158,6 +157,14 @@ impl GradScaler {
         self.unscale_found::<B, M>(model, grads, &found);
         self.shared.pending().unscale(&found.parameters);
         Ok(())
+    }
+
+    /// Whether a training loop scales the losses here and checks their gradients, as in the `TrainStep` of a `Learner`: with
+    /// this scaler, or in the place of the device's.
+    fn is_of_loop<B: AutodiffBackend>(&self, device: &B::Device) -> bool {
+        let is_this = |other: Self| other.shared.is(&self.shared);
+        let of_loop = scaler::of_loop().filter(|_| is_amp::<B>());
+        of_loop.is_some_and(|of_loop| is_this(of_loop) || is_this(Self::of::<B>(device)))
     }
 
     /// Checks that no gradient in f16 carries the scale. PyTorch raises "Attempting to unscale FP16
@@ -271,23 +278,6 @@ impl GradScaler {
         // matrices would do so in half precision.
         let model = in_step(|| optimizer.step(lr, model, grads));
         (model, Ok(true))
-    }
-
-    /// Ends the step of this scaler's losses for a loop that takes the step with these gradients, unless the program has
-    /// taken one. Returns whether the losses and the gradients are finite.
-    pub(super) fn finish<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &self,
-        model: &M,
-        grads: &mut GradientsParams,
-    ) -> bool {
-        let found = gradients::found::<B, M>(model, grads);
-        if found.parameters.is_empty() || !self.shared.pending().is_unfinished() {
-            return true;
-        }
-        self.unscale_found::<B, M>(model, grads, &found);
-        let are_finite = self.shared.pending().step(&found.parameters);
-        self.shared.update().expect("a step has begun");
-        are_finite
     }
 
     /// Ends the step. The scale grows, stays or backs off according to all steps since the last

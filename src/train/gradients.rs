@@ -136,6 +136,22 @@ pub(super) fn found<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
 }
 
+/// Whether the gradients of a model are finite. Reads them back.
+pub(super) fn are_finite<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    grads: &mut GradientsParams,
+) -> bool {
+    let found = found::<B, M>(model, grads);
+    let mut check = FiniteCheck::<B::InnerBackend>::new(found.device);
+    unscale(
+        &found.parameters.iter().collect::<Vec<_>>(),
+        grads,
+        None,
+        &mut check,
+    );
+    !check.read().contains(&false)
+}
+
 /// Multiplies the gradients of these parameters by `factor`, in FP32 or wider, and adds them to
 /// `check`, in this order.
 pub(super) fn unscale<I: Backend>(

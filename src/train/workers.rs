@@ -1,5 +1,6 @@
 //! The passes of several devices, each on a thread of its own.
 
+use std::sync::Once;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Scope;
 
@@ -8,6 +9,7 @@ use burn_core::tensor::Device;
 use burn_optim::GradientsParams;
 use burn_train::{Learner, LearningComponentsTypes, TrainOutput, TrainStep, TrainingModel};
 
+use super::gradients;
 use crate::GradScaler;
 use crate::scaler::Passes;
 
@@ -106,15 +108,23 @@ impl<LC: LearningComponentsTypes + 'static> Worker<LC> {
     }
 }
 
-/// Runs a forward and backward pass. The losses of another scaler than the loop's are checked here: the loop takes the step.
+/// Runs a forward and backward pass. The loop takes the step: what another scaler has scaled is checked here, too.
 fn run<LC: LearningComponentsTypes>(
     scaler: &GradScaler,
     model: &TrainingModel<LC>,
     step: impl FnOnce() -> TrainOutput<Item<LC>>,
 ) -> Output<LC> {
     let (mut output, mut passes) = scaler.pass(step);
-    for own in &passes.scaled_by {
-        passes.other_skipped |= !own.finish(model, &mut output.grads);
+    if passes.other_scaled && !gradients::are_finite(model, &mut output.grads) {
+        passes.other_skipped = true;
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| {
+            log::warn!(
+                "burn-amp: the gradients of a loss that a TrainStep scaled with a scaler of its own are not finite: the \
+                 step is skipped, and that scale stays. Use GradScaler::of(&device), or no scaler: the training scales \
+                 the loss"
+            );
+        });
     }
     (output, passes)
 }

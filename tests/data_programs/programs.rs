@@ -31,7 +31,7 @@ pub fn of_data() -> Vec<OfData> {
     table![odometer rotary_angles shuffled_ids row_totals counted covariance mel_bank prefix_sums
         confusion smoothed_times window_variances structural_similarity moved_boxes
         normal_equations spectrum map_distances paths invoice net_worth luma interpolated calibrated
-        neighbours histogram picked]
+        neighbours histogram]
 }
 
 /// The products of these have an inner dimension of 1.
@@ -322,13 +322,7 @@ fn histogram() -> Vec<f32> {
     data(bins.transpose().matmul(weights))
 }
 
-/// An id that a mask in the dtype of half scores picks.
-fn picked() -> Vec<f32> {
-    let scores = half([0.5, -1.0, 2.0, -3.0]);
-    let chosen = scores.clone().greater_elem(1.0);
-    let pick = scores.zeros_like().mask_fill(chosen, 1.0);
-    data(pick.matmul(tensor([4, 1], |i| (40_063 + i) as f64)))
-}
+
 
 // Bounds, thresholds and dtypes.
 
@@ -962,8 +956,9 @@ fn perturbed() -> (Vec<f32>, Vec<f64>) {
 
 /// Prices from what a model was trained to give: less their mean, and in units of their deviation.
 fn denormalized() -> (Vec<f32>, Vec<f64>) {
-    let prices = half([2.0, 3.5, -1.0]) * 40_000.0 + 180_000.0;
-    (data(prices), vec![260_000.0, 320_000.0, 140_000.0])
+    let prices = half([2.0, 3.5, -1.0, 0.0]) * 40_000.0 + 180_000.0;
+    let known = half([0.5; 4]).mask_where(mask([true, true, false, true]), prices);
+    (data(relu(known)), vec![260_000.0, 320_000.0, 0.5, 180_000.0])
 }
 
 /// A factor that keeps correlations from 1.

@@ -193,8 +193,8 @@ fn a_step_is_whole_however_its_passes_scale_their_losses() {
     let [first, second] = [mine(), mine()];
     for (by, own) in [
         (By::Scaled, None),
-        (By::Scope(first.clone()), Some(first)),
-        (By::Own(second.clone()), Some(second)),
+        (By::Scope(first.clone()), Some((first, (8, 1)))),
+        (By::Own(second.clone()), Some((second, (0, 0)))),
     ] {
         let case = format!("{by:?}");
         let spy = Spy::new(sgd());
@@ -208,15 +208,19 @@ fn a_step_is_whole_however_its_passes_scale_their_losses() {
         assert_eq!(steps.all().len(), 2, "of three windows, {case}");
         let devices = GradScaler::of::<A>(&Default::default());
         let counts = |scaler: &GradScaler| (scaler.taken_steps(), scaler.skipped_steps());
-        // A scaler of the step's own decides pass by pass.
-        match &own {
-            Some(own) => assert_eq!([counts(&devices), counts(own)], [(0, 0), (8, 1)], "{case}"),
+        // A scaler of the step's own decides pass by pass, if it is in force.
+        match own {
+            Some(own) => assert_eq!(
+                [counts(&devices), counts(&own.0)],
+                [(0, 0), own.1],
+                "{case}"
+            ),
             None => assert_eq!(counts(&devices), (2, 1), "{case}"),
         }
     }
 }
 
-/// The scaler of the device is then not the training's.
+/// The scaler of the device is then not the training's, but means it.
 #[test]
 fn a_step_that_scales_with_its_device_is_checked_in_a_scope_too() {
     let _alone = alone();
@@ -227,8 +231,7 @@ fn a_step_that_scales_with_its_device_is_checked_in_a_scope_too() {
     let learner = Learner::new(Model::by(By::Scaled), spy, 0.1);
     mine.scope(|| training.to_fp16().launch(learner)).unwrap();
     assert_eq!(steps.all().len(), 4, "of five");
-    let devices = GradScaler::of::<A>(&Default::default());
-    assert_eq!((devices.taken_steps(), devices.skipped_steps()), (4, 1));
+    assert_eq!((mine.taken_steps(), mine.skipped_steps()), (4, 1));
 }
 
 /// As that of a critic: the steps of both are apart.

@@ -229,11 +229,7 @@ def histogram():
     return bins.T @ tensor([600, 1], lambda i: 61.3 + i * 7 % 13)
 
 
-def picked():
-    """An id that a mask in the dtype of half scores picks."""
-    scores = learned(torch.tensor([[0.5, -1.0, 2.0, -3.0]]))
-    pick = torch.zeros_like(scores).masked_fill(scores > 1.0, 1.0)
-    return pick @ tensor([4, 1], lambda i: 40_063 + i)
+
 
 
 # Bounds, thresholds and dtypes. Each returns its values and the exact ones.
@@ -712,7 +708,9 @@ def perturbed():
 
 def denormalized():
     """Prices from what a model was trained to give: less their mean, and in units of their deviation."""
-    return learned(torch.tensor([[2.0, 3.5, -1.0]])) * 40_000 + 180_000, [260_000, 320_000, 140_000]
+    prices = learned(torch.tensor([[2.0, 3.5, -1.0, 0.0]])) * 40_000 + 180_000
+    known = torch.where(torch.tensor([[True, True, False, True]]), prices, learned(torch.tensor([[0.5] * 4])))
+    return known.relu(), [260_000, 320_000, 0.5, 180_000]
 
 
 def nearly_one():
@@ -727,7 +725,7 @@ DATA = [
     odometer, rotary_angles, shuffled_ids, row_totals, counted, covariance, mel_bank, prefix_sums,
     confusion, smoothed_times, window_variances, structural_similarity, moved_boxes,
     normal_equations, spectrum, map_distances, paths, invoice, net_worth, luma, interpolated,
-    calibrated, neighbours, histogram, picked,
+    calibrated, neighbours, histogram,
 ]  # fmt: skip
 BOUNDS = [
     guarded_log, confident, masked_places, masked_softmax, padded_places, peaks, survival,

@@ -160,9 +160,9 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             && !self.layer.data_in_half
             && !self.any.contains(TensorFlags::LEARNED)
             && !self.op.is_backward()
-            // A half tensor that nothing learned is a constant in the dtype of another, as `x.zeros_like()` is.
-            && self.operands.iter().all(|o| o.dtype == D::F32 || o.is_demoted())
+            && self.are_fp32()
     }
+
     /// Whether every operand is FP32.
     pub(super) fn are_fp32(&self) -> bool {
         self.operands.iter().all(|o| o.dtype == D::F32)

@@ -224,7 +224,7 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
     fn by_row(&self) -> Decision<D> {
         let is_of_data = self.is_of_data();
         let class = if is_of_data {
-            Class::Fp32
+            Class::Promote
         } else {
             self.class()
         };

@@ -71,6 +71,16 @@ impl<'a, I: Iterator<Item = &'a Function> + Clone> Functions<I> {
         self.any(|function| matches!(function, Function::Plus(_)))
     }
 
+    /// Whether a number that f16 holds may be beyond f16 after them.
+    pub fn leave_f16(&self) -> bool {
+        self.any(|function| match *function {
+            Function::Times(factor) => factor.abs() > 2.0,
+            Function::Over(divisor) => divisor.abs() < 0.5,
+            Function::Plus(scalar) => scalar.abs() > 1024.0,
+            _ => false,
+        })
+    }
+
     /// Whether a sigmoid is computed again.
     pub fn is_sigmoid(&self) -> bool {
         self.any(|function| *function == Function::Sigmoid)
@@ -337,6 +347,9 @@ impl<D: FloatDType> Decision<D> {
         let is_asked = self.rounded.or(self.operands).is_some_and(is_half);
         if reads && self.is_in_half && !is_asked {
             self.operands = Some(D::F32);
+            if first.leave_f16() {
+                self.flags -= TensorFlags::FITS_F16;
+            }
             // The root of a small sigmoid may be below f16. As a factor, it follows half.
             let is_small = op.effect == Effect::Roots && first.is_sigmoid();
             self.result = (is_inside && !is_small).then_some(dtype);
@@ -465,6 +478,18 @@ mod tests {
             Function::Over(1.001),
         ];
         assert!(functions.into_iter().all(Function::rounds));
+        let leaves = [
+            Function::Times(40_000.0),
+            Function::Over(-1e-3),
+            Function::Plus(2048.0),
+        ];
+        assert!(leaves.iter().all(|of| Functions([*of].iter()).leave_f16()));
+        let stays = [
+            Function::Times(2.0),
+            Function::Over(8.0),
+            Function::Plus(-1.0),
+        ];
+        assert!(!Functions(stays.iter()).leave_f16());
         // An epsilon, a factor, a change of sign and a bound lose nothing that half held.
         let others = [
             Function::Plus(1e-6),

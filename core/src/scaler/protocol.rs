@@ -170,11 +170,6 @@ impl<L: Default> PendingStep<L> {
         self.non_finite_loss |= !are_finite;
     }
 
-    /// Whether losses were given and no step was taken or skipped with their gradients.
-    pub fn is_unfinished(&self) -> bool {
-        self.losses_given > 0 && self.stepped.is_empty()
-    }
-
     /// Whether `unscale` may be called with `given` gradients. `parameters` lists the model's parameters
     /// among them.
     pub fn check_unscale(&self, given: usize, parameters: &[Parameter]) -> Result<(), AmpError> {

@@ -1,5 +1,5 @@
 //! The generic code that most tests instantiate. Without optimization, a crate takes what a crate that it depends on has
-//! instantiated: the 60 programs of the tests would each compile it again, ten seconds each. Nothing here runs.
+//! instantiated: the programs of the tests would each compile it again. Nothing here runs.
 
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::backend::{Autodiff, Flex, NdArray};
