@@ -59,7 +59,8 @@ impl MixedPrecisionTrainerConfig {
     /// - [`AmpError::InvalidTrainer`] when `grads_accumulation` is 0, or `grad_clipping_norm` is not
     ///   positive.
     /// - [`AmpError::InvalidLossScale`] when a setting of `loss_scale` is out of its range.
-    /// - [`AmpError::LossScaleWithoutF16`] when `loss_scale` is given and not disabled, with bf16 or FP32.
+    /// - [`AmpError::LossScaleWithoutF16`] when `loss_scale` is neither the default nor disabled,
+    ///   with bf16 or FP32.
     /// - [`AmpError::UnsupportedPrecision`] when a device of the model cannot do the precision.
     pub fn init<B, M, O, S>(
         &self,
@@ -99,7 +100,10 @@ impl MixedPrecisionTrainerConfig {
             None => LossScaleConfig::default(),
         };
         let may_scale = precision.scales_loss() || precision == Precision::Auto;
-        let config = self.loss_scale.or_else(|| may_scale.then(of_device));
+        let is_asked =
+            |config: &LossScaleConfig| may_scale || *config != LossScaleConfig::default();
+        let given = self.loss_scale.filter(is_asked);
+        let config = given.or_else(|| may_scale.then(of_device));
         let scaler = config.map(GradScaler::new).transpose()?;
         Ok(MixedPrecisionTrainer {
             model: Some(in_precision(precision, || gradients::in_f32(model).0)),
