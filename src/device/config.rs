@@ -193,7 +193,8 @@ impl AmpConfig {
     ///
     /// With a dynamic loss scale alone. After a step whose loss is not finite, and after an overflow at a scale that has
     /// fallen by 2^6, or to its minimum, since it last grew, the next passes are watched as by [anomaly
-    /// detection](Self::with_anomaly_detection), at its cost: 1 pass, then 2, 4, .. 32. On Flex and LibTorch so are the first 32 calls of each operation after 8, 64, 512, .. steps. An operation
+    /// detection](Self::with_anomaly_detection), at its cost: 1 pass, then 2, 4, .. 32. On Flex and LibTorch so are the
+    /// first 32 calls of each operation after 8, 64, 512, .. steps. An operation
     /// whose finite operands give a result that is not finite becomes an [exception](crate::exceptions()) of the
     /// device: its calls that sum as many products, or have the same last dimension, run in FP32; after a second such
     /// number, all of its calls. So does one whose gradient alone overflows in 8 such steps, once the

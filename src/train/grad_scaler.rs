@@ -121,8 +121,8 @@ impl GradScaler {
     /// and each keeps its shape, dtype and device. Costs the step's one read-back, plus a second
     /// one after an overflow. The counterpart of PyTorch's `GradScaler.unscale_`.
     ///
-    /// What [`step`](GradScaler::step) is given has to be what was unscaled, or its sum with the gradients of later backward passes: the
-    /// gradients of an earlier pass that is added afterwards are not checked.
+    /// What [`step`](GradScaler::step) is given has to be what was unscaled, or its sum with the gradients of later
+    /// backward passes: gradients of an earlier pass that are added afterwards are not checked.
     ///
     /// In the `TrainStep` of a `Learner` with `.to_fp16()` or `.with_amp(..)`, and one of Burn's strategies, this does nothing: the
     /// loop's scaler has unscaled and checked the gradients.

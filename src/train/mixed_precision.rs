@@ -29,6 +29,11 @@ pub(super) fn in_precision<T>(precision: Precision, f: impl FnOnce() -> T) -> T 
     }
 }
 
+/// Whether a loss is scaled in a precision, as far as it is known before the device is.
+pub(super) fn may_scale(precision: Precision) -> bool {
+    precision.scales_loss() || precision == Precision::Auto
+}
+
 impl MixedPrecision {
     /// Combines a precision and a scaler. `"16-mixed".parse()?` parses a precision. Without a scaler,
     /// f16 and `Auto` get a new dynamic scaler. Does not check whether a device supports the precision.
@@ -37,8 +42,7 @@ impl MixedPrecision {
     ///
     /// [`AmpError::LossScaleWithoutF16`] when a scaler is given with bf16 or FP32.
     pub fn new(precision: Precision, scaler: Option<GradScaler>) -> Result<Self, AmpError> {
-        let may_scale = precision.scales_loss() || precision == Precision::Auto;
-        let scaler = match (may_scale, scaler) {
+        let scaler = match (may_scale(precision), scaler) {
             (true, scaler) => scaler.unwrap_or_default(),
             (false, Some(scaler)) if scaler.state().is_enabled() => {
                 return Err(AmpError::LossScaleWithoutF16 { precision });

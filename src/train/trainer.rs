@@ -18,7 +18,7 @@ use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
 
-use super::mixed_precision::in_precision;
+use super::mixed_precision::{in_precision, may_scale};
 use super::{MixedPrecision, gradients};
 use crate::autodiff::generic::is_amp;
 use crate::device::DeviceState;
@@ -99,7 +99,7 @@ impl MixedPrecisionTrainerConfig {
             Some(device) => *GradScaler::of::<B>(device).state().config(),
             None => LossScaleConfig::default(),
         };
-        let may_scale = precision.scales_loss() || precision == Precision::Auto;
+        let may_scale = may_scale(precision);
         let is_asked =
             |config: &LossScaleConfig| may_scale || *config != LossScaleConfig::default();
         let given = self.loss_scale.filter(is_asked);

@@ -60,7 +60,7 @@ impl<LC: LearningComponentsTypes + 'static> Workers<LC> {
             Self::Single(scaler) => {
                 let pass = |(of, batch)| {
                     let step = || learner.train_step(batch);
-                    (of, run::<LC>(scaler, &learner.model(), step))
+                    (of, run::<LC>(scaler, step, || learner.model()))
                 };
                 batches.map(pass).collect()
             }
@@ -98,7 +98,7 @@ impl<LC: LearningComponentsTypes + 'static> Worker<LC> {
         threads.spawn(move || {
             for (batch, model) in given {
                 let model = model.fork(&device);
-                let output = run::<LC>(&scaler, &model, || model.step(batch));
+                let output = run::<LC>(&scaler, || model.step(batch), || model.clone());
                 if passed.send(output).is_err() {
                     break;
                 }
@@ -111,11 +111,11 @@ impl<LC: LearningComponentsTypes + 'static> Worker<LC> {
 /// Runs a forward and backward pass. The loop takes the step: what another scaler has scaled is checked here, too.
 fn run<LC: LearningComponentsTypes>(
     scaler: &GradScaler,
-    model: &TrainingModel<LC>,
     step: impl FnOnce() -> TrainOutput<Item<LC>>,
+    model: impl FnOnce() -> TrainingModel<LC>,
 ) -> Output<LC> {
     let (mut output, mut passes) = scaler.pass(step);
-    if passes.other_scaled && !gradients::are_finite(model, &mut output.grads) {
+    if passes.other_scaled && !gradients::are_finite(&model(), &mut output.grads) {
         passes.other_skipped = true;
         static TOLD: Once = Once::new();
         TOLD.call_once(|| {

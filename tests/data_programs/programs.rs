@@ -322,8 +322,6 @@ fn histogram() -> Vec<f32> {
     data(bins.transpose().matmul(weights))
 }
 
-
-
 // Bounds, thresholds and dtypes.
 
 /// A row in half, where half is in force, of values that both half dtypes hold.

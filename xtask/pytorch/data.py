@@ -229,9 +229,6 @@ def histogram():
     return bins.T @ tensor([600, 1], lambda i: 61.3 + i * 7 % 13)
 
 
-
-
-
 # Bounds, thresholds and dtypes. Each returns its values and the exact ones.
 
 

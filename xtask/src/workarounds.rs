@@ -34,14 +34,14 @@ fn ends(source: &str, all: bool) -> anyhow::Result<Vec<(&str, &str)>> {
     for line in source.lines() {
         if let Some(text) = line.strip_prefix("/// Until: ") {
             until = Some(text);
-        } else if let (_, Some(rest)) | (Some(rest), _) = (
-            line.strip_prefix("fn "),
-            line.strip_prefix("pub(crate) fn "),
-        ) {
+            continue;
+        }
+        let called = line.strip_prefix("pub(crate) ");
+        if let Some(rest) = called.unwrap_or(line).strip_prefix("fn ") {
             let function = rest.split(['<', '(']).next().unwrap_or(rest);
-            let is_called = line.starts_with("pub");
+            let needs_end = all && called.is_some();
             ensure!(
-                !(all && is_called) || until.is_some(),
+                !needs_end || until.is_some(),
                 "{function}: say /// Until: .."
             );
             ends.extend(until.take().map(|until| (function, until)));

@@ -73,10 +73,15 @@ impl<'a, I: Iterator<Item = &'a Function> + Clone> Functions<I> {
 
     /// Whether a number that f16 holds may be beyond f16 after them.
     pub fn leave_f16(&self) -> bool {
+        self.leave(2.0, 1024.0)
+    }
+
+    /// Whether one of them is a product with more than this factor, or a sum with more than this scalar.
+    fn leave(&self, most: f64, added: f64) -> bool {
         self.any(|function| match *function {
-            Function::Times(factor) => factor.abs() > 2.0,
-            Function::Over(divisor) => divisor.abs() < 0.5,
-            Function::Plus(scalar) => scalar.abs() > 1024.0,
+            Function::Times(factor) => factor.abs() > most,
+            Function::Over(divisor) => divisor.abs() < most.recip(),
+            Function::Plus(scalar) => scalar.abs() > added,
             _ => false,
         })
     }
@@ -97,12 +102,7 @@ impl<'a, I: Iterator<Item = &'a Function> + Clone> Functions<I> {
 
     /// Whether it is computed to a number that is not much larger than 1.
     fn is_gate(&self) -> bool {
-        let leaves = |function: &Function| match *function {
-            Function::Plus(scalar) | Function::Times(scalar) => scalar.abs() > 1.0,
-            Function::Over(scalar) => scalar.abs() < 1.0,
-            _ => false,
-        };
-        self.is_sigmoid() && !self.any(leaves)
+        self.is_sigmoid() && !self.leave(1.0, 1.0)
     }
 }
 
