@@ -53,8 +53,10 @@ pub fn coverage(table: bool) -> anyhow::Result<()> {
         println!("\n| operation | class | otherwise | why |\n|---|---|---|---|");
         for row in &tables[2] {
             let (op, class, why, otherwise) = (row.op, row.class, row.why, row.otherwise);
-            let otherwise = otherwise.map(|(class, when)| format!("{class:?} {when}"));
-            let otherwise = otherwise.unwrap_or_default();
+            let otherwise = otherwise
+                .iter()
+                .map(|(class, when)| format!("{class:?} {when}"));
+            let otherwise = otherwise.collect::<Vec<_>>().join("; ");
             println!("| `{op}` | {class:?} | {otherwise} | {why} |");
         }
     }
@@ -162,7 +164,7 @@ mod tests {
             op,
             class: Class::Keep,
             why: "",
-            otherwise: None,
+            otherwise: &[],
             recorded: None,
         };
         ops.iter().map(row).collect()

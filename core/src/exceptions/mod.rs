@@ -307,7 +307,6 @@ impl Exceptions {
         verified.retain(|(_, state)| *state != State::Open);
         every.flat_map(move |(place, (known, overflowed))| {
             let known = Known(known.load(Ordering::Relaxed));
-            let class = OPS[place].class;
             let configured = known.configured();
             let configured =
                 configured.map(|precision| (true, Exception::of(place, Kind::Usual, precision)));
@@ -321,7 +320,7 @@ impl Exceptions {
                     } else {
                         OpPrecision::F32
                     };
-                    let is_exception = exact == TriedOp::is_widened(class);
+                    let is_exception = exact == OPS[place].is_widened();
                     let entry = Exception {
                         half: Some(half),
                         reason: Reason::Tried,

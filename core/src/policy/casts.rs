@@ -122,16 +122,18 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             None => {}
         }
         let class = self.op.class;
-        let Some((other, case)) = self.op.otherwise else {
-            return class;
-        };
         let is_beyond = || {
             let first = self.operands[0].dtype;
             let computed = || self.by_class(class).operands.unwrap_or(first);
             self.mode != Mode::Off && !(self.is_held(first) && self.is_held(computed()))
         };
-        let holds = match case {
+        let applies = |case| match case {
             Case::UnheldScalar => is_beyond(),
+            Case::RoundedScalar => {
+                let half = self.operands[0].dtype;
+                let is_rounded = |scalar: &f64| !holds_exactly(half, *scalar);
+                self.mode != Mode::Off && self.scalars.iter().any(is_rounded)
+            }
             Case::InexactScalar => {
                 let first = self.operands[0];
                 let holds = |scalar: &f64| holds(first.dtype, *scalar);
@@ -147,7 +149,9 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             Case::Accumulates => false,
             Case::OneTerm => self.are_fp32() && self.site.inner_dimension() == 1,
         };
-        if holds { other } else { class }
+        let mut others = self.op.otherwise.iter();
+        let other = others.find(|(_, case)| applies(*case));
+        other.map_or(class, |(class, _)| *class)
     }
 
     /// Whether a contraction would round FP32 data: nothing learned takes part. The user's own operation gets what its
@@ -175,7 +179,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
     /// Whether a dtype holds the scalars as the operation needs them.
     pub(super) fn is_held(&self, half: D) -> bool {
         let holds = match self.op.otherwise {
-            Some((_, Case::InexactScalar)) => holds_exactly,
+            [(_, Case::InexactScalar)] => holds_exactly,
             _ => holds,
         };
         self.scalars.iter().all(|scalar| holds(half, *scalar))
@@ -334,7 +338,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         }
         let computed = casts.operands.unwrap_or(self.operands[0].dtype);
         let is_inexact = || is_half(computed) && self.is_exact(computed) == Some(false);
-        if class != Class::Fp32Inside && is_inexact() {
+        if !self.op.is_widened() && is_inexact() {
             casts = OperandCasts::widened(computed, casts.result.unwrap_or(computed));
         }
         casts

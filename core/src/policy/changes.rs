@@ -133,8 +133,8 @@ pub(crate) fn allowed(op: &Op) -> (&'static [OpPrecision], String) {
         };
         return (&[], why);
     }
-    let moves = [Some(op.class), op.otherwise.map(|(class, _)| class)];
-    if moves.contains(&Some(Class::Move)) {
+    let mut classes = op.otherwise.iter().map(|(class, _)| *class);
+    if op.class == Class::Move || classes.any(|class| class == Class::Move) {
         return (
             &[],
             "the operation moves or creates data and computes nothing".into(),

@@ -96,6 +96,9 @@ pub enum Case {
     /// A scalar is outside the range of the half dtype that the operation takes or computes in: see
     /// [`holds`].
     UnheldScalar,
+    /// The half dtype that the operation takes does not hold a scalar exactly, and the operation computes with the scalar. In
+    /// bf16, a decay of 0.99 would be 0.988.
+    RoundedScalar,
     /// The half dtype that the operation takes or computes in does not hold a scalar exactly: the operation
     /// compares with the scalar, or its result may be the scalar. In bf16, 1 - 1e-6 would be 1. The user's own half
     /// tensors stay half, and a tensor [filled](TensorFlags::FILLED) with a rounded scalar is compared in half. So it is
@@ -117,7 +120,9 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::UnheldScalar => "when the half dtype does not hold the scalar",
-            Self::InexactScalar => "when the half dtype does not hold the scalar exactly",
+            Self::RoundedScalar | Self::InexactScalar => {
+                "when the half dtype does not hold the scalar exactly"
+            }
             Self::OnlyContracts => "on a device that only contracts in half",
             Self::WithoutAutodiff => "without autodiff",
             Self::Accumulates => "where it accumulates",
@@ -217,8 +222,8 @@ pub struct Row {
     pub class: Class,
     /// The reason for the class.
     pub why: &'static str,
-    /// The case in which the operation has another class.
-    pub otherwise: Option<(Class, Case)>,
+    /// The cases in which the operation has another class. The first that applies decides.
+    pub otherwise: &'static [(Class, Case)],
     /// The form in which the policy itself records the operation for the backward pass.
     pub recorded: Option<&'static str>,
 }

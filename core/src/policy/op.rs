@@ -14,8 +14,8 @@ pub struct Op {
     pub(super) why: &'static str,
     /// The first version of Burn that has the operation, from 0.21 on.
     pub(super) since: &'static str,
-    /// The case in which the operation has another class.
-    pub(super) otherwise: Option<(Class, Case)>,
+    /// The cases in which the operation has another class.
+    pub(super) otherwise: &'static [(Class, Case)],
     /// The form in which the policy itself records the operation for the backward pass. Without this text, the
     /// operation is recorded as Burn records it.
     pub(super) recorded: Option<&'static str>,
@@ -61,7 +61,7 @@ impl Op {
             class,
             why: "",
             since: "0.21",
-            otherwise: None,
+            otherwise: &[],
             recorded: None,
             role,
             effect: Effect::Other,
@@ -81,8 +81,8 @@ impl Op {
     /// If the operation's row has no class for this case.
     pub const fn that_accumulates(mut self) -> Self {
         match self.otherwise {
-            Some((class, Case::Accumulates)) => {
-                self.class = class;
+            [(class, Case::Accumulates)] => {
+                self.class = *class;
                 self
             }
             _ => panic!("this operation's row has no class for a call that accumulates"),
@@ -118,6 +118,13 @@ impl Op {
     #[doc(hidden)]
     pub fn is_contraction(&self) -> bool {
         self.class == Class::LowerPrecision && self.tried.is_some()
+    }
+
+    /// Whether the policy runs the operation, or some of its calls, in FP32 unless the device is exact. Other operations run
+    /// in half unless the device is not exact.
+    pub(crate) fn is_widened(&self) -> bool {
+        let is_inside = |(class, _): &(Class, Case)| *class == Class::Fp32Inside;
+        self.class == Class::Fp32Inside || self.otherwise.iter().any(is_inside)
     }
 
     /// Whether the operation is a function of the backward pass.

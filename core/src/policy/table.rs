@@ -1,7 +1,8 @@
 //! The policy table: operations grouped by class and by the reason for the class.
 
 use super::Case::{
-    Accumulates, InexactScalar, OneTerm, OnlyContracts, UnheldScalar, WithoutAutodiff,
+    Accumulates, InexactScalar, OneTerm, OnlyContracts, RoundedScalar, UnheldScalar,
+    WithoutAutodiff,
 };
 use super::Class::{Activation, Fp32, Fp32Inside, Keep, LowerPrecision, Move, Promote, PromoteSum};
 use super::Effect::{
@@ -46,12 +47,17 @@ const fn parameter_gradient(name: &'static str) -> Entry {
 
 /// An operation on a scalar.
 const fn with_scalar(name: &'static str) -> Entry {
-    op(name).otherwise(Fp32, UnheldScalar)
+    op(name).otherwise(&[(Fp32, UnheldScalar)])
+}
+
+/// An operation that computes with a scalar.
+const fn by_scalar(name: &'static str) -> Entry {
+    op(name).otherwise(&[(Fp32, UnheldScalar), (Fp32Inside, RoundedScalar)])
 }
 
 /// An operation that compares with a scalar.
 const fn with_bound(name: &'static str) -> Entry {
-    op(name).otherwise(Fp32, InexactScalar)
+    op(name).otherwise(&[(Fp32, InexactScalar)])
 }
 
 impl Entry {
@@ -66,8 +72,8 @@ impl Entry {
         self
     }
 
-    const fn otherwise(mut self, class: Class, case: Case) -> Self {
-        self.op.otherwise = Some((class, case));
+    const fn otherwise(mut self, cases: &'static [(Class, Case)]) -> Self {
+        self.op.otherwise = cases;
         self
     }
 
@@ -146,7 +152,7 @@ const SUMS_AT_ONCE: &str =
 #[rustfmt::skip]
 pub(super) const TABLE: &[&[Op]] = &[
     &rows(LowerPrecision, "a contraction: the work that half precision is for, where the kernel accumulates in FP32", [
-        op("float_matmul").that(MultipliesMatrices).otherwise(Promote, OneTerm), op("conv1d"), op("conv2d"), op("conv3d"),
+        op("float_matmul").that(MultipliesMatrices).otherwise(&[(Promote, OneTerm)]), op("conv1d"), op("conv2d"), op("conv3d"),
         op("conv_transpose1d"), op("conv_transpose2d"), op("conv_transpose3d"),
         op("linear").recorded("with fusion, its backward pass takes its steps in the order that joins them"),
         backward("linear_x_backward"), backward("conv1d_x_backward"), backward("conv2d_x_backward"),
@@ -166,7 +172,7 @@ pub(super) const TABLE: &[&[Op]] = &[
         backward("attention_backward").since("0.23"),
     ]),
     &rows(LowerPrecision, "follows the layers around it although its slope is an FP32 parameter", [
-        op("prelu").otherwise(Fp32, OnlyContracts),
+        op("prelu").otherwise(&[(Fp32, OnlyContracts)]),
     ]),
     &rows(Fp32, "its range leaves half: exp(12) is beyond 65504", [
         op("float_exp"), op("float_sinh"), op("float_cosh"), op("float_tan"),
@@ -248,8 +254,8 @@ pub(super) const TABLE: &[&[Op]] = &[
         backward("sigmoid_backward").roundings(3),
     ]),
     &rows(Fp32Inside, "moves data, but autodiff sums the gradient of every window that holds a value", [
-        composed("float_unfold").fits(Fits::WithOperands).otherwise(Move, WithoutAutodiff),
-        composed("unfold4d").fits(Fits::WithOperands).otherwise(Move, WithoutAutodiff),
+        composed("float_unfold").fits(Fits::WithOperands).otherwise(&[(Move, WithoutAutodiff)]),
+        composed("unfold4d").fits(Fits::WithOperands).otherwise(&[(Move, WithoutAutodiff)]),
     ]),
     &rows(Fp32Inside, "halves the exponent: the result fits wherever the operand does", [op("float_sqrt").that(Roots)]),
     &rows(Fp32Inside, "by the floor of a quotient, which overflows f16", [with_scalar("float_remainder_scalar").that(Reads)]),
@@ -263,15 +269,15 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("float_div").recorded("keeps what half holds in half").fits(Fits::Quotient), op("float_atan2"),
         op("float_equal").that(Ranks), op("float_not_equal").that(Ranks), op("float_greater").that(Ranks), op("float_greater_equal").that(Ranks),
         op("float_lower").that(Ranks), op("float_lower_equal").that(Ranks), op("float_cat"), op("float_mask_where"),
-        op("float_slice_assign").that(Assigns), op("float_scatter_nd").that(Assigns).otherwise(Fp32, Accumulates),
-        op("float_scatter").that(Assigns).since("0.22").otherwise(Fp32, Accumulates),
-        op("float_select_assign").that(Assigns).since("0.22").otherwise(Fp32, Accumulates),
+        op("float_slice_assign").that(Assigns), op("float_scatter_nd").that(Assigns).otherwise(&[(Fp32, Accumulates)]),
+        op("float_scatter").that(Assigns).since("0.22").otherwise(&[(Fp32, Accumulates)]),
+        op("float_select_assign").that(Assigns).since("0.22").otherwise(&[(Fp32, Accumulates)]),
     ]),
     &rows(Promote, "passes the gradient through where a mask says so", [backward("relu_backward")]),
     &rows(Keep, "bounded by its input, rounded once", [
         op("relu").of_class(Activation).recorded("keeps the result instead of the operand"),
         op("float_tanh").that(Saturates).of_class(Activation).recorded("of a half operand, keeps the result instead of the operand"), op("gelu").of_class(Activation),
-        with_scalar("leaky_relu").of_class(Activation), with_scalar("hard_sigmoid").of_class(Activation),
+        by_scalar("leaky_relu").of_class(Activation), with_scalar("hard_sigmoid").of_class(Activation),
         op("float_sin"), op("float_cos"), op("float_atan"), op("float_abs"), op("float_sign").that(Reads),
         op("float_neg").that(Negates), op("float_round").that(Reads), op("float_floor").that(Reads), op("float_ceil").that(Reads),
         op("float_trunc").that(Reads),
@@ -280,8 +286,8 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("sigmoid").that(IsSigmoid).recorded("of a half operand, keeps the result instead of the operand; of FP32 that fits, the operand in half"),
     ]),
     &rows(Keep, "rounded at most once; but a scalar of -1e9 overflows f16, and an epsilon of 1e-8 vanishes", [
-        with_scalar("float_add_scalar").that(Shifts), with_scalar("float_sub_scalar").that(Shifts),
-        with_scalar("float_mul_scalar").that(Scales), with_scalar("float_div_scalar").that(Divides),
+        by_scalar("float_add_scalar").that(Shifts), by_scalar("float_sub_scalar").that(Shifts),
+        by_scalar("float_mul_scalar").that(Scales), by_scalar("float_div_scalar").that(Divides),
         with_scalar("float_mask_fill").that(Fills), with_scalar("float_equal_elem").that(Reads),
         with_scalar("float_not_equal_elem").that(Reads),
     ]),

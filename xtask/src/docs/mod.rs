@@ -32,12 +32,12 @@ const BEYOND_THE_CLASS: [Beyond; 6] = [
         "an FP32 tensor that fits in half is cast to half; in PyTorch it stays FP32",
     ),
     (
-        |row| matches!(row.otherwise, Some((_, Case::UnheldScalar))),
+        |row| matches!(row.otherwise, [(_, Case::UnheldScalar), ..]),
         "a scalar that does not fit in half moves the operation to FP32; PyTorch stays in half, or \
          rejects the scalar",
     ),
     (
-        |row| matches!(row.otherwise, Some((_, Case::InexactScalar))),
+        |row| matches!(row.otherwise, [(_, Case::InexactScalar)]),
         "a bound or a threshold that half does not hold exactly moves the operation to FP32; PyTorch rounds it",
     ),
     (
@@ -195,10 +195,10 @@ impl Entry<'_> {
     fn why(&self) -> String {
         let row = self.row;
         let why = (!SAID_BY_THE_CLASS.contains(&row.why)).then(|| row.why.to_string());
-        let otherwise = row.otherwise;
+        let otherwise = row.otherwise.iter();
         let otherwise = otherwise.map(|(class, when)| format!("`{class:?}` {when}"));
         let recorded = row.recorded.map(|form| format!("recorded form: {form}"));
-        let parts: Vec<_> = [why, otherwise, recorded].into_iter().flatten().collect();
+        let parts: Vec<_> = why.into_iter().chain(otherwise).chain(recorded).collect();
         parts.join("; ")
     }
 

@@ -9,6 +9,8 @@ use crate::FloatDType;
 pub const N: usize = 4096;
 /// Enough values to detect two roundings where one is allowed.
 pub const SPREAD: usize = 512;
+/// A scalar that both half dtypes round by nearly as much as they can: to 1.0078 in bf16, by 2^-11 in f16.
+pub const ROUNDED: f64 = 1.0 + 0.00390625 + 0.00048828125;
 
 /// Points at which precision is lost: near zero, at a bend and at the end of the range.
 const POINTS: [f32; 12] = [

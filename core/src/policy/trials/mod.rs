@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::{Class, Convolution, HalfSupport, Op, class, same, short};
 use crate::FloatDType;
 
-pub use inputs::{N, SPREAD, TrialInputs};
+pub use inputs::{N, ROUNDED, SPREAD, TrialInputs};
 pub use list::TRIED;
 
 /// A device of some version of Burn, as a trial uses it.
@@ -140,12 +140,6 @@ impl TriedOp {
         TRIED[self.0].1
     }
 
-    /// Whether the policy runs operations of a class in FP32 unless the device is exact. Other operations run in half
-    /// unless the device is not exact.
-    pub(crate) fn is_widened(class: Class) -> bool {
-        class == Class::Fp32Inside
-    }
-
     /// Tries the operation on a device, in `half`. Returns whether the device is exact in the operation:
     /// false if the trial panics or its results cannot be read back. Logs an operation that moves from half
     /// to FP32.
@@ -169,7 +163,7 @@ impl TriedOp {
         let exact = catch_unwind(AssertUnwindSafe(passes)).unwrap_or(None);
         let (op, device) = (self, device.name());
         let half = if half == D::DType::F16 { "f16" } else { "bf16" };
-        let is_widened = Self::is_widened(class(self.name()));
+        let is_widened = Op::named(self.name()).is_widened();
         match exact {
             Some(false) if !is_widened => log::info!(
                 "burn-amp: {op} in {half} loses precision on {device}: burn-amp computes {op} in FP32 \

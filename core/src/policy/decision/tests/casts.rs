@@ -343,6 +343,72 @@ fn a_scalar_that_half_does_not_hold_takes_the_operation_to_fp32() {
     assert_eq!(pad.operands, Some(F32));
 }
 
+/// In f16 and bf16, a decay of 0.9 would be off by 2.7e-4 and 1.7e-3, in each step of a loop.
+#[test]
+fn a_scalar_that_half_rounds_is_computed_with_in_fp32() {
+    let decided = |name, operand, scalar: f64, here| {
+        let decision = decide(&Op::named(name), &[operand], &[scalar], &here);
+        (decision.operands, decision.result)
+    };
+    let by_policy = with(F16, TensorFlags::DEMOTED);
+    let kernel = Here {
+        is_kernel: true,
+        ..ON
+    };
+    let inside = (Some(F32), Some(F16));
+    for name in [
+        "float_add_scalar",
+        "float_sub_scalar",
+        "float_mul_scalar",
+        "float_div_scalar",
+        "leaky_relu",
+    ] {
+        for here in [kernel, BELOW] {
+            let of = |operand, scalar| decided(name, operand, scalar, here);
+            for operand in [by_policy, plain(&[F16])[0]] {
+                assert_eq!(of(operand, 0.9), inside, "{name}");
+                for held in [0.5, -1.0, 2048.0, f64::INFINITY] {
+                    assert_eq!(of(operand, held), NONE, "{name} {held}");
+                }
+            }
+            assert_eq!(of(plain(&[F32])[0], 0.9), NONE);
+            // Of 257, f16 has all bits.
+            assert_eq!(of(by_policy, 257.0), NONE);
+            let bf16 = with(BF16, TensorFlags::DEMOTED);
+            assert_eq!(of(bf16, 257.0), (Some(F32), Some(BF16)));
+            // A backend whose kernels do not round the scalar.
+            for (exact, expected) in [(true, NONE), (false, inside)] {
+                let here = Here {
+                    exact: Some(exact),
+                    ..here
+                };
+                assert_eq!(decided(name, by_policy, 0.9, here), expected);
+                assert_eq!(decided(name, by_policy, 0.5, here), NONE);
+            }
+        }
+        // The layer below autodiff widens it. A region in FP32 returns the user's own half as it is.
+        assert_eq!(decided(name, by_policy, 0.9, ON), NONE);
+        assert_eq!(decided(name, plain(&[F16])[0], 0.9, OFF), NONE);
+    }
+    // A comparison finds the scalar, and what is filled is rounded once.
+    for name in ["float_equal_elem", "float_mask_fill"] {
+        assert_eq!(decided(name, by_policy, 0.9, kernel), NONE, "{name}");
+    }
+    // A half weight stays one.
+    let weight = with(F16, TensorFlags::WEIGHT);
+    let flags = |scalar| {
+        decide(
+            &Op::named("float_mul_scalar"),
+            &[weight],
+            &[scalar],
+            &kernel,
+        )
+        .flags
+    };
+    assert!(flags(0.9).contains(TensorFlags::WEIGHT));
+    assert_eq!(flags(0.9), flags(0.5));
+}
+
 /// An activation would compute in the half dtype in force, whatever its operand's dtype.
 #[test]
 fn a_scalar_has_to_be_held_by_the_dtype_that_an_operation_computes_in() {
