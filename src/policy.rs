@@ -13,7 +13,7 @@ pub use burn_amp_core::policy::trials::Kind;
 pub use burn_amp_core::policy::{Case, Class, Convolution, OpPrecision, Row};
 pub(crate) use burn_amp_core::policy::{
     Effect, HalfSupport, Known, Op, OpPrecisions, SMALL, Site, Support, TERMS, are_sigmoids,
-    follows_half, fp32_alone, holds, holds_exactly, is_half, largest_within, short,
+    follows_half, fp32_alone, holds, holds_exactly, is_half, largest_within, nearest, short,
 };
 #[doc(inline)]
 pub use burn_amp_core::{Exception, Exceptions, Reason};

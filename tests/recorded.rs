@@ -885,6 +885,30 @@ fn the_dropout_module_drops_gradients_with_values() {
     }
 }
 
+/// The values of a dropout, and their gradients: 1.75 times its factor.
+fn factors_of_dropout<B: AutodiffBackend>() -> Vec<f64> {
+    let mut lab = Lab::<B>::new(DType::F32, Feed::Half);
+    let x = lab.input_of([16, 16], |_| 1.75);
+    let out = DropoutConfig::new(0.1).init().forward(x);
+    let grads = (out.clone() * 1.75).sum().backward();
+    [values(out), lab.gradients(&grads).remove(0)].concat()
+}
+
+/// The factor of a dropout is rounded to half, in both passes. If FP32 computed with it, it would cost four casts.
+#[test]
+fn the_factor_of_a_dropout_is_rounded() {
+    // 1.75 / 0.9 would be 1.9443359375 and 1.9453125.
+    for (precision, rounded) in [(Precision::F16, 1.9453125), (Precision::Bf16, 1.9375)] {
+        let run = || on_both!(factors_of_dropout());
+        for (how, mut found) in in_scope(precision, &scaler(1.0), run) {
+            found.retain(|x| *x != 0.0);
+            assert!(found.len() > 256);
+            let is_rounded = found.iter().all(|x| *x == rounded);
+            assert!(is_rounded, "{how} in {precision}: {found:?}");
+        }
+    }
+}
+
 /// The gradients of two losses over the same parameters: of one backward pass each, and of one of
 /// both losses' sum.
 fn two_losses<B: AutodiffBackend>() -> [Vec<Vec<f64>>; 3] {

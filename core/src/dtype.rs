@@ -120,13 +120,17 @@ pub fn holds<D: FloatDType>(dtype: D, scalar: f64) -> bool {
 
 /// Whether `dtype` holds the FP32 number `scalar` without an error, as infinities and NaN.
 pub fn holds_exactly<D: FloatDType>(dtype: D, scalar: f64) -> bool {
+    nearest(dtype, scalar) == scalar as f32 || scalar.is_nan()
+}
+
+/// The number of `dtype` that is nearest to the FP32 number `scalar`.
+pub fn nearest<D: FloatDType>(dtype: D, scalar: f64) -> f32 {
     let scalar = scalar as f32;
-    let held = match dtype {
+    match dtype {
         _ if dtype == D::F16 => f16::from_f32(scalar).to_f32(),
         _ if dtype == D::BF16 => bf16::from_f32(scalar).to_f32(),
-        _ => return true,
-    };
-    held == scalar || scalar.is_nan()
+        _ => scalar,
+    }
 }
 
 /// Whether an FP32 tensor of this one value follows half tensors: both halves hold exactly this value, and a product

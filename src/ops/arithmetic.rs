@@ -87,8 +87,9 @@ pub(super) fn product<B: Backend, S: Side<B>>(
             call.watch(tensor);
             // A product with zeros and ones stays in the tensor's range.
             let out = call.in_own_dtype(out);
-            let flags = out.flags() - TensorFlags::FITS;
-            return out.with_flags(flags | tensor.flags() & TensorFlags::FITS);
+            let mut flags = out.flags() - TensorFlags::FITS | tensor.flags() & TensorFlags::FITS;
+            flags.set(TensorFlags::DROPPED, is_half(out.dtype()));
+            return out.with_flags(flags);
         }
         let wide = call.decision.operands.unwrap_or(lhs.dtype()) == DType::F32;
         let mut kept = [&lhs, &rhs].map(|t| kept(t, half));

@@ -7,7 +7,7 @@ use super::activation::sigmoid;
 use crate::AmpTensor;
 use crate::autodiff::recorded::Gated;
 use crate::call::{Call, neg, op};
-use crate::policy::{Op, are_sigmoids};
+use crate::policy::{Op, are_sigmoids, nearest};
 use crate::tensor::{Function, Side, TensorFlags, Unrounded};
 
 /// How FP32 computes the result of a call, if half computes these functions of a half tensor, and rounds it or has rounded
@@ -32,6 +32,13 @@ pub(super) fn with_scalar<B: Backend, S: Side<B>>(
     function: Function,
     run: impl FnOnce(FloatTensor<B>, Scalar) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
+    // A dropout's factor. FP32 would compute with it at the price of four casts, two of them in the backward pass. PyTorch
+    // rounds it on a CPU (`aten/src/ATen/native/Dropout.cpp`).
+    let is_dropped = tensor.flags().contains(TensorFlags::DROPPED);
+    let scalar = match function {
+        Function::Times(factor) if is_dropped => nearest(tensor.dtype(), factor).into(),
+        _ => scalar,
+    };
     with_scalars(op, tensor, &[scalar.elem()], &[function], |tensor| {
         run(tensor, scalar)
     })

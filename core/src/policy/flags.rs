@@ -60,6 +60,8 @@ bitflags! {
         const STATE = 1 << 17;
         /// Random numbers in half, beside the FP32 numbers that were drawn: the half ones are not their exact values.
         const DRAWN = 1 << 18;
+        /// A half product with the noise of a dropout, in training: the factor that follows may be rounded.
+        const DROPPED = 1 << 19;
         /// What a cast keeps.
         const CAST = Self::GRADIENT.bits()
             | Self::FROM_F16.bits()

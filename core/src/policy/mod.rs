@@ -46,7 +46,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub use crate::dtype::{follows_half, holds, holds_exactly, is_half, largest_within, widest};
+pub use crate::dtype::{
+    follows_half, holds, holds_exactly, is_half, largest_within, nearest, widest,
+};
 pub use casts::{HalfSupport, Mode, Support};
 pub use changes::{OpPrecision, OpPrecisions};
 pub(crate) use changes::{allowed, operations};
