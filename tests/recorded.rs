@@ -909,6 +909,36 @@ fn the_factor_of_a_dropout_is_rounded() {
     }
 }
 
+/// What noise leaves of 1.75, times another factor.
+fn dropped_and_multiplied<B: AutodiffBackend>(factor: f64) -> Vec<f64> {
+    let mut lab = Lab::<B>::new(DType::F32, Feed::Half);
+    let x = lab.input_of([16, 16], |_| 1.75);
+    let noise = x.random_like(Distribution::Bernoulli(0.5));
+    values(x * noise * factor)
+}
+
+/// A decay stays exact, and so does a factor that f16 does not hold.
+#[test]
+fn other_factors_behind_noise_are_not_rounded() {
+    // With a factor in half, 1.2256 and 1.5703.
+    for (precision, factor, exact) in [
+        (Precision::F16, 0.7, 1.224609375),
+        (Precision::Bf16, 0.9, 1.578125),
+        (Precision::F16, 1e5, 175_000.0),
+        (Precision::F16, 1e-8, f64::from(1.75 * 1e-8f32)),
+    ] {
+        let run = || on_both!(dropped_and_multiplied(factor));
+        for (how, mut found) in in_scope(precision, &scaler(1.0), run) {
+            found.retain(|x| *x != 0.0);
+            let is_exact = found.iter().all(|x| *x == exact);
+            assert!(
+                !found.is_empty() && is_exact,
+                "{factor}, {how} in {precision}: {found:?}"
+            );
+        }
+    }
+}
+
 /// The gradients of two losses over the same parameters: of one backward pass each, and of one of
 /// both losses' sum.
 fn two_losses<B: AutodiffBackend>() -> [Vec<Vec<f64>>; 3] {

@@ -7,7 +7,7 @@ use super::activation::sigmoid;
 use crate::AmpTensor;
 use crate::autodiff::recorded::Gated;
 use crate::call::{Call, neg, op};
-use crate::policy::{Op, are_sigmoids, nearest};
+use crate::policy::{Op, are_sigmoids, is_half, nearest};
 use crate::tensor::{Function, Side, TensorFlags, Unrounded};
 
 /// How FP32 computes the result of a call, if half computes these functions of a half tensor, and rounds it or has rounded
@@ -33,14 +33,15 @@ pub(super) fn with_scalar<B: Backend, S: Side<B>>(
     run: impl FnOnce(FloatTensor<B>, Scalar) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
     // A dropout's factor. FP32 would compute with it at the price of four casts, two of them in the backward pass. PyTorch
-    // rounds it on a CPU (`aten/src/ATen/native/Dropout.cpp`).
+    // rounds it on a CPU (`aten/src/ATen/native/Dropout.cpp`). A decay is below 1.
     let is_dropped = tensor.flags().contains(TensorFlags::DROPPED);
-    let scalar = match function {
-        Function::Times(factor) if is_dropped => nearest(tensor.dtype(), factor).into(),
-        _ => scalar,
-    };
+    let factor = matches!(function, Function::Times(1.0..)).then(|| scalar.elem());
     with_scalars(op, tensor, &[scalar.elem()], &[function], |tensor| {
-        run(tensor, scalar)
+        let dtype = tensor.dtype();
+        match factor.filter(|_| is_dropped && is_half(dtype)) {
+            Some(factor) => run(tensor, nearest(dtype, factor).into()),
+            None => run(tensor, scalar),
+        }
     })
 }
 

@@ -58,6 +58,11 @@ impl Casts {
         if is_half { result.cast(half) } else { result }
     }
 
+    /// Positive values of these.
+    fn positive(self, x: T) -> T {
+        self.keep(self.keep(x, |x| x.abs()), |x| x + 0.1)
+    }
+
     fn matmul(self, x: T, y: T) -> T {
         self.half(x).matmul(self.half(y))
     }
@@ -93,23 +98,30 @@ pub const OPERATIONS: [Operation; 68] = [
     ("elu", |c, x, _| c.keep(x, |x| elu(x, 1.0))),
     ("celu", |c, x, _| c.keep(x, |x| celu(x, 0.7))),
     ("selu", |c, x, _| c.keep(x, selu)),
-    ("softsign", |c, x, _| c.keep(x, softsign)),
+    ("softsign", |c, x, _| {
+        if c.0.is_none() {
+            return softsign(x);
+        }
+        let divisor = c.keep(c.keep(x.clone(), |x| x.abs()), |x| x + 1.0);
+        c.widest(x, divisor, |x, y| x / y)
+    }),
     ("glu", |c, x, y| c.widest(x, y, |x, y| glu(Tensor::cat(vec![x, y], 1), 1))),
     ("prelu", |c, x, _| {
-        let slope = values([SIZE], 80).require_grad();
+        let slope = c.half(values([SIZE], 80).require_grad());
+        let slope = match c.0 {
+            Some(_) => slope.cast(DType::F32),
+            None => slope,
+        };
         c.keep(x, |x| prelu(x, slope))
     }),
     ("softmin", |c, x, _| c.wide(x, |x| softmin(x, 1))),
     ("quiet_softmax", |c, x, _| c.wide(x, |x| quiet_softmax(x, 1))),
     ("log_sigmoid", |c, x, _| c.keep(x, log_sigmoid)),
     ("exp", |c, x, _| c.wide(x, |x| x.exp())),
-    ("log", |c, x, _| c.wide(c.keep(x, |x| x.abs()), |x| (x + 0.1).log())),
-    ("sqrt", |c, x, _| {
-        let positive = c.keep(c.keep(x, |x| x.abs()), |x| x + 0.1);
-        c.keep(positive, |x| x.sqrt())
-    }),
+    ("log", |c, x, _| c.wide(c.positive(x), |x| x.log())),
+    ("sqrt", |c, x, _| c.keep(c.positive(x), |x| x.sqrt())),
     ("square", |c, x, _| c.wide(x, |x| x.square())),
-    ("powf", |c, x, _| c.wide(c.keep(x, |x| x.abs()), |x| (x + 0.1).powf_scalar(1.5))),
+    ("powf", |c, x, _| c.wide(c.positive(x), |x| x.powf_scalar(1.5))),
     ("recip", |c, x, _| c.wide(c.wide(x, |x| x.exp()), |x| (x + 0.5).recip())),
     ("neg", |c, x, _| c.keep(x, |x| -x)),
     ("cos", |c, x, _| c.keep(x, |x| x.cos())),
@@ -123,14 +135,17 @@ pub const OPERATIONS: [Operation; 68] = [
     ("log_softmax", |c, x, _| c.wide(x, |x| log_softmax(x, 0))),
     ("add_scalar", |c, x, _| c.keep(x, |x| x + 0.3)),
     ("sub_scalar", |c, x, _| c.keep(x, |x| x - 0.3)),
-    ("mul_scalar", |c, x, _| c.keep(x, |x| x * 0.9)),
-    ("div_scalar", |c, x, _| c.keep(x, |x| x / 0.9)),
+    ("mul_scalar", |c, x, _| (0..16).fold(x, |x, _| c.keep(x, |x| x * 0.9))),
+    ("div_scalar", |c, x, _| (0..16).fold(x, |x, _| c.keep(x, |x| x / 0.9))),
     ("1 - x", |c, x, _| c.keep(x, |x| -x + 1.0)),
     ("sum_dim", |c, x, _| c.wide(x, |x| x.sum_dim(1).expand([SIZE, SIZE]))),
     ("mean_dim", |c, x, _| c.keep(x, |x| x.mean_dim(0).expand([SIZE, SIZE]))),
     ("var", |c, x, _| c.keep(x, |x| x.var(1).expand([SIZE, SIZE]))),
     ("cumsum", |c, x, _| c.wide(x, |x| x.cumsum(0))),
-    ("cumprod", |c, x, _| c.wide(c.keep(x, sigmoid), |x| (x + 0.5).cumprod(0))),
+    ("cumprod", |c, x, _| {
+        let factors = c.keep(c.keep(x, sigmoid), |x| x + 0.5);
+        c.wide(factors, |x| x.cumprod(0))
+    }),
     ("mask_fill", |c, x, _| c.keep(x, |x| x.mask_fill(mask(), 0.1))),
     ("mask_where", |c, x, y| c.widest(x, y, |x, y| x.mask_where(mask(), y))),
     ("cat", |c, x, y| {
@@ -230,8 +245,8 @@ fn values<const D: usize>(shape: [usize; D], seed: u64) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, shape), &device())
 }
 
-/// The result of an operation between learned layers, and the gradients of the layers before and after it.
-pub fn result(casts: Casts, operation: fn(Casts, T, T) -> T, seed: u64) -> [Vec<f32>; 3] {
+/// The result of an operation between learned layers, and the gradients of the layers after it and before its operands.
+pub fn result(casts: Casts, operation: fn(Casts, T, T) -> T, seed: u64) -> Vec<Vec<f32>> {
     let leaf = |i: u64, scale: f32| values([SIZE, SIZE], 100 * seed + i) * scale;
     let [first, second, last] = [1, 2, 3].map(|i| leaf(i, 0.6).require_grad());
     let bias = values([SIZE], 100 * seed + 4).require_grad();
@@ -247,12 +262,13 @@ pub fn result(casts: Casts, operation: fn(Casts, T, T) -> T, seed: u64) -> [Vec<
     };
     let loss = (out * values([rows, columns], 70)).sum() * (SCALE / (rows * columns) as f64);
     let grads = loss.backward();
-    let grad = |x: Tensor<2>| data(x.grad(&grads).unwrap());
+    let gradients = [last, first, second].into_iter().filter_map(|x| x.grad(&grads)).map(data);
     let result = match casts.0 {
         Some(_) => result.cast(DType::F32),
         None => result,
     };
-    [data(result), grad(first), grad(last)]
+    let result = data(result);
+    [result].into_iter().chain(gradients).collect()
 }
 
 /// The largest quotient of our error and that of autocast.
@@ -262,32 +278,36 @@ const BOUND: f64 = 1.25;
 pub fn less_exact(
     name: &str,
     precision: Precision,
-    found: impl Iterator<Item = [[Vec<f32>; 3]; 3]>,
+    found: impl Iterator<Item = [Vec<Vec<f32>>; 3]>,
 ) -> Option<String> {
     let quotients = quotients(found);
-    println!("{name} in {precision}: {quotients:.2?}");
+    let of = format!("{name} in {precision}: {quotients:.2?} times the error of autocast");
+    println!("{of}");
     let is_exact = quotients.iter().all(|quotient| *quotient < BOUND);
-    (!is_exact).then(|| format!("{name} in {precision}: {quotients:.2?} times the error of autocast"))
+    (!is_exact).then_some(of)
 }
 
-/// The median of the quotients of both relative errors, of the result and of two gradients. At a kink, a rounding may choose
+/// The median of the quotients of both relative errors, of the result and of each gradient. At a kink, a rounding may choose
 /// the other side, in either of them: that is not the median.
-fn quotients(found: impl Iterator<Item = [[Vec<f32>; 3]; 3]>) -> [f64; 3] {
+fn quotients(found: impl Iterator<Item = [Vec<Vec<f32>>; 3]>) -> Vec<f64> {
     let error = |values: &[f32], exact: &[f32]| {
+        assert_eq!(values.len(), exact.len());
         let pairs = values.iter().zip(exact).map(|(x, y)| [f64::from(*x), f64::from(*y)]);
         let sums = pairs.fold([0.0; 2], |[e, n], [x, y]| [e + (x - y).powi(2), n + y * y]);
         (sums[0] / sums[1]).sqrt()
     };
-    let mut quotients = [const { Vec::new() }; 3];
+    let mut quotients = Vec::new();
     for [exact, autocast, found] in found {
-        for i in 0..3 {
+        quotients.resize(exact.len(), Vec::new());
+        for (i, of) in quotients.iter_mut().enumerate() {
             let [found, autocast] = [&found, &autocast].map(|of| error(&of[i], &exact[i]));
             // Where nothing is rounded, FP32 sums in another order.
-            quotients[i].push((found + 1e-6) / (autocast + 1e-6));
+            of.push((found + 1e-6) / (autocast + 1e-6));
         }
     }
-    quotients.map(|mut all| {
+    let median = |mut all: Vec<f64>| {
         all.sort_by(f64::total_cmp);
         all[all.len() / 2]
-    })
+    };
+    quotients.into_iter().map(median).collect()
 }

@@ -129,11 +129,6 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         };
         let applies = |case| match case {
             Case::UnheldScalar => is_beyond(),
-            Case::RoundedScalar => {
-                let half = self.operands[0].dtype;
-                let is_rounded = |scalar: &f64| !holds_exactly(half, *scalar);
-                self.mode != Mode::Off && self.scalars.iter().any(is_rounded)
-            }
             Case::InexactScalar => {
                 let first = self.operands[0];
                 let holds = |scalar: &f64| holds(first.dtype, *scalar);
@@ -146,7 +141,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             }
             Case::OnlyContracts => self.by_class(class).only_contracts(class),
             Case::WithoutAutodiff => self.layer.is_kernel,
-            Case::Accumulates => false,
+            Case::Accumulates | Case::RoundedScalar => false,
             Case::OneTerm => self.are_fp32() && self.site.inner_dimension() == 1,
         };
         let mut others = self.op.otherwise.iter();
@@ -337,11 +332,23 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             casts = OperandCasts::to(Some(D::F32));
         }
         let computed = casts.operands.unwrap_or(self.operands[0].dtype);
-        let is_inexact = || is_half(computed) && self.is_exact(computed) == Some(false);
-        if !self.op.is_widened() && is_inexact() {
+        if class != Class::Fp32Inside && is_half(computed) && self.is_inexact(computed) {
             casts = OperandCasts::widened(computed, casts.result.unwrap_or(computed));
         }
         casts
+    }
+
+    /// Whether FP32 computes what the class leaves in half: the device is not exact in it, or was not shown to be exact with
+    /// a scalar that half rounds.
+    fn is_inexact(&self, half: D) -> bool {
+        if !self.op.is_widened() {
+            return self.is_exact(half) == Some(false);
+        }
+        let is_rounded = |scalar: &f64| !holds_exactly(half, *scalar);
+        self.layer.is_kernel
+            && self.mode != Mode::Off
+            && self.scalars.iter().any(is_rounded)
+            && self.is_exact(half) != Some(true)
     }
 
     /// The casts of an operation that the table computes in FP32 and a configuration in half. Below autodiff

@@ -232,12 +232,7 @@ impl<'a, D: FloatDType, S: Site<D>> Request<'a, D, S> {
         let casts = self.casts(class, by_class);
         let is_inside = class == Class::Fp32Inside && self.any.contains(TensorFlags::BACKWARD);
         let computed = casts.rounded.or(casts.operands);
-        // FP32 inside changes no fact: some calls of the row are half.
-        let of_facts = match class {
-            Class::Fp32Inside => self.op.class,
-            _ => class,
-        };
-        let flags = self.facts(of_facts, computed);
+        let flags = self.facts(class, computed);
         let dtype = casts.result.or(computed).unwrap_or(self.operands[0].dtype);
         let fits = dtype == D::F32 && flags.contains(TensorFlags::FITS_F16);
         Decision {

@@ -98,8 +98,8 @@ pub enum Case {
     /// A scalar is outside the range of the half dtype that the operation takes or computes in: see
     /// [`holds`].
     UnheldScalar,
-    /// The half dtype that the operation takes does not hold a scalar exactly, and the operation computes with the scalar. In
-    /// bf16, a decay of 0.99 would be 0.988.
+    /// The half dtype that the operation computes in does not hold a scalar exactly, a factor: in a loop, its error would
+    /// add up. In bf16, a decay of 0.9 would be 0.898. The facts of the result stay those of the row's class.
     RoundedScalar,
     /// The half dtype that the operation takes or computes in does not hold a scalar exactly: the operation
     /// compares with the scalar, or its result may be the scalar. In bf16, 1 - 1e-6 would be 1. The user's own half

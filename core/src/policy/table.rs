@@ -50,7 +50,7 @@ const fn with_scalar(name: &'static str) -> Entry {
     op(name).otherwise(&[(Fp32, UnheldScalar)])
 }
 
-/// An operation that computes with a scalar.
+/// An operation that multiplies by a scalar, or divides by it.
 const fn by_scalar(name: &'static str) -> Entry {
     op(name).otherwise(&[(Fp32, UnheldScalar), (Fp32Inside, RoundedScalar)])
 }
@@ -286,7 +286,7 @@ pub(super) const TABLE: &[&[Op]] = &[
         op("sigmoid").that(IsSigmoid).recorded("of a half operand, keeps the result instead of the operand; of FP32 that fits, the operand in half"),
     ]),
     &rows(Keep, "rounded at most once; but a scalar of -1e9 overflows f16, and an epsilon of 1e-8 vanishes", [
-        by_scalar("float_add_scalar").that(Shifts), by_scalar("float_sub_scalar").that(Shifts),
+        with_scalar("float_add_scalar").that(Shifts), with_scalar("float_sub_scalar").that(Shifts),
         by_scalar("float_mul_scalar").that(Scales), by_scalar("float_div_scalar").that(Divides),
         with_scalar("float_mask_fill").that(Fills), with_scalar("float_equal_elem").that(Reads),
         with_scalar("float_not_equal_elem").that(Reads),

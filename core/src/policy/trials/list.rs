@@ -174,11 +174,11 @@ macro_rules! trials {
             0.21 log_sigmoid_backward
                 (inputs.points(), inputs.ones([12]))
                 (inputs.spread(-10.0..=10.0), inputs.varied([SPREAD]));
-            0.21 float_add_scalar (inputs.spread(-1.0..=1.0), ROUNDED.into());
-            0.21 float_sub_scalar (inputs.spread(-1.0..=1.0), ROUNDED.into());
             0.21 float_mul_scalar (inputs.spread(1.0..=2.0), ROUNDED.into());
-            0.21 float_div_scalar (inputs.spread(1.0..=2.0), ROUNDED.into());
-            0.21 leaky_relu (inputs.spread(-2.0..=-1.0), ROUNDED.into());
+            0.21 float_div_scalar
+                (inputs.spread(1.0..=2.0), ROUNDED.into())
+                (inputs.spread(1.0..=2.0), ROUNDED.recip().into());
+            0.21 leaky_relu (inputs.spread(-2.0..=-1.0), (ROUNDED / 2.0).into());
             0.21 float_sqrt (inputs.varied([64])) (inputs.ends([1]));
             0.21 layer_norm
                 (inputs.varied([8, 256]), inputs.varied([256]), Some(inputs.varied([256])), 1e-5)
