@@ -87,7 +87,8 @@ pub(super) fn product<B: Backend, S: Side<B>>(
             call.watch(tensor);
             // A product with zeros and ones stays in the tensor's range.
             let out = call.in_own_dtype(out);
-            let mut flags = out.flags() - TensorFlags::FITS | tensor.flags() & TensorFlags::FITS;
+            let fits = tensor.flags() & TensorFlags::FITS;
+            let mut flags = (out.flags() - TensorFlags::FITS) | fits;
             flags.set(TensorFlags::DROPPED, is_half(out.dtype()));
             return out.with_flags(flags);
         }
