@@ -6,29 +6,17 @@ include!("../src/burn.rs");
 
 mod client;
 
-use std::cell::RefCell;
-
 use burn::tensor::{Device, Tensor};
 use burn_amp_device::{Precision, flex};
 
-use client::{HALVES, numbers, read as data};
-
-thread_local! {
-    /// The device of the operations of this thread.
-    static DEVICE: RefCell<Option<Device>> = const { RefCell::new(None) };
-}
-
-fn device() -> Device {
-    DEVICE.with_borrow(|device| device.clone().expect("a device"))
-}
+use client::{HALVES, device, numbers, on_device, read as data};
 
 include!("../../tests/beside_autocast/operations.rs");
 
 #[test]
 fn no_operation_is_less_exact_than_in_autocast() {
     let on = |device: Device, casts, operation, seed| {
-        DEVICE.set(Some(device.autodiff()));
-        result(Casts(casts), operation, seed)
+        on_device(device.autodiff(), || result(Casts(casts), operation, seed))
     };
     let mut wrong = Vec::new();
     for precision in HALVES {

@@ -6,29 +6,15 @@ include!("../src/burn.rs");
 
 mod client;
 
-use std::cell::RefCell;
-
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use burn_amp_device::{Precision, flex, full_precision};
 
-use client::{HALVES, read as data, roundoff};
-
-thread_local! {
-    /// The device of the programs of this thread.
-    static DEVICE: RefCell<Option<Device>> = const { RefCell::new(None) };
-}
-
-fn device() -> Device {
-    DEVICE.with_borrow(|device| device.clone().expect("a device"))
-}
+use client::{HALVES, device, on_device, read as data, roundoff};
 
 /// The results of a program on a device of this precision, in inference and in training.
 fn on<O>(precision: Precision, program: fn() -> O) -> [O; 2] {
     let device = flex(precision).unwrap();
-    [device.clone(), device.autodiff()].map(|device| {
-        DEVICE.set(Some(device));
-        program()
-    })
+    [device.clone(), device.autodiff()].map(|device| on_device(device, program))
 }
 
 /// A client's tensor is always FP32.
@@ -73,11 +59,11 @@ fn data_is_rounded_in_half() {
 fn gradients_are_those_of_what_fp32_computes() {
     for (name, function) in FUNCTIONS {
         let gradient = |precision| {
-            let device = flex(precision).unwrap().autodiff();
-            DEVICE.set(Some(device));
-            let x = confident_logits().require_grad();
-            let grads = function(learned(x.clone())).sum().backward();
-            data(x.grad(&grads).unwrap())
+            on_device(flex(precision).unwrap().autodiff(), || {
+                let x = confident_logits().require_grad();
+                let grads = function(learned(x.clone())).sum().backward();
+                data(x.grad(&grads).unwrap())
+            })
         };
         let expected = gradient(Precision::F32).into_iter().map(f64::from);
         let expected: Vec<_> = expected.collect();

@@ -2,28 +2,17 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/on_backend.rs"]
+mod on_backend;
 
 use common::HALVES;
 use common::mlp::{in_scope, scaler};
+use on_backend::on_backend;
 
 /// The operations on a backend.
 macro_rules! operations_on {
     ($name:ident, $backend:ty) => {
-        #[allow(dead_code)]
-        mod $name {
-            use burn::tensor::{Device, Float};
-            use burn_amp::Precision;
-
-            use super::common::mlp::{data, numbers};
-
-            type Tensor<const D: usize, K = Float> = burn::tensor::Tensor<$backend, D, K>;
-
-            fn device() -> Device<$backend> {
-                Default::default()
-            }
-
-            include!("operations.rs");
-        }
+        on_backend! { $name, $backend, use burn_amp::Precision; include!("operations.rs"); }
     };
 }
 

@@ -31,12 +31,17 @@ impl Casts {
         }
     }
 
+    /// An operand of an operation that runs in FP32.
+    fn fp32<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self.0 {
+            Some(_) => x.cast(DType::F32),
+            None => x,
+        }
+    }
+
     /// A function that autocast computes in FP32.
     fn wide(self, x: T, f: impl FnOnce(T) -> T) -> T {
-        match self.0 {
-            Some(_) => f(x.cast(DType::F32)),
-            None => f(x),
-        }
+        f(self.fp32(x))
     }
 
     /// A function in the dtype of its operand. A kernel of PyTorch's computes it in FP32 and rounds once.
@@ -107,11 +112,7 @@ pub const OPERATIONS: [Operation; 68] = [
     }),
     ("glu", |c, x, y| c.widest(x, y, |x, y| glu(Tensor::cat(vec![x, y], 1), 1))),
     ("prelu", |c, x, _| {
-        let slope = c.half(values([SIZE], 80).require_grad());
-        let slope = match c.0 {
-            Some(_) => slope.cast(DType::F32),
-            None => slope,
-        };
+        let slope = c.fp32(c.half(values([SIZE], 80).require_grad()));
         c.keep(x, |x| prelu(x, slope))
     }),
     ("softmin", |c, x, _| c.wide(x, |x| softmin(x, 1))),
@@ -250,24 +251,16 @@ pub fn result(casts: Casts, operation: fn(Casts, T, T) -> T, seed: u64) -> Vec<V
     let leaf = |i: u64, scale: f32| values([SIZE, SIZE], 100 * seed + i) * scale;
     let [first, second, last] = [1, 2, 3].map(|i| leaf(i, 0.6).require_grad());
     let bias = values([SIZE], 100 * seed + 4).require_grad();
-    let (halved, rounded) = (casts.half(leaf(5, 1.0)), |x: &T| casts.half(x.clone()));
-    let x = linear(halved.clone(), rounded(&first), Some(casts.half(bias)));
-    let y = linear(halved, rounded(&second), None);
+    let input = casts.half(leaf(5, 1.0));
+    let x = linear(input.clone(), casts.half(first.clone()), Some(casts.half(bias)));
+    let y = linear(input, casts.half(second.clone()), None);
     let result = operation(casts, x, y);
     let [rows, columns] = result.dims();
-    let out = casts.matmul(result.clone(), last.clone());
-    let out = match casts.0 {
-        Some(_) => out.cast(DType::F32),
-        None => out,
-    };
+    let out = casts.fp32(casts.matmul(result.clone(), last.clone()));
     let loss = (out * values([rows, columns], 70)).sum() * (SCALE / (rows * columns) as f64);
     let grads = loss.backward();
     let gradients = [last, first, second].into_iter().filter_map(|x| x.grad(&grads)).map(data);
-    let result = match casts.0 {
-        Some(_) => result.cast(DType::F32),
-        None => result,
-    };
-    let result = data(result);
+    let result = data(casts.fp32(result));
     [result].into_iter().chain(gradients).collect()
 }
 

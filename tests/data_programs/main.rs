@@ -5,6 +5,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/on_backend.rs"]
+mod on_backend;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,22 +15,16 @@ use burn_amp::{Amp, AmpConfig, Precision, with_precision};
 
 use common::mlp::{data, in_scope, scaler};
 use common::{HALVES, roundoff};
+use on_backend::on_backend;
 
 /// The programs on a backend.
 macro_rules! programs_on {
     ($name:ident, $backend:ty) => {
-        #[allow(dead_code)]
-        mod $name {
+        on_backend! {
+            $name,
+            $backend,
+
             use burn::backend::Flex;
-            use burn::tensor::{Device, Float};
-
-            use super::common::mlp::data;
-
-            type Tensor<const D: usize, K = Float> = burn::tensor::Tensor<$backend, D, K>;
-
-            fn device() -> Device<$backend> {
-                Default::default()
-            }
 
             /// Half, where half is in force.
             fn assert_in_force(tensor: &Tensor<2>) {

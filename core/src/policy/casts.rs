@@ -345,10 +345,7 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
             return self.is_exact(half) == Some(false);
         }
         let is_rounded = |scalar: &f64| !holds_exactly(half, *scalar);
-        self.layer.is_kernel
-            && self.mode != Mode::Off
-            && self.scalars.iter().any(is_rounded)
-            && self.is_exact(half) != Some(true)
+        self.is_tried() && self.scalars.iter().any(is_rounded) && self.is_exact(half) != Some(true)
     }
 
     /// The casts of an operation that the table computes in FP32 and a configuration in half. Below autodiff
@@ -368,11 +365,15 @@ impl<D: FloatDType, S: Site<D>> Request<'_, D, S> {
         }
     }
 
-    /// Whether a trial showed the device to be exact in half; `None` if nothing is tried. Nothing
-    /// is tried above autodiff: the operands are cast to half anyway, so that the tape keeps half.
+    /// Whether operations are tried here. Nothing is tried above autodiff: the operands are cast to half anyway, so
+    /// that the tape keeps half.
+    fn is_tried(&self) -> bool {
+        self.layer.is_kernel && self.mode != Mode::Off
+    }
+
+    /// Whether a trial showed the device to be exact in half; `None` if nothing is tried.
     fn is_exact(&self, half: D) -> Option<bool> {
-        let is_tried = self.layer.is_kernel && self.mode != Mode::Off;
-        let tried = self.op.tried.filter(|_| is_tried)?;
+        let tried = self.op.tried.filter(|_| self.is_tried())?;
         let known = self.layer.known.is_exact(tried.kind(), half);
         known.or_else(|| self.site.tried(tried, half))
     }

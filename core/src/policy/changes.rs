@@ -133,8 +133,7 @@ pub(crate) fn allowed(op: &Op) -> (&'static [OpPrecision], String) {
         };
         return (&[], why);
     }
-    let mut classes = op.otherwise.iter().map(|(class, _)| *class);
-    if op.class == Class::Move || classes.any(|class| class == Class::Move) {
+    if op.row().may_be(Class::Move) {
         return (
             &[],
             "the operation moves or creates data and computes nothing".into(),

@@ -230,6 +230,13 @@ pub struct Row {
     pub recorded: Option<&'static str>,
 }
 
+impl Row {
+    /// Whether some calls of the operation are of this class.
+    pub fn may_be(&self, class: Class) -> bool {
+        self.class == class || self.otherwise.iter().any(|(other, _)| *other == class)
+    }
+}
+
 /// The operations of a version of Burn, `"0.21"` or later, in the table's order. Includes a few operations of
 /// 0.21 that 0.22 no longer has.
 pub fn rows(burn: &str) -> impl Iterator<Item = Row> {

@@ -123,8 +123,7 @@ impl Op {
     /// Whether the policy runs the operation, or some of its calls, in FP32 unless the device is exact. Other operations run
     /// in half unless the device is not exact.
     pub(crate) fn is_widened(&self) -> bool {
-        let is_inside = |(class, _): &(Class, Case)| *class == Class::Fp32Inside;
-        self.class == Class::Fp32Inside || self.otherwise.iter().any(is_inside)
+        self.row().may_be(Class::Fp32Inside)
     }
 
     /// Whether the operation is a function of the backward pass.

@@ -17,8 +17,9 @@
 //! | `STATE` | is FP32 zeros or infinities, or what a recurrence made of them | unset | by the operation |
 //! | terms | how many gradients a half gradient is the sum of, or how many half values FP32 that fits | more | their sum |
 //!
-//! `BINARY`, `DRAWN`, `DROPPED` and `EXACT_*` are known of a new tensor only. What each class passes on stands in [`of_any`] and [`of_all`]. A
-//! scalar, a cast or the operation's effect may add a fact or take it away: [`Request::facts`].
+//! `BINARY`, `DRAWN`, `DROPPED` and `EXACT_*` are known of a new tensor only. What each class passes on stands in
+//! [`of_any`] and [`of_all`]. A scalar, a cast or the operation's effect may add a fact or take it away:
+//! [`Request::facts`].
 
 use super::decision::{Operand, Request, Site};
 use super::{Class, Effect, Fits, Mode, TensorFlags};

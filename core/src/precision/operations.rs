@@ -137,8 +137,7 @@ mod tests {
                 _ if ["quantize", "quantize_dynamic", "q_matmul"].contains(&row.op) => {
                     [None, Some(None)]
                 }
-                _ if row.otherwise.iter().any(|(class, _)| *class == Class::Move) => [None, None],
-                Class::Move => [None, None],
+                _ if row.may_be(Class::Move) => [None, None],
                 Class::LowerPrecision => [Some(None), Some(Some((name, F32)))],
                 Class::Fp32 => [Some(Some((name, Half))), Some(None)],
                 Class::Keep => [None, Some(Some((name, F32)))],

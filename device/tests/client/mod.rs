@@ -7,10 +7,29 @@ pub mod served;
 #[cfg(target_os = "linux")]
 pub mod strangers;
 
+use std::cell::RefCell;
+
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_amp_device::Precision;
 
 pub const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
+
+thread_local! {
+    /// The device of the program that this thread runs. A program takes no device: on Burn 0.21 the same code has its
+    /// backend's.
+    static DEVICE: RefCell<Option<Device>> = const { RefCell::new(None) };
+}
+
+/// Runs a program, whose [`device`] is this one.
+pub fn on_device<O>(device: Device, program: impl FnOnce() -> O) -> O {
+    DEVICE.set(Some(device));
+    program()
+}
+
+/// The device of the program that this thread runs.
+pub fn device() -> Device {
+    DEVICE.with_borrow(|device| device.clone().expect("a device"))
+}
 
 /// Numbers from -1 to 1, the same for the same seed.
 pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
