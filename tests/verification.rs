@@ -2,10 +2,13 @@
 
 mod common;
 
+use std::cell::RefCell;
+
 use burn::backend::Flex;
 use burn::module::{AutodiffModule, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module;
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Distribution, Tensor};
@@ -57,17 +60,36 @@ fn random<const D: usize>(shape: [usize; D], device: &CheckedDevice) -> Tensor<B
     Tensor::from_data(TensorData::new::<f32, _>(values, shape), device)
 }
 
-fn learned<const D: usize>(shape: [usize; D], device: &CheckedDevice) -> Tensor<B, D> {
-    random(shape, device).require_grad()
+type Gradients = <B as AutodiffBackend>::Gradients;
+
+thread_local! {
+    /// Reads the gradients of what was learned in the next pass.
+    static READS: RefCell<Vec<Box<dyn FnOnce(&Gradients) -> Vec<f32>>>> = RefCell::default();
 }
+
+fn learned<const D: usize>(shape: [usize; D], device: &CheckedDevice) -> Tensor<B, D> {
+    let learned = random(shape, device).require_grad();
+    let of = learned.clone();
+    let read = move |grads: &_| values(of.grad(grads).unwrap());
+    READS.with_borrow_mut(|reads| reads.push(Box::new(read)));
+    learned
+}
+
+/// Reads the result and the gradients of a pass.
+type Read = Box<dyn FnOnce() -> Vec<Vec<f32>>>;
 
 /// A forward and a backward pass.
-fn pass<const D: usize>(out: Tensor<B, D>) {
+fn pass<const D: usize>(out: Tensor<B, D>) -> Read {
     let weights = random(out.dims(), &out.device());
-    (out * weights).sum().backward();
+    let grads = (out.clone() * weights).sum().backward();
+    let reads = READS.take();
+    Box::new(move || {
+        let grads = reads.into_iter().map(|read| read(&grads));
+        [values(out)].into_iter().chain(grads).collect()
+    })
 }
 
-type Contraction = (&'static str, fn(&CheckedDevice));
+type Contraction = (&'static str, fn(&CheckedDevice) -> Read);
 
 /// Contractions of each form, each with its gradients.
 const CALLS: &[Contraction] = &[
@@ -83,10 +105,10 @@ const CALLS: &[Contraction] = &[
     ("linear", |d| {
         let layer = LinearConfig::new(48, 40).init::<B>(d);
         let layer = Linear {
-            weight: Param::from_tensor(random([48, 40], d)),
-            bias: layer.bias.map(|bias| bias.map(|_| random([40], d))),
+            weight: Param::from_tensor(learned([48, 40], d)),
+            bias: layer.bias.map(|_| Param::from_tensor(learned([40], d))),
         };
-        pass(layer.forward(learned::<3>([4, 10, 48], d)));
+        pass(layer.forward(learned::<3>([4, 10, 48], d)))
     }),
     ("conv1d", |d| {
         let options = ConvOptions::new([2], [3], [2], 1);
@@ -96,38 +118,38 @@ const CALLS: &[Contraction] = &[
             learned([24, 16, 4], d),
             bias,
             options,
-        ));
+        ))
     }),
     ("conv2d", |d| {
         let options = ConvOptions::new([2, 1], [1, 2], [1, 2], 1);
         let (x, weight) = (learned([3, 16, 19, 17], d), learned([24, 16, 3, 3], d));
-        pass(module::conv2d(x, weight, Some(learned([24], d)), options));
+        pass(module::conv2d(x, weight, Some(learned([24], d)), options))
     }),
     ("conv2d in groups", |d| {
         let options = ConvOptions::new([1, 1], [1, 1], [1, 1], 4);
         let (x, weight) = (learned([3, 16, 14, 17], d), learned([24, 4, 3, 3], d));
-        pass(module::conv2d(x, weight, None, options));
+        pass(module::conv2d(x, weight, None, options))
     }),
     ("conv2d of each channel", |d| {
         let options = ConvOptions::new([2, 2], [1, 1], [1, 1], 24);
         let (x, weight) = (learned([3, 24, 14, 17], d), learned([24, 1, 3, 3], d));
-        pass(module::conv2d(x, weight, None, options));
+        pass(module::conv2d(x, weight, None, options))
     }),
     ("conv2d in two groups", |d| {
         let options = ConvOptions::new([1, 1], [1, 1], [1, 1], 2);
         let (x, weight) = (learned([3, 16, 10, 9], d), learned([8, 8, 3, 3], d));
-        pass(module::conv2d(x, weight, None, options));
+        pass(module::conv2d(x, weight, None, options))
     }),
     // Three quarters of the gradient of the input sum nothing.
     ("conv2d of a shortcut", |d| {
         let options = ConvOptions::new([2, 2], [0, 0], [1, 1], 1);
         let (x, weight) = (learned([2, 16, 16, 16], d), learned([32, 16, 1, 1], d));
-        pass(module::conv2d(x, weight, None, options));
+        pass(module::conv2d(x, weight, None, options))
     }),
     ("conv3d", |d| {
         let options = ConvOptions::new([1, 2, 1], [1, 0, 1], [1, 1, 2], 1);
         let (x, weight) = (learned([2, 8, 6, 7, 9], d), learned([12, 8, 2, 3, 2], d));
-        pass(module::conv3d(x, weight, None, options));
+        pass(module::conv3d(x, weight, None, options))
     }),
     ("conv_transpose1d", |d| {
         let options = ConvTransposeOptions::new([2], [1], [1], [2], 1);
@@ -137,28 +159,28 @@ const CALLS: &[Contraction] = &[
             weight,
             Some(learned([12], d)),
             options,
-        ));
+        ))
     }),
     ("conv_transpose2d", |d| {
         let options = ConvTransposeOptions::new([2, 1], [1, 0], [1, 0], [1, 2], 1);
         let (x, weight) = (learned([3, 16, 9, 8], d), learned([16, 12, 3, 2], d));
-        pass(module::conv_transpose2d(x, weight, None, options));
+        pass(module::conv_transpose2d(x, weight, None, options))
     }),
     ("conv_transpose2d in groups", |d| {
         let options = ConvTransposeOptions::new([2, 2], [1, 1], [0, 0], [1, 1], 4);
         let (x, weight) = (learned([3, 16, 9, 8], d), learned([16, 6, 3, 3], d));
-        pass(module::conv_transpose2d(x, weight, None, options));
+        pass(module::conv_transpose2d(x, weight, None, options))
     }),
     ("conv_transpose3d", |d| {
         let options = ConvTransposeOptions::new([1, 2, 1], [0, 1, 0], [0, 1, 0], [1, 1, 1], 1);
         let (x, weight) = (learned([2, 8, 4, 5, 6], d), learned([8, 6, 2, 3, 2], d));
-        pass(module::conv_transpose3d(x, weight, None, options));
+        pass(module::conv_transpose3d(x, weight, None, options))
     }),
 ];
 
 fn all(device: &CheckedDevice) {
     for (_, contraction) in CALLS {
-        contraction(device);
+        drop(contraction(device));
     }
 }
 
@@ -166,7 +188,7 @@ fn all(device: &CheckedDevice) {
 fn a_device_that_is_right_has_no_exception() {
     for (name, contraction) in CALLS {
         let device = device(Precision::Bf16);
-        contraction(&device);
+        drop(contraction(&device));
         assert_eq!(found(&device), [""; 0], "{name}");
         assert_eq!(unverified(&device), [""; 0], "{name}");
     }
@@ -210,13 +232,51 @@ fn what_is_wrong_is_found_in_each_operation_and_nothing_else() {
     }
 }
 
+/// LibTorch has computed when a call returns, and so is the result compared: no wrong one is used.
+#[test]
+fn on_libtorch_what_is_wrong_is_computed_again_before_it_is_used() {
+    let run = |name, wrong: Wrong| {
+        let device = CheckedDevice::new();
+        device.set_name(name);
+        let config = checked::config().with_precision(Precision::Bf16);
+        config.apply::<B>(&device).unwrap();
+        device.set_wrong(wrong);
+        let read = |(_, contraction): &Contraction| contraction(&device)();
+        let read: Vec<_> = CALLS.iter().flat_map(read).collect();
+        assert_eq!(unverified(&device), [""; 0]);
+        (read, found(&device))
+    };
+    let (right, none) = run("libtorch<cpu>", |_, _, _| false);
+    assert_eq!(none, [""; 0]);
+    // A second rounding of a result, where a bias is added in half.
+    let is_right = |(one, right): (&Vec<f32>, &Vec<f32>)| {
+        let largest = right.iter().fold(0.0, |a: f32, b| b.abs().max(a));
+        let off = one
+            .iter()
+            .zip(right)
+            .map(|(one, right)| (one - right).abs());
+        off.fold(0.0, f32::max) <= largest * 2f32.powi(-7)
+    };
+    for (i, op) in CONTRACTIONS.iter().enumerate() {
+        let (read, found) = run("libtorch<cpu>", wrong_in(i));
+        let short = op.trim_start_matches("float_");
+        assert!(!found.is_empty(), "{op}");
+        let is_it = |found: &String| found.split(' ').next() == Some(short);
+        assert!(found.iter().all(is_it), "{found:?}");
+        assert!(read.iter().zip(&right).all(is_right), "{op}");
+        // Where kernels are compiled, the pass goes on with the wrong result.
+        let (read, _) = run("cubecl<cuda>", wrong_in(i));
+        assert!(!read.iter().zip(&right).all(is_right), "{op}");
+    }
+}
+
 fn conv(channels: usize, device: &CheckedDevice) -> Tensor<B, 4> {
     let x = random([2, channels, 8, 8], device);
     let weight = random([16, channels, 1, 1], device).set_require_grad(false);
     module::conv2d(x, weight, None, ConvOptions::new([1; 2], [0; 2], [1; 2], 1))
 }
 
-fn values<const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().to_vec().unwrap()
 }
 
@@ -374,7 +434,7 @@ fn it_draws_no_random_numbers_and_repeats_itself() {
         B::seed(&device, 7);
         for _ in 0..2 {
             let noise = Tensor::<B, 2>::random([9, 70], Distribution::Default, &device);
-            pass(noise.matmul(learned([70, 18], &device)));
+            drop(pass(noise.matmul(learned([70, 18], &device))));
             all(&device);
         }
         (found(&device), device.draws())

@@ -22,7 +22,7 @@ use crate::diagnostics::anomaly;
 use crate::policy::{Decision, Mode, Op, Operand, Site, is_half};
 use crate::precision::{creates_parameter, half_wanted, in_kernel, keep_dtypes, keeps_dtypes};
 use crate::scaler::ScaledLoss;
-use crate::tensor::{AmpTensor, Side, Step, learned};
+use crate::tensor::{AmpTensor, Side, Step, converted, learned};
 use probe::Probe;
 
 pub(crate) use alone::alone;
@@ -180,6 +180,29 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
             true => keep_dtypes(op),
             false => unchanged::<B, S, _>(op),
         }
+    }
+
+    /// Runs a contraction, and wraps its result. What is compared at once and found wrong runs once more, in FP32.
+    pub fn contract<const N: usize>(
+        &self,
+        operands: [FloatTensor<B>; N],
+        run: impl Fn([FloatTensor<B>; N]) -> FloatTensor<B>,
+    ) -> AmpTensor<B, S> {
+        let held = match self.held.take() {
+            Some(held) if held.is_at_once => held,
+            held => {
+                self.held.set(held);
+                return self.result(self.run(|| run(operands)));
+            }
+        };
+        let again = operands.clone();
+        let mut out = self.run(|| run(operands));
+        if held.is_wrong(&out) {
+            let dtype = out.dtype();
+            let wide = again.map(|operand| converted::<B, S>(operand, DType::F32));
+            out = converted::<B, S>(self.run(|| run(wide)), dtype);
+        }
+        self.result(out)
     }
 
     /// Checks an operand if the operation is watched. For operands that do not pass through
@@ -393,6 +416,22 @@ pub(crate) fn checked<B: Backend, S: Side<B>, const N: usize, const M: usize>(
     })
 }
 
+/// A contraction that follows its class, after the check for a policy.
+pub(crate) fn contracted<B: Backend, S: Side<B>, const N: usize>(
+    op: Op,
+    operands: [AmpTensor<B, S>; N],
+    run: impl Fn([FloatTensor<B>; N]) -> FloatTensor<B>,
+) -> AmpTensor<B, S> {
+    if !half_wanted() {
+        let learned = learned(&operands);
+        return AmpTensor::new(run(operands.map(AmpTensor::into_primitive)), learned);
+    }
+    by_policy(|| {
+        let call = Call::new(op, operands.each_ref());
+        call.contract(operands.map(|operand| call.operand(operand)), run)
+    })
+}
+
 /// The operation of this name. Its row is looked up at compile time.
 macro_rules! op {
     ($op:ident) => {
@@ -471,17 +510,27 @@ macro_rules! float_ops {
                 let tensors = $crate::call::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
                 let operands = tensors.map($crate::AmpTensor::operand);
                 let scalars = [$($($s.elem::<f64>(),)?)+];
-                let op = op!($op)$(.convolving(&$weight.shape(), burn_amp_core::convolution!($options)))?;
+                let op = op!($op)$(.convolving(&tensors[0].shape(), &$weight.shape(), burn_amp_core::convolution!($options)))?;
                 let call = $crate::call::Call::of(op, &tensors, &operands, &scalars);
                 $(
                     $(let $t = call.operand($t);)?
                     $(let $o = $o.map(|tensor| call.operand(tensor));)?
                 )+
-                let out = call.run(|| B::$op($($($t)? $($o)? $($s)? $($a)?),+));
-                burn_amp_core::wrapped!($out, (call.result), out)
+                $crate::call::kernel!(call, $op($($([$t])? $([?$o])? $($s)? $($a)?),+) -> $out $(, of $weight)?)
             };
         }
     )*};
+}
+
+/// The result of the backend's operation on operands that are cast. A convolution's has a weight.
+macro_rules! kernel {
+    ($call:ident, $op:ident($($([$t:ident])? $([?$o:ident])? $($a:ident)?),+) -> $out:ident) => {{
+        let out = $call.run(|| B::$op($($($t)? $($o)? $($a)?),+));
+        burn_amp_core::wrapped!($out, ($call.result), out)
+    }};
+    ($call:ident, $op:ident($([$t:ident]),+, $options:ident) -> $out:ident, of $weight:ident) => {
+        $call.contract([$($t),+], |[$($t),+]| B::$op($($t,)+ $options.clone()))
+    };
 }
 
 /// Operations without float tensors: the backend's own.
@@ -504,4 +553,4 @@ macro_rules! delegate_on_device {
     )*};
 }
 
-pub(crate) use {backends_own, delegate, delegate_on_device, float_ops, op, own_ops};
+pub(crate) use {backends_own, delegate, delegate_on_device, float_ops, kernel, op, own_ops};

@@ -6,7 +6,7 @@ use burn_backend::{
     Backend, BoolDType, DType, IntDType, Scalar, Shape, TensorMetadata, get_device_settings,
 };
 
-use super::{Call, checked, create, is_watched, op};
+use super::{Call, checked, contracted, create, is_watched, op};
 use crate::AmpTensor;
 use crate::device::DeviceContext;
 use crate::diagnostics::anomaly;
@@ -98,10 +98,9 @@ pub(crate) fn matmul<B: Backend, S: Side<B>>(
     lhs: AmpTensor<B, S>,
     rhs: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
-    let [product] = checked(op!(float_matmul), [lhs, rhs], |[lhs, rhs]| {
-        [row_or_column_unfused::<B, S>(B::float_matmul(lhs, rhs))]
-    });
-    product
+    contracted(op!(float_matmul), [lhs, rhs], |[lhs, rhs]| {
+        row_or_column_unfused::<B, S>(B::float_matmul(lhs, rhs))
+    })
 }
 
 /// The last two dimensions swapped.
@@ -302,25 +301,24 @@ pub(crate) fn contraction<B: Backend, S: Side<B>>(
     weight: AmpTensor<B, S>,
     bias: Option<AmpTensor<B, S>>,
     add: impl FnOnce(AmpTensor<B, S>, AmpTensor<B, S>) -> AmpTensor<B, S>,
-    run: impl FnOnce(
-        &Call<B, S>,
-        FloatTensor<B>,
-        FloatTensor<B>,
-        Option<FloatTensor<B>>,
-    ) -> FloatTensor<B>,
+    run: impl Fn(&Call<B, S>, FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>,
 ) -> AmpTensor<B, S> {
     let call = Call::new(op, [&x, &weight, bias.as_ref().unwrap_or(&weight)]);
     let (x, weight) = (call.operand(x), call.operand(weight));
+    let bare = |[x, weight]: [_; 2]| run(&call, x, weight, None);
     match bias {
         Some(bias) if call.decision.only_contracts => {
-            let out = call.result(call.run(|| run(&call, x, weight, None)));
+            let out = call.contract([x, weight], bare);
             let bias = along(channels, out.rank(), bias);
             add(out, bias)
         }
-        bias => {
-            let bias = bias.map(|bias| call.operand(bias));
-            call.result(call.run(|| run(&call, x, weight, bias)))
+        Some(bias) => {
+            let operands = [x, weight, call.operand(bias)];
+            call.contract(operands, |[x, weight, bias]| {
+                run(&call, x, weight, Some(bias))
+            })
         }
+        None => call.contract([x, weight], bare),
     }
 }
 
@@ -376,12 +374,11 @@ pub(crate) fn linear_x_backward<B: Backend, S: Side<B>>(
     output_grad: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
     let (op, operands) = (op!(linear_x_backward), [weight, output_grad]);
-    let [x_grad] = checked(op, operands, |[weight, output_grad]| {
-        [by_rows::<B, S>(output_grad, |grad| {
+    contracted(op, operands, |[weight, output_grad]| {
+        by_rows::<B, S>(output_grad, |grad| {
             row_or_column_unfused::<B, S>(B::linear_x_backward(weight, grad))
-        })]
-    });
-    x_grad
+        })
+    })
 }
 
 /// The gradient of a linear layer's weight. In half, one contraction: a separate sum over the batch would run
@@ -391,14 +388,10 @@ pub(crate) fn linear_weight_backward<B: Backend, S: Side<B>>(
     output_grad: AmpTensor<B, S>,
 ) -> AmpTensor<B, S> {
     let (op, operands) = (op!(linear_weight_backward), [x, output_grad]);
-    let [weight_grad] = checked(op, operands, |operands| {
+    contracted(op, operands, |operands| {
         let [x, output_grad] = operands.map(half_rows::<B, S>);
-        [row_or_column_unfused::<B, S>(B::linear_weight_backward(
-            x,
-            output_grad,
-        ))]
-    });
-    weight_grad
+        row_or_column_unfused::<B, S>(B::linear_weight_backward(x, output_grad))
+    })
 }
 
 /// The gradient of a linear layer's bias. In half, one sum: every further sum would round again.

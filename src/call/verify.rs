@@ -14,7 +14,7 @@ use burn_backend::{
 };
 
 use crate::AmpTensor;
-use crate::device::{DeviceContext, DeviceState, Waiting, name};
+use crate::device::{BackendKind, DeviceContext, DeviceState, Waiting, name};
 use crate::policy::{Decision, Mode, Op, Operand, is_half};
 use crate::precision::{half_wanted, in_kernel};
 use crate::tensor::{Side, TensorFlags};
@@ -27,6 +27,8 @@ pub(super) struct Held<B: Backend> {
     half: DType,
     operands: [FloatTensor<B>; 2],
     bias: Option<FloatTensor<B>>,
+    /// Whether the call is compared before its result is used, and not at the end of the pass.
+    pub(super) is_at_once: bool,
 }
 
 /// A call that is dropped before it was compared, as when its kernel panics, is compared another time.
@@ -86,12 +88,20 @@ pub(super) fn verified<B: Backend, S: Side<B>>(
             half,
             operands: multiplied(op).map(|operand| primitive(tensors[operand])),
             bias: bias.map(|bias| primitive(bias)),
+            is_at_once: BackendKind::of::<B>(&tensors[0].device()).is_libtorch,
         })
     });
     (decision, held)
 }
 
 impl<B: Backend> Held<B> {
+    /// Compares the result of the call. Returns whether it is wrong.
+    #[cold]
+    pub(super) fn is_wrong(self, result: &FloatTensor<B>) -> bool {
+        let (device, state) = (B::float_device(result), self.state);
+        in_kernel(|| judge::<B>(state, &device, vec![(self, result.clone())]))
+    }
+
     /// Has the result of the call compared at the end of the pass, if there is room for it.
     #[cold]
     pub(super) fn wait(self, result: &FloatTensor<B>) {
@@ -149,8 +159,9 @@ fn compare<B: Backend>(state: &DeviceState, device: &B::Device, waiting: Vec<Com
     }
 }
 
+/// Compares the calls with a reference. Returns whether one of them is wrong.
 #[cold]
-fn judge<B: Backend>(state: &DeviceState, device: &B::Device, waiting: Vec<Computed<B>>) {
+fn judge<B: Backend>(state: &DeviceState, device: &B::Device, waiting: Vec<Computed<B>>) -> bool {
     let exceptions = state.exceptions().named(|| name::<B>(device));
     state.statistics().read_back();
     let compared = catch_unwind(AssertUnwindSafe(|| verdicts::<B>(device, &waiting)));
@@ -161,10 +172,14 @@ fn judge<B: Backend>(state: &DeviceState, device: &B::Device, waiting: Vec<Compu
                 name::<B>(device)
             );
         }
-        return;
+        return false;
     };
+    let is_wrong = verdicts
+        .iter()
+        .any(|of| matches!(of, Verdict::Wrong { .. }));
     let begun = waiting.iter().map(|(held, _)| held.begun);
     exceptions.end_verifications(begun.zip(verdicts.into_iter().map(Some)));
+    is_wrong
 }
 
 /// Reads the samples of all calls at once. `None` if they cannot be read.

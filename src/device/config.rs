@@ -278,13 +278,14 @@ impl AmpConfig {
         device: &B::Device,
         precision: Precision,
     ) -> Settings {
-        let compiles = BackendKind::of::<B>(device).may_be_cubecl;
+        let kind = BackendKind::of::<B>(device);
+        let compiles = kind.may_be_cubecl;
         let verifies = self.verification.or(verifies_by_environment());
         Settings {
             precision,
             support: DeviceState::of::<B>(device).support::<B>(device),
             compiles,
-            verifies: verifies.unwrap_or(compiles),
+            verifies: verifies.unwrap_or(compiles || kind.is_libtorch),
             is_chosen: self.precision != Precision::Auto,
             watched: self.anomaly_detection || is_watched_by_environment(),
             tried: self.trials,

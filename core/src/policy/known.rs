@@ -27,7 +27,7 @@ const YES: u32 = 2;
 impl Known {
     pub(crate) const CONFIGURED: u32 = 0b11;
     /// Calls of the operation overflowed f16.
-    pub(crate) const OVERFLOWED: u32 = 1 << 18;
+    pub(crate) const OVERFLOWED: u32 = 1 << (2 + 4 * Kind::ALL.len());
 
     /// The same, without what was tried.
     pub fn without_trials(self) -> Self {

@@ -89,15 +89,16 @@ impl Op {
         }
     }
 
-    /// The operation in a call with a weight of this shape and with these options.
-    pub fn convolving(self, weight: &[usize], options: Convolution) -> Self {
+    /// The operation in a call with a first operand and a weight of these shapes, and with these options.
+    pub fn convolving(self, first: &[usize], weight: &[usize], options: Convolution) -> Self {
         // Transposed, or for the gradient of an input, each value is spread over the result.
         let spreads = if self.name.starts_with("conv_transpose") {
             !self.is_backward()
         } else {
             self.name.ends_with("_x_backward")
         };
-        let tried = match Kind::of_convolution(weight, &options, spreads) {
+        let summed = self.name.ends_with("_weight_backward").then(|| first[0]);
+        let tried = match Kind::of_convolution(weight, &options, spreads, summed) {
             Kind::Usual => self.tried,
             kind => self.tried.map(|op| op.of_kind(kind)),
         };

@@ -277,7 +277,7 @@ macro_rules! float_ops {
                 let tensors = $crate::ops::present([$($(Some(&$t),)? $($o.as_ref(),)?)+]);
                 let operands = tensors.map($crate::AmpTensor::operand);
                 let scalars = [$($($s.elem::<f64>(),)?)+];
-                let op = $crate::ops::op!($op)$(.convolving(&$weight.shape(), burn_amp_core::convolution!($options)))?;
+                let op = $crate::ops::op!($op)$(.convolving(&tensors[0].shape(), &$weight.shape(), burn_amp_core::convolution!($options)))?;
                 let call = $crate::ops::Call::of(op, &tensors, &operands, &scalars);
                 $(
                     $(let $t = call.operand($t);)?

@@ -25,7 +25,7 @@ macro_rules! conv_ops {
     ($($conv:ident($options:ty); $bias_backward:ident;)*) => {$(
         own_ops! {
             $conv([x], [weight], [?bias], options: $options) -> FloatTensor => {
-                let op = op!($conv).convolving(&weight.shape(), burn_amp_core::convolution!(options));
+                let op = op!($conv).convolving(&x.shape(), &weight.shape(), burn_amp_core::convolution!(options));
                 contraction(op, 1, x, weight, bias, |x, weight, bias| {
                     B::$conv(x, weight, bias, options)
                 })

@@ -46,9 +46,11 @@ macro_rules! trials {
             0.21 conv1d_x_backward strided
                 (inputs.ones([1, 64, 129]), inputs.peak([64, 64, 3]), inputs.ones([1, 64, 64]), conv(2, 1));
             0.21 conv1d_weight_backward
+                (inputs.ones([16, 16, 258]), inputs.ones([16, 16, 3]), inputs.ones([16, 16, 256]), conv(1, 1));
+            0.21 conv1d_weight_backward small
                 (inputs.ones([2, 16, 2050]), inputs.ones([16, 16, 3]), inputs.ones([2, 16, 2048]), conv(1, 1));
             0.21 conv1d_weight_backward few
-                (inputs.ones([2, 1, 2048]), inputs.ones([1, 1, 1]), inputs.ones([2, 1, 2048]), conv(1, 1));
+                (inputs.ones([16, 1, 256]), inputs.ones([1, 1, 1]), inputs.ones([16, 1, 256]), conv(1, 1));
             0.21 conv1d_weight_backward grouped
                 (inputs.ones([2, 2, 2048]), inputs.ones([2, 1, 1]), inputs.ones([2, 2, 2048]), conv(1, 2));
             0.21 conv2d
@@ -69,9 +71,11 @@ macro_rules! trials {
             0.21 conv2d_x_backward strided
                 (inputs.ones([1, 64, 17, 17]), inputs.peak([64, 64, 3, 3]), inputs.ones([1, 64, 8, 8]), conv(2, 1));
             0.21 conv2d_weight_backward
+                (inputs.ones([16, 16, 18, 18]), inputs.ones([16, 16, 3, 3]), inputs.ones([16, 16, 16, 16]), conv(1, 1));
+            0.21 conv2d_weight_backward small
                 (inputs.ones([4, 16, 34, 34]), inputs.ones([16, 16, 3, 3]), inputs.ones([4, 16, 32, 32]), conv(1, 1));
             0.21 conv2d_weight_backward few
-                (inputs.ones([4, 1, 32, 32]), inputs.ones([1, 1, 1, 1]), inputs.ones([4, 1, 32, 32]), conv(1, 1));
+                (inputs.ones([16, 1, 16, 16]), inputs.ones([1, 1, 1, 1]), inputs.ones([16, 1, 16, 16]), conv(1, 1));
             0.21 conv2d_weight_backward grouped
                 (inputs.ones([4, 2, 32, 32]), inputs.ones([2, 1, 1, 1]), inputs.ones([4, 2, 32, 32]), conv(1, 2));
             0.21 conv3d
@@ -92,9 +96,11 @@ macro_rules! trials {
             0.21 conv3d_x_backward strided
                 (inputs.ones([1, 64, 9, 9, 9]), inputs.peak([64, 64, 3, 3, 3]), inputs.ones([1, 64, 4, 4, 4]), conv(2, 1));
             0.21 conv3d_weight_backward
+                (inputs.ones([16, 16, 10, 10, 6]), inputs.ones([16, 16, 3, 3, 3]), inputs.ones([16, 16, 8, 8, 4]), conv(1, 1));
+            0.21 conv3d_weight_backward small
                 (inputs.ones([2, 16, 18, 18, 10]), inputs.ones([16, 16, 3, 3, 3]), inputs.ones([2, 16, 16, 16, 8]), conv(1, 1));
             0.21 conv3d_weight_backward few
-                (inputs.ones([2, 1, 16, 16, 8]), inputs.ones([1, 1, 1, 1, 1]), inputs.ones([2, 1, 16, 16, 8]), conv(1, 1));
+                (inputs.ones([16, 1, 8, 8, 4]), inputs.ones([1, 1, 1, 1, 1]), inputs.ones([16, 1, 8, 8, 4]), conv(1, 1));
             0.21 conv3d_weight_backward grouped
                 (inputs.ones([2, 2, 16, 16, 8]), inputs.ones([2, 1, 1, 1, 1]), inputs.ones([2, 2, 16, 16, 8]), conv(1, 2));
             0.21 conv_transpose1d
@@ -114,9 +120,11 @@ macro_rules! trials {
             0.21 conv_transpose1d_x_backward grouped
                 (inputs.peak([2, 1, 64]), inputs.ones([1, 2, 127]), transpose(1, 2));
             0.21 conv_transpose1d_weight_backward
+                (inputs.ones([16, 16, 256]), inputs.ones([16, 16, 3]), inputs.ones([16, 16, 258]), transpose(1, 1));
+            0.21 conv_transpose1d_weight_backward small
                 (inputs.ones([2, 16, 2048]), inputs.ones([16, 16, 3]), inputs.ones([2, 16, 2050]), transpose(1, 1));
             0.21 conv_transpose1d_weight_backward few
-                (inputs.ones([2, 1, 2048]), inputs.ones([1, 1, 1]), inputs.ones([2, 1, 2048]), transpose(1, 1));
+                (inputs.ones([16, 1, 256]), inputs.ones([1, 1, 1]), inputs.ones([16, 1, 256]), transpose(1, 1));
             0.21 conv_transpose1d_weight_backward grouped
                 (inputs.ones([2, 2, 2048]), inputs.ones([2, 1, 1]), inputs.ones([2, 2, 2048]), transpose(1, 2));
             0.21 conv_transpose2d
@@ -136,9 +144,11 @@ macro_rules! trials {
             0.21 conv_transpose2d_x_backward grouped
                 (inputs.peak([2, 1, 8, 8]), inputs.ones([1, 2, 15, 15]), transpose(1, 2));
             0.21 conv_transpose2d_weight_backward
+                (inputs.ones([16, 16, 16, 16]), inputs.ones([16, 16, 3, 3]), inputs.ones([16, 16, 18, 18]), transpose(1, 1));
+            0.21 conv_transpose2d_weight_backward small
                 (inputs.ones([4, 16, 32, 32]), inputs.ones([16, 16, 3, 3]), inputs.ones([4, 16, 34, 34]), transpose(1, 1));
             0.21 conv_transpose2d_weight_backward few
-                (inputs.ones([4, 1, 32, 32]), inputs.ones([1, 1, 1, 1]), inputs.ones([4, 1, 32, 32]), transpose(1, 1));
+                (inputs.ones([16, 1, 16, 16]), inputs.ones([1, 1, 1, 1]), inputs.ones([16, 1, 16, 16]), transpose(1, 1));
             0.21 conv_transpose2d_weight_backward grouped
                 (inputs.ones([4, 2, 32, 32]), inputs.ones([2, 1, 1, 1]), inputs.ones([4, 2, 32, 32]), transpose(1, 2));
             0.21 conv_transpose3d
@@ -158,9 +168,11 @@ macro_rules! trials {
             0.21 conv_transpose3d_x_backward grouped
                 (inputs.peak([2, 1, 4, 4, 4]), inputs.ones([1, 2, 7, 7, 7]), transpose(1, 2));
             0.21 conv_transpose3d_weight_backward
+                (inputs.ones([16, 16, 8, 8, 4]), inputs.ones([16, 16, 3, 3, 3]), inputs.ones([16, 16, 10, 10, 6]), transpose(1, 1));
+            0.21 conv_transpose3d_weight_backward small
                 (inputs.ones([2, 16, 16, 16, 8]), inputs.ones([16, 16, 3, 3, 3]), inputs.ones([2, 16, 18, 18, 10]), transpose(1, 1));
             0.21 conv_transpose3d_weight_backward few
-                (inputs.ones([2, 1, 16, 16, 8]), inputs.ones([1, 1, 1, 1, 1]), inputs.ones([2, 1, 16, 16, 8]), transpose(1, 1));
+                (inputs.ones([16, 1, 8, 8, 4]), inputs.ones([1, 1, 1, 1, 1]), inputs.ones([16, 1, 8, 8, 4]), transpose(1, 1));
             0.21 conv_transpose3d_weight_backward grouped
                 (inputs.ones([2, 2, 16, 16, 8]), inputs.ones([2, 1, 1, 1, 1]), inputs.ones([2, 2, 16, 16, 8]), transpose(1, 2));
             0.21 float_tanh (inputs.points());
@@ -272,6 +284,7 @@ macro_rules! trials {
     (kind) => { Kind::Usual };
     (kind few) => { Kind::FewChannels };
     (kind grouped) => { Kind::Grouped };
+    (kind small) => { Kind::SmallBatch };
     (kind strided) => { Kind::Strided };
 
     // Operations that a version of Burn lacks are left out. A row that no later version changes names no

@@ -63,23 +63,39 @@ pub enum Kind {
     FewChannels,
     /// A convolution of several groups, such as a depthwise one.
     Grouped,
+    /// The gradient of a convolution's weight over a batch of fewer than 16. A backend without a kernel for this
+    /// gradient convolves with the batch in the place of channels. Then Flex 0.21 adds up to four in f16, and oneDNN
+    /// on CPUs with AMX sums a part.
+    SmallBatch,
     /// A transposed convolution, or a gradient of an input, with a stride.
     Strided,
 }
 
 impl Kind {
     /// All of them.
-    pub(crate) const ALL: [Self; 4] =
-        [Self::Usual, Self::FewChannels, Self::Grouped, Self::Strided];
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Usual,
+        Self::FewChannels,
+        Self::Grouped,
+        Self::SmallBatch,
+        Self::Strided,
+    ];
 
     /// The kind of a convolution, of any dimensions: `[out, in / groups, ..]` is the shape of its weight, or
     /// `[in, out / groups, ..]` if it is transposed. `spreads`: each value is spread over values of the result at the
-    /// distance of the stride. Kernels that gather values do not depend on it.
-    pub(crate) fn of_convolution(weight: &[usize], options: &Convolution, spreads: bool) -> Self {
+    /// distance of the stride. Kernels that gather values do not depend on it. `summed`: the batch that is summed over, for
+    /// the gradient of the weight.
+    pub(crate) fn of_convolution(
+        weight: &[usize],
+        options: &Convolution,
+        spreads: bool,
+        summed: Option<usize>,
+    ) -> Self {
         let groups = options.groups();
         let channels = (weight[0] / groups.max(1)).min(weight[1]);
         match groups {
             2.. => Self::Grouped,
+            _ if summed.is_some_and(|batch| batch < FEW) => Self::SmallBatch,
             _ if spreads && options.strides() => Self::Strided,
             _ if channels < FEW => Self::FewChannels,
             _ => Self::Usual,
@@ -94,12 +110,13 @@ impl fmt::Display for Kind {
             Kind::Usual => "",
             Kind::FewChannels => " of few channels",
             Kind::Grouped => " in groups",
+            Kind::SmallBatch => " of a small batch",
             Kind::Strided => " with a stride",
         })
     }
 }
 
-/// Fewer channels are few.
+/// Fewer channels, or examples of a batch, are few.
 const FEW: usize = 16;
 
 /// A tried operation and a kind of its calls, by their place in [`TRIED`].
@@ -348,13 +365,23 @@ mod tests {
     fn a_convolution_has_the_answer_of_its_kind() {
         let of = |weight: [usize; 4], groups, stride: usize| {
             let options = Convolution::of([stride, 1], [0; 2], [1; 2], groups);
-            [false, true].map(|spreads| Kind::of_convolution(&weight, &options, spreads))
+            [false, true].map(|spreads| Kind::of_convolution(&weight, &options, spreads, None))
         };
         assert_eq!(of([64, 16, 3, 3], 1, 1), [Kind::Usual; 2]);
         assert_eq!(of([64, 64, 3, 3], 1, 2), [Kind::Usual, Kind::Strided]);
         assert_eq!(of([64, 3, 3, 3], 1, 1), [Kind::FewChannels; 2]);
         assert_eq!(of([3, 64, 3, 3], 1, 1), [Kind::FewChannels; 2]);
         assert_eq!(of([64, 1, 3, 3], 64, 2), [Kind::Grouped; 2]);
+        let gradient = |batch, channels| {
+            let op = Op::named("conv2d_weight_backward");
+            let options = Convolution::of([1; 2], [0; 2], [1; 2], 1);
+            let x = [batch, channels, 9, 9];
+            op.convolving(&x, &[64, channels, 3, 3], options).kind()
+        };
+        assert_eq!(gradient(15, 64), Kind::SmallBatch);
+        assert_eq!(gradient(15, 3), Kind::SmallBatch);
+        assert_eq!(gradient(16, 64), Kind::Usual);
+        assert_eq!(gradient(16, 3), Kind::FewChannels);
 
         let conv = TriedOp::named("conv2d").unwrap();
         let exceptions = Exceptions::default();
