@@ -168,13 +168,14 @@ impl AmpConfig {
     }
 
     /// Sets whether contractions in half are verified at the shapes that a program uses. Default on where kernels are chosen by
-    /// shape: on CubeCL, and off on Flex and LibTorch. The environment variable `BURN_AMP_VERIFY`, `1` or `0`, sets the
+    /// shape: on CubeCL and LibTorch, and off on Flex. The environment variable `BURN_AMP_VERIFY`, `1` or `0`, sets the
     /// default of all devices.
     ///
     /// At the end of a pass, up to 16 calls of products, convolutions and their gradients whose shapes are new are compared
     /// with sums on the host, in FP64: some tens of values of each result, at its edges and corners and between. A value may be
     /// off by the rounding of the result, and by what a sum in FP32 adds. A call with a wrong value becomes an
-    /// [exception](crate::exceptions()): it and those like it compute in FP32, and return half. A
+    /// [exception](crate::exceptions()): it and those like it compute in FP32, and return half. On LibTorch each such call is
+    /// compared at once, and computed again if it is wrong, before its result is used. A
     /// [trial](Self::with_trials) comes before an operation's first use, at shapes of its own, and checks all kinds of
     /// operations; it does not see a kernel that is wrong at some shapes alone.
     ///
