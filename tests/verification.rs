@@ -251,12 +251,15 @@ fn on_libtorch_what_is_wrong_is_computed_again_before_it_is_used() {
     // A second rounding of a result, where a bias is added in half.
     let is_right = |(one, right): (&Vec<f32>, &Vec<f32>)| {
         let largest = right.iter().fold(0.0, |a: f32, b| b.abs().max(a));
-        let off = one
-            .iter()
-            .zip(right)
-            .map(|(one, right)| (one - right).abs());
-        off.fold(0.0, f32::max) <= largest * 2f32.powi(-7)
+        let is_near = |one: f32, right: f32| (one - right).abs() <= largest * 2f32.powi(-7);
+        one.len() == right.len()
+            && one
+                .iter()
+                .zip(right)
+                .all(|(one, right)| is_near(*one, *right))
     };
+    let (of_another, _) = run("cubecl<cuda>", |_, _, _| false);
+    assert!(of_another.iter().zip(&right).all(is_right));
     for (i, op) in CONTRACTIONS.iter().enumerate() {
         let (read, found) = run("libtorch<cpu>", wrong_in(i));
         let short = op.trim_start_matches("float_");
@@ -267,6 +270,41 @@ fn on_libtorch_what_is_wrong_is_computed_again_before_it_is_used() {
         // Where kernels are compiled, the pass goes on with the wrong result.
         let (read, _) = run("cubecl<cuda>", wrong_in(i));
         assert!(!read.iter().zip(&right).all(is_right), "{op}");
+    }
+}
+
+/// A wrong call runs once more; a wrong one in FP32, or one that cannot be read back, does not.
+#[test]
+fn on_libtorch_one_run_more_mends_a_call() {
+    let half: Wrong = |op, dtype, _| op == "float_matmul" && dtype == DType::BF16;
+    let both: Wrong = |op, _, _| op == "float_matmul";
+    for (wrong, unreadable, runs) in [
+        (half, false, [(1, 1), (0, 1), (0, 1)]),
+        (both, false, [(1, 1), (0, 1), (0, 1)]),
+        (half, true, [(1, 0), (1, 0), (1, 0)]),
+    ] {
+        let device = CheckedDevice::new();
+        device.set_name("libtorch<cpu>");
+        let config = checked::config().with_precision(Precision::Bf16);
+        config.apply::<B>(&device).unwrap();
+        device.set_wrong(wrong);
+        let weight = random([40, 24], &device).set_require_grad(false);
+        for (i, runs) in runs.into_iter().enumerate() {
+            device.reset();
+            device.set_unreadable(unreadable);
+            drop(random([8, 40], &device).matmul(weight.clone()));
+            device.set_unreadable(false);
+            let counts = device.counts();
+            let ran = [DType::BF16, DType::F32].map(|dtype| counts.ran_in("float_matmul", dtype));
+            assert_eq!((ran[0], ran[1]), runs, "{unreadable} {i}");
+            // In half, and once more in FP32.
+            let is_compared = counts.ran("float_select") > 0;
+            assert_eq!(
+                is_compared,
+                i < if unreadable { 1 } else { 2 },
+                "{unreadable} {i}"
+            );
+        }
     }
 }
 

@@ -171,19 +171,20 @@ impl AmpConfig {
     /// shape: on CubeCL and LibTorch, and off on Flex. The environment variable `BURN_AMP_VERIFY`, `1` or `0`, sets the
     /// default of all devices.
     ///
-    /// At the end of a pass, up to 16 calls of products, convolutions and their gradients whose shapes are new are compared
-    /// with sums on the host, in FP64: some tens of values of each result, at its edges and corners and between. A value may be
-    /// off by the rounding of the result, and by what a sum in FP32 adds. A call with a wrong value becomes an
-    /// [exception](crate::exceptions()): it and those like it compute in FP32, and return half. On LibTorch each such call is
-    /// compared at once, and computed again if it is wrong, before its result is used. A
-    /// [trial](Self::with_trials) comes before an operation's first use, at shapes of its own, and checks all kinds of
-    /// operations; it does not see a kernel that is wrong at some shapes alone.
+    /// Products, convolutions and their gradients whose shapes are new are compared with sums on the host, in FP64: some tens
+    /// of values of each result, at its edges and corners and between. A value may be off by the rounding of the result, and
+    /// by what a sum in FP32 adds. A call with a wrong value becomes an [exception](crate::exceptions()): it and those like it
+    /// compute in FP32, and return half. A [trial](Self::with_trials) comes before an operation's first use, at shapes of its
+    /// own, and checks all kinds of operations; it does not see a kernel that is wrong at some shapes alone.
+    ///
+    /// On LibTorch each such call is compared at once, and computed again in FP32 if it is found wrong, before its result is
+    /// used. Elsewhere up to 16 calls are compared at the end of a pass, in which their results were used. Such a pass holds up
+    /// to 256 MiB of operands and results to its end, and waits for the device once more; a larger call is not compared.
     ///
     /// Shapes are alike if the sizes of weights and channels are, and the other sizes up to the next power of two and in their
     /// divisors 2 to 64. Operands that are zero or all equal tell nothing: a later use is compared.
-    /// [`AmpReport::unverified`](crate::AmpReport::unverified) lists what was not compared so far. A pass with a comparison
-    /// holds up to 256 MiB of operands and results to its end, and waits for the device once more; a larger call is not
-    /// compared. `false` also ignores what is known.
+    /// [`AmpReport::unverified`](crate::AmpReport::unverified) lists what was not compared so far. `false` also ignores what is
+    /// known.
     pub fn with_verification(mut self, verification: bool) -> Self {
         self.verification = Some(verification);
         self
