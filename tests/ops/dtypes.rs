@@ -1,11 +1,13 @@
 //! Half tensors as users see them: `dtype()` is the real dtype. Tensors that the policy made half are
 //! read back in FP32. The user's own half tensors, and FP64, are read back as they are.
 
+use std::thread;
+
 use burn::module::{AutodiffModule, Param, ParamId};
 use burn::nn::LinearConfig;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, Distribution, Int, Tensor, Transaction, activation as act};
-use burn_amp::{Precision, full_precision, with_precision};
+use burn_amp::{Precision, full_precision, precision_of, with_precision};
 
 use crate::common::{computes_in, halves, roundoff};
 use crate::harness::{Amp, Inference, activation, fp32, half_of, tensor, values};
@@ -193,10 +195,14 @@ everywhere! {
         assert_eq!(x.full_like(2.0).dtype(), half);
         assert_eq!(x.random_like(Distribution::Default).dtype(), half);
         let device = Default::default();
+        // Another thread is in no region.
+        let of_device = thread::spawn(|| precision_of::<B>(&B::Device::default()).unwrap());
+        let of_device = of_device.join().unwrap().compute_dtype();
         for dtype in [users(), vec![DType::F32]].concat() {
             let options = (&device, dtype);
-            // The dtype in force is that of a tensor that the policy made half.
-            let data = if dtype == half { DType::F32 } else { dtype };
+            // A dtype in force is that of a tensor that the policy made half.
+            let is_in_force = dtype == half || of_device == Some(dtype);
+            let data = if is_in_force { DType::F32 } else { dtype };
             assert_dtypes("zeros", Tensor::<B, 1>::zeros([3], options), dtype, data);
             assert_dtypes("ones", Tensor::<B, 1>::ones([3], options), dtype, data);
             assert_dtypes("full", Tensor::<B, 1>::full([3], 0.5, options), dtype, data);
