@@ -60,11 +60,12 @@ fn random<const D: usize>(shape: [usize; D], device: &CheckedDevice) -> Tensor<B
     Tensor::from_data(TensorData::new::<f32, _>(values, shape), device)
 }
 
-type Gradients = <B as AutodiffBackend>::Gradients;
+/// Reads the gradient of what is learned.
+type ReadGradient = Box<dyn FnOnce(&<B as AutodiffBackend>::Gradients) -> Vec<f32>>;
 
 thread_local! {
-    /// Reads the gradients of what was learned in the next pass.
-    static READS: RefCell<Vec<Box<dyn FnOnce(&Gradients) -> Vec<f32>>>> = RefCell::default();
+    /// Of what was learned since the last pass.
+    static READS: RefCell<Vec<ReadGradient>> = RefCell::default();
 }
 
 fn learned<const D: usize>(shape: [usize; D], device: &CheckedDevice) -> Tensor<B, D> {

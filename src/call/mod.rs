@@ -197,7 +197,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         };
         let again = operands.clone();
         let mut out = self.run(|| run(operands));
-        if held.is_wrong(&out) && again.iter().any(|operand| is_half(operand.dtype())) {
+        if held.finds_wrong(&out) && again.iter().any(|operand| is_half(operand.dtype())) {
             let dtype = out.dtype();
             let wide = again.map(|operand| converted::<B, S>(operand, DType::F32));
             out = converted::<B, S>(self.run(|| run(wide)), dtype);

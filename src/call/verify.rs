@@ -98,7 +98,7 @@ pub(super) fn verified<B: Backend, S: Side<B>>(
 impl<B: Backend> Held<B> {
     /// Compares the result of the call. Returns whether it is wrong.
     #[cold]
-    pub(super) fn is_wrong(self, result: &FloatTensor<B>) -> bool {
+    pub(super) fn finds_wrong(self, result: &FloatTensor<B>) -> bool {
         let (device, state) = (B::float_device(result), self.state);
         in_kernel(|| judge::<B>(state, &device, vec![(self, result.clone())]))
     }
