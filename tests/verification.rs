@@ -27,6 +27,15 @@ fn device(precision: Precision) -> CheckedDevice {
     device
 }
 
+/// A device of a backend of this name in bf16, verified as the backend's default is.
+fn named(name: &'static str) -> CheckedDevice {
+    let device = CheckedDevice::new();
+    device.set_name(name);
+    let config = checked::config().with_precision(Precision::Bf16);
+    config.apply::<B>(&device).unwrap();
+    device
+}
+
 fn configure(device: &CheckedDevice, precision: Precision, verifies: bool) {
     let config = checked::config()
         .with_precision(precision)
@@ -233,14 +242,11 @@ fn what_is_wrong_is_found_in_each_operation_and_nothing_else() {
     }
 }
 
-/// LibTorch has computed when a call returns, and so is the result compared: no wrong one is used.
+/// LibTorch has computed when a call returns, so the result is compared at once: one that is found wrong is not used.
 #[test]
 fn on_libtorch_what_is_wrong_is_computed_again_before_it_is_used() {
     let run = |name, wrong: Wrong| {
-        let device = CheckedDevice::new();
-        device.set_name(name);
-        let config = checked::config().with_precision(Precision::Bf16);
-        config.apply::<B>(&device).unwrap();
+        let device = named(name);
         device.set_wrong(wrong);
         let read = |(_, contraction): &Contraction| contraction(&device)();
         let read: Vec<_> = CALLS.iter().flat_map(read).collect();
@@ -252,25 +258,25 @@ fn on_libtorch_what_is_wrong_is_computed_again_before_it_is_used() {
     // A second rounding of a result, where a bias is added in half.
     let is_right = |(one, right): (&Vec<f32>, &Vec<f32>)| {
         let largest = right.iter().fold(0.0, |a: f32, b| b.abs().max(a));
-        let is_near = |one: f32, right: f32| (one - right).abs() <= largest * 2f32.powi(-7);
-        one.len() == right.len()
-            && one
-                .iter()
-                .zip(right)
-                .all(|(one, right)| is_near(*one, *right))
+        assert_eq!(one.len(), right.len());
+        let mut pairs = one.iter().zip(right);
+        pairs.all(|(one, right)| (one - right).abs() <= largest * 2f32.powi(-7))
     };
-    let (of_another, _) = run("cubecl<cuda>", |_, _, _| false);
-    assert!(of_another.iter().zip(&right).all(is_right));
+    let all_right = |read: &[Vec<f32>]| {
+        assert_eq!(read.len(), right.len());
+        read.iter().zip(&right).all(is_right)
+    };
+    assert!(all_right(&run("cubecl<cuda>", |_, _, _| false).0));
     for (i, op) in CONTRACTIONS.iter().enumerate() {
         let (read, found) = run("libtorch<cpu>", wrong_in(i));
         let short = op.trim_start_matches("float_");
         assert!(!found.is_empty(), "{op}");
         let is_it = |found: &String| found.split(' ').next() == Some(short);
         assert!(found.iter().all(is_it), "{found:?}");
-        assert!(read.iter().zip(&right).all(is_right), "{op}");
+        assert!(all_right(&read), "{op}");
         // Where kernels are compiled, the pass goes on with the wrong result.
         let (read, _) = run("cubecl<cuda>", wrong_in(i));
-        assert!(!read.iter().zip(&right).all(is_right), "{op}");
+        assert!(!all_right(&read), "{op}");
     }
 }
 
@@ -284,10 +290,7 @@ fn on_libtorch_one_run_more_mends_a_call() {
         (both, false, [(1, 1), (0, 1), (0, 1)]),
         (half, true, [(1, 0), (1, 0), (1, 0)]),
     ] {
-        let device = CheckedDevice::new();
-        device.set_name("libtorch<cpu>");
-        let config = checked::config().with_precision(Precision::Bf16);
-        config.apply::<B>(&device).unwrap();
+        let device = named("libtorch<cpu>");
         device.set_wrong(wrong);
         let weight = random([40, 24], &device).set_require_grad(false);
         for (i, runs) in runs.into_iter().enumerate() {
@@ -439,10 +442,7 @@ fn it_is_off_on_flex_and_where_it_is_switched_off() {
         assert_eq!(unverified(&device), [""; 0]);
     }
     // As on a backend that chooses its kernels by shape.
-    let device = CheckedDevice::new();
-    device.set_name("cubecl<cuda>");
-    let config = checked::config().with_precision(Precision::Bf16);
-    config.apply::<B>(&device).unwrap();
+    let device = named("cubecl<cuda>");
     all(&device);
     assert!(device.counts().ran("float_select") > 0);
     assert_eq!(found(&device), [""; 0]);

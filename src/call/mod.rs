@@ -189,7 +189,7 @@ impl<B: Backend, S: Side<B>> Call<B, S> {
         run: impl Fn([FloatTensor<B>; N]) -> FloatTensor<B>,
     ) -> AmpTensor<B, S> {
         let held = match self.held.take() {
-            Some(held) if held.is_at_once => held,
+            Some(held) if held.is_at_once() => held,
             held => {
                 self.held.set(held);
                 return self.result(self.run(|| run(operands)));

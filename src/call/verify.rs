@@ -28,8 +28,6 @@ pub(super) struct Held<B: Backend> {
     half: DType,
     operands: [FloatTensor<B>; 2],
     bias: Option<FloatTensor<B>>,
-    /// Whether the call is compared before its result is used, and not at the end of the pass.
-    pub(super) is_at_once: bool,
 }
 
 /// A call that is dropped before it was compared, as when its kernel panics, is compared another time.
@@ -89,14 +87,18 @@ pub(super) fn verified<B: Backend, S: Side<B>>(
             half,
             operands: multiplied(op).map(|operand| primitive(tensors[operand])),
             bias: bias.map(|bias| primitive(bias)),
-            is_at_once: BackendKind::of::<B>(&tensors[0].device()).is_libtorch,
         })
     });
     (decision, held)
 }
 
 impl<B: Backend> Held<B> {
-    /// Compares the result of the call. Returns whether it is wrong.
+    /// Whether the call is compared before its result is used, and not at the end of the pass.
+    pub(super) fn is_at_once(&self) -> bool {
+        BackendKind::of::<B>(&B::float_device(&self.operands[0])).is_libtorch
+    }
+
+    /// Compares the result of the call. Returns whether the result is wrong.
     #[cold]
     pub(super) fn finds_wrong(self, result: &FloatTensor<B>) -> bool {
         let (device, state) = (B::float_device(result), self.state);

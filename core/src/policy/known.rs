@@ -27,7 +27,7 @@ const YES: u32 = 2;
 impl Known {
     pub(crate) const CONFIGURED: u32 = 0b11;
     /// Calls of the operation overflowed f16.
-    pub(crate) const OVERFLOWED: u32 = 1 << (2 + 4 * Kind::ALL.len());
+    pub(crate) const OVERFLOWED: u32 = 1 << first_bit(Kind::ALL.len() as u32);
 
     /// The same, without what was tried.
     pub fn without_trials(self) -> Self {
@@ -95,5 +95,10 @@ impl Known {
 
 /// Where the answer for these calls begins.
 pub(crate) fn bits(calls: Kind, half: Half) -> u32 {
-    2 + 2 * (2 * calls as u32 + half)
+    first_bit(calls as u32) + 2 * half
+}
+
+/// Where the answers for the kind at this place begin. After the last kind, where they end.
+const fn first_bit(kind: u32) -> u32 {
+    2 + 4 * kind
 }

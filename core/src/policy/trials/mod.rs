@@ -64,8 +64,8 @@ pub enum Kind {
     /// A convolution of several groups, such as a depthwise one.
     Grouped,
     /// The gradient of a convolution's weight over a batch of fewer than 16. A backend without a kernel for this
-    /// gradient convolves with the batch in the place of channels. Then Flex 0.21 adds up to four in f16, and oneDNN
-    /// on CPUs with AMX sums a part.
+    /// gradient convolves with the batch in the place of channels. So Flex 0.21 adds a batch of up to four up in f16, and
+    /// oneDNN on CPUs with AMX leaves terms of a batch of 2, 4 or 8 out.
     SmallBatch,
     /// A transposed convolution, or a gradient of an input, with a stride.
     Strided,
